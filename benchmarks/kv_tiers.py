@@ -1,8 +1,9 @@
-"""What the host tier saves and costs: the time of a prompt that is new, and of one that the device has given up.
+"""What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
-`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9]` prints both, with a
-host tier and without, as ratios of medians. Two engines whose KV memory holds one prompt take turns in one process;
-each prompt is asked for one token, new ones first, then again when the others have taken its pages.
+`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9]` prints both, without
+a tier, with a host tier that holds all, and with a disk below one that holds a prompt, as ratios of medians. Engines
+whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new ones first, then
+again when the others have taken its pages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import tempfile
 import time
 
 from gapless import LLM, SamplingParams
@@ -47,21 +49,38 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=448)
+    parser.add_argument("--directory", help="where the disk tier is; default: that of temporary files")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     options = {"device": args.device, "max_model_len": args.tokens + SIZE, "block_size": SIZE}
     options["num_gpu_blocks_override"] = args.tokens // SIZE + 6
-    engines = {
-        name: LLM(args.model, kv_tiers=tiers, **options) for name, tiers in (("none", ()), ("host", ("host:1GiB",)))
-    }
-    found = measured(engines, args.tokens, args.rounds)
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        engines = {"none": LLM(args.model, **options), "host": LLM(args.model, kv_tiers=("host:1GiB",), **options)}
+        one_prompt = (args.tokens // SIZE + 4) * (2**30 // engines["host"].stats().tier_slots + 1)
+        engines["disk"] = LLM(args.model, kv_tiers=(f"host:{one_prompt}", f"disk:{directory}:1GiB"), **options)
+        report(engines, measured(engines, args.tokens, args.rounds))
+        for llm in engines.values():
+            llm.close()
+
+
+def report(engines: dict[str, LLM], found: dict[str, dict[str, list[float]]]) -> None:
+    """Print medians and their ratios to those without a tier, and what the tiers did."""
     for kind in ("new", "again"):
-        none, host = (statistics.median(found[name][kind]) for name in ("none", "host"))
-        print(f"{kind:>5}: {1e3 * none:8.2f} ms without a tier, {1e3 * host:8.2f} ms with; {host / none:.3f}")
-    stats = engines["host"].stats()
-    print(f"loaded {stats.tier_loaded} pages, stored {stats.tier_stored}, refused {stats.tier_refused}")
-    for llm in engines.values():
-        llm.close()
+        none, *tiers = (statistics.median(found[name][kind]) for name in engines)
+        columns = [
+            f"{1e3 * one:8.2f} ms with {name} ({one / none:.3f})"
+            for name, one in zip([*engines][1:], tiers, strict=True)
+        ]
+        print(f"{kind:>5}: {1e3 * none:8.2f} ms without a tier,", ", ".join(columns))
+    for name, llm in engines.items():
+        stats = llm.stats()
+        if name != "none":
+            print(f"{name}: the host tier loaded {stats.tier_loaded} pages, stored {stats.tier_stored}")
+        if stats.lower_hits:
+            dropped = stats.lower_dropped_busy[0] + stats.lower_dropped_slow[0] + stats.lower_dropped_gone[0]
+            print(
+                f"{name}: loaded {stats.lower_loaded[0]} from disk, stored {stats.lower_stored[0]}, left out {dropped}"
+            )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch
 
 from gapless import guard
 from gapless.base.config import EngineConfig
-from gapless.cli import bench, trace
+from gapless.cli import bench, kv, trace
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.main import COMMANDS
 from gapless.cli.sampling import SamplingFlags
@@ -34,6 +34,7 @@ RUNNABLE = (
     "docs/guides/offline.md",
     "docs/guides/sampling.md",
     "docs/guides/lora.md",
+    "docs/guides/tiers.md",
     "docs/guides/testing.md",
 )
 
@@ -68,7 +69,7 @@ def test_every_command_and_every_flag_is_in_the_reference(built):
     page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
     for name in COMMANDS:
         assert f'<h2 id="{name}">' in page, f"the reference lacks gapless {name}"
-    for name, kinds in (("bench", bench.KINDS), ("trace", trace.KINDS)):
+    for name, kinds in (("bench", bench.KINDS), ("kv", kv.KINDS), ("trace", trace.KINDS)):
         for kind in kinds:
             assert f'<h3 id="{name}-{kind}">' in page, f"the reference lacks gapless {name} {kind}"
     words = set(re.findall(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)", page))

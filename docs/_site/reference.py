@@ -20,7 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from gapless.base.config import EngineConfig
-from gapless.cli import bench, trace
+from gapless.cli import bench, kv, trace
 from gapless.cli.main import COMMANDS, main
 from gapless.cli.spec import Spec, specs
 from gapless.engine.seam import Stats
@@ -30,7 +30,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.metrics import Metrics
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
-_KINDS = {"bench": bench.KINDS, "trace": trace.KINDS}
+_KINDS = {"bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
 _ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 
 

@@ -163,7 +163,8 @@ class EngineConfig:
     kv_tiers: tuple[str, ...] = _scheduling(
         (),
         "keep copies of KV pages beyond the device, so that what it no longer holds is loaded and not computed again: "
-        "host:SIZE, such as host:8GiB, for memory of the host",
+        "host:SIZE, such as host:8GiB, for memory of the host; below it disk:PATH:SIZE, redis://HOST:PORT/DB and tiers "
+        "of plug-ins",
         aliases=("--kv-tier",),
     )
     scheduling_policy: str = _scheduling(

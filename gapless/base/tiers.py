@@ -4,33 +4,70 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from gapless.base.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-KINDS = ("host",)
+FORMS = {"host": "host:SIZE", "disk": "disk:PATH:SIZE", "redis": "redis://HOST:PORT/DB"}
+PLUG_INS = "gapless.kv_tiers"
+"""Entry points of this group are further tiers: their names, and `tiers.seam.TierFactory`."""
 
 
 class TierConfig(NamedTuple):
     """One tier."""
 
     kind: str
-    nbytes: int
+    nbytes: int = 0
+    """0: that is not ours to say"""
+    target: str = ""
+    """A path, an address, or what else follows the kind"""
 
 
 def parse_tiers(texts: Sequence[str]) -> dict[str, TierConfig]:
-    """Return the tiers by kind. Raises ConfigError for one that is unknown, named twice, or without a size."""
+    """Return the tiers by kind, in their order. Raises ConfigError for one that is unknown, named twice, or without
+    a size, and for tiers below a host tier that is not there."""
     found: dict[str, TierConfig] = {}
     for text in texts:
-        kind, _, size = text.partition(":")
-        if kind not in KINDS:
-            raise ConfigError(f"kv_tiers must be {' or '.join(f'{one}:SIZE' for one in KINDS)}, got {text!r}")
-        if kind in found:
-            raise ConfigError(f"kv_tiers names {kind} twice: give it one size")
-        found[kind] = TierConfig(kind, parse_bytes(size, text))
+        tier = _parse(text)
+        if tier.kind in found:
+            raise ConfigError(f"kv_tiers names {tier.kind} twice: give it once")
+        found[tier.kind] = tier
+    if found and "host" not in found:
+        raise ConfigError(f"kv_tiers: {next(iter(found))} works below a host tier: add host:SIZE, such as host:8GiB")
     return found
+
+
+def _parse(text: str) -> TierConfig:
+    kind, _, rest = text.partition(":")
+    if kind == "host":
+        return TierConfig(kind, parse_bytes(rest, text))
+    if kind == "disk":
+        path, _, size = rest.rpartition(":")
+        if not path:
+            raise ConfigError(f"kv_tiers: a disk tier is {FORMS['disk']}, such as disk:/var/kv:100GiB, got {text!r}")
+        return TierConfig(kind, parse_bytes(size, text), path)
+    if kind == "redis":
+        return TierConfig(kind, 0, _address(text))
+    plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
+    if kind not in plug_ins:
+        forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
+        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}")
+    return TierConfig(kind, 0, rest)
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    try:
+        fits = bool(parts.hostname) and parts.port != 0 and (parts.path.strip("/") or "0").isdecimal()
+    except ValueError:  # a port that is no number
+        fits = False
+    if not fits or parts.query or parts.fragment:
+        raise ConfigError(f"kv_tiers: a Redis tier is {FORMS['redis']}, such as redis://127.0.0.1:6379/0, got {text!r}")
+    return text
 
 
 def parse_bytes(size: str, text: str) -> int:

@@ -23,6 +23,7 @@ COMMANDS: Table = {
     "eval": ("how many questions a model answers right", "eval"),
     "top": ("what a running server does, live", "top"),
     "trace": ("record and read the timeline of an engine", "trace"),
+    "kv": ("what a disk tier of KV pages holds", "kv"),
     "san": ("find hidden syncs and races in any PyTorch program", "san"),
     "doctor": ("look at this machine and say what is missing", "doctor"),
 }

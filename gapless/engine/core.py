@@ -31,6 +31,7 @@ from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
+from gapless.engine.tiers import EngineTiers
 from gapless.grammar.compiler import Compiler, Refusal
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
@@ -77,8 +78,10 @@ class EngineCore:
         watchdog_seconds: float = 0.0,
         compiler: Compiler | None = None,
         changes: AdapterChanges | None = None,
+        tiers: EngineTiers | None = None,
     ) -> None:
         self.info = info
+        self._tiers = tiers
         self.loop = loop
         self.bell = loop.bell
         self._device = device
@@ -224,6 +227,8 @@ class EngineCore:
             self._watchdog.stop()
         if self.loop.masks is not None:
             self.loop.masks.close()
+        if self._tiers is not None:
+            self._tiers.close()
         self._device.close()
 
 
@@ -264,9 +269,8 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
             adapters = Adapters(model.adapters, files.named())
     with timer("memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
-        # Equal digests must mean equal KV, so the name holds everything that the KV depends on.
-        name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
-        name += f"|{config.speculation.in_pages}" if config.speculation else ""
+        tiers = EngineTiers(config)
+        name = tiers.name(model_config, model, device.kind)
         depth = parse_depth(config.depth)
         loop = on_device(
             device,
@@ -304,12 +308,13 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
         parameters=parameters(model_config),
         adapters=tuple(config.adapters),
         processors=tuple(config.processors),
+        tiers=tuple(tiers.kinds),
         watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
-    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes)
+    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes, tiers)
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
@@ -323,6 +328,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
             loop.capture()
         if loop.masks is not None and device.kind != "sim":
             loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
+        tiers.attach(loop)
     except BaseException:
         core.close()
         raise

@@ -38,6 +38,8 @@ class EngineInfo(NamedTuple):
     """Names of the adapters that requests may ask for."""
     processors: tuple[str, ...] = ()
     """Names of the logits processors that requests may ask for, in the order in which they run."""
+    tiers: tuple[str, ...] = ()
+    """Kinds of the tiers below the host tier, in their order"""
 
 
 class AdapterChange(NamedTuple):
@@ -154,6 +156,24 @@ class Stats(NamedTuple):
     """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0
     """Pages that were not stored, since the device had given them away before."""
+    lower_hits: tuple[int, ...] = ()
+    """Pages that the tiers below the host tier had when requests asked, a number each; so are those below."""
+    lower_stored: tuple[int, ...] = ()
+    lower_loaded: tuple[int, ...] = ()
+    lower_failed: tuple[int, ...] = ()
+    """Loads of which the tier could not read a page."""
+    lower_refused: tuple[int, ...] = ()
+    """Pages that came back as something else than was stored."""
+    lower_late: tuple[int, ...] = ()
+    """Requests that stopped waiting for the tier."""
+    lower_dropped_busy: tuple[int, ...] = ()
+    """Pages that were not stored: too many waited, those before took too long, the host tier gave them away before, or
+    the tier could not."""
+    lower_dropped_slow: tuple[int, ...] = ()
+    lower_dropped_gone: tuple[int, ...] = ()
+    lower_dropped_failed: tuple[int, ...] = ()
+    lower_read_bytes: tuple[int, ...] = ()
+    lower_written_bytes: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
         """These numbers with the counters going on from `before`; gauges are these."""

@@ -180,8 +180,7 @@ class Loop:
         return self._has_steps() or (self.transfers is not None and self.transfers.busy)
 
     def _has_steps(self) -> bool:
-        busy = bool(self.flights) or self.planner.has_work() or self.launcher.graphs.due
-        return busy or self._failure is not None
+        return bool(self.flights) or self.planner.has_work() or self.launcher.graphs.due or self._failure is not None
 
     def rest(self) -> bool:
         """Called without work: has the next turn capture the program missed most. Returns whether there is one."""
@@ -352,11 +351,12 @@ class Loop:
             return
         if self.adapters is not None:
             self.adapters.poll()  # the plan may have asked for an adapter just now
-        # No step is in flight, so what is pending waits for transfers. If nothing is, the watchdog has to step in.
-        self._waits_for_transfers = next(self.ledger.pending(), None) is not None
+        # No step is in flight: what is pending waits for transfers. If nothing is, the watchdog has to step in.
+        awaited = self.transfers is not None and self.transfers.awaited
+        self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
         loads = self.adapters is not None and self.adapters.wait(self.bell)
-        moves = self.transfers is not None and self.transfers.begun() and self.transfers.wait(self.bell)
+        moves = self.transfers is not None and self.transfers.wait_for_loads(self.bell, NEWS_SECONDS)
         if loads or moves or self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
         self.log.waited_for_news(copies=moves)

@@ -6,35 +6,22 @@ by its digest; it has a checksum, which a loaded page must have again before any
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
+from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
+from gapless.tiers.seam import key_of
 
 LEAST_TOKENS = 256
 """A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
 LATE_NS = 1_000_000_000
-"""A request that has waited for a load this long computes its prompt."""
+"""A request that waits computes its prompt when no load has ended for this long."""
 BATCH_PAGES = 32
-"""Pages of one transfer, at most; a direction has one transfer at a time."""
-
-
-class PageCopy:
-    """The copy of one page, in a slot of host memory. It is readable when it has a checksum."""
-
-    __slots__ = ("checksum", "digest", "gone", "pins", "slot")
-
-    def __init__(self, digest: bytes, slot: int) -> None:
-        self.digest = digest
-        self.slot = slot
-        self.checksum: int | None = None
-        self.pins = 1
-        """Transfers that read or write it; it begins with that of its store."""
-        self.gone = False
-        """Whether what it holds is in doubt: it is found no more."""
+"""Pages of one transfer, unless there is a reason for more; a direction has one transfer at a time."""
 
 
 class PageMove(NamedTuple):
@@ -53,96 +40,29 @@ class MoveBatch(NamedTuple):
     moves: list[PageMove]
 
 
-class LoadTicket(NamedTuple):
+class LoadTicket:
     """What a request waits for."""
 
-    pages: int
-    """It goes on when this many pages in all have been loaded or refused,"""
-    late_at: int
-    """or at this time of the device's clock, ns."""
+    __slots__ = ("asked_at", "given_up", "left")
+
+    def __init__(self, asked_at: int) -> None:
+        self.asked_at = asked_at
+        """The time of the device's clock, ns"""
+        self.left = 0
+        """Pages that have neither come nor been refused"""
+        self.given_up = False
+        """Whether the request waits no more"""
 
 
-@dataclass
-class HostCounts:
-    """Pages since the start."""
+class PageLoad:
+    """A copy to load, and the tickets of the requests that wait for it."""
 
-    stored: int = 0
-    loaded: int = 0
-    refused: int = 0
-    """Loaded, but their checksum was another or they had come in doubt meanwhile: they were not shared."""
-    late: int = 0
-    """Requests that no longer waited for their load"""
-    dropped_full: int = 0
-    """Pages that were not stored, since transfers held every slot"""
-    dropped_gone: int = 0
-    """Pages that were not stored, since they were given away, or came in doubt, before that"""
-    evicted: int = 0
-    """Copies that made room for others"""
+    __slots__ = ("copy", "group", "tickets")
 
-
-class GroupCopies:
-    """The copies of one page group, the least recently used first. Hears what happens to the pool's pages."""
-
-    def __init__(self, pool: PagePool, slots: int, counts: HostCounts) -> None:
-        self.pool = pool
-        self.size = slots
-        self.free = list(range(slots - 1, -1, -1))
-        self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
-        self.fresh: deque[tuple[int, bytes]] = deque()
-        """Pages to store, in the order in which they were published."""
-        self.coming: set[bytes] = set()
-        """Digests whose pages are being loaded."""
-        self._counts = counts
-        pool.watcher = self
-
-    # What the pool says.
-
-    def published(self, page: int, digest: bytes) -> None:
-        """The page is indexed; it is settled later."""
-        if digest in self.copies:
-            self.copies.move_to_end(digest)
-        else:
-            self.fresh.append((page, digest))
-
-    def hidden(self, digest: bytes) -> None:
-        """What the page of this digest holds is in doubt, and so is its copy."""
-        copy = self.copies.pop(digest, None)
-        if copy is not None:
-            copy.gone = True
-            self._free_unless_pinned(copy)
-
-    def forgotten(self) -> None:
-        """The index was emptied."""
-        self.fresh.clear()
-        for digest in [*self.copies]:
-            self.hidden(digest)
-
-    # Copies.
-
-    def find(self, digest: bytes) -> PageCopy | None:
-        """Return the copy of this digest, if it may be loaded."""
-        copy = self.copies.get(digest)
-        return copy if copy is not None and copy.checksum is not None else None
-
-    def take(self, digest: bytes) -> PageCopy | None:
-        """Return a new copy, to be written; None while transfers hold every slot. Evicts the least recently used."""
-        if not self.free:
-            idle = next((copy for copy in self.copies.values() if not copy.pins), None)
-            if idle is None:
-                return None
-            self._counts.evicted += 1
-            self.hidden(idle.digest)
-        copy = self.copies[digest] = PageCopy(digest, self.free.pop())
-        return copy
-
-    def unpin(self, copy: PageCopy) -> None:
-        """A transfer has left the copy alone for good."""
-        copy.pins -= 1
-        self._free_unless_pinned(copy)
-
-    def _free_unless_pinned(self, copy: PageCopy) -> None:
-        if copy.gone and not copy.pins:
-            self.free.append(copy.slot)
+    def __init__(self, group: GroupCopies, copy: PageCopy) -> None:
+        self.group = group
+        self.copy = copy
+        self.tickets: list[LoadTicket] = []
 
 
 class HostTier:
@@ -155,47 +75,95 @@ class HostTier:
         """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
-        self.groups = [GroupCopies(pool, slots, self.counts) for pool in pools]
+        self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
         self._group_of = dict(zip(pools, self.groups, strict=True))
         self._ledger = ledger
         self._clock = clock
         self._late_ns = late_ns
         self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
-        self._waiting: deque[PageMove] = deque()
-        """Loads that are not begun; their pages and copies are pinned."""
-        self._asked = self._ended = 0
-        """Pages whose load was asked for, and whose load has ended."""
+        self.running = 0
+        """Rows that run: each of them may need a page at any step, and loads leave as many."""
+        self._waiting: deque[PageLoad] = deque()
+        """Loads that are not begun. Their copies are pinned; they get pages when they begin."""
+        self._coming: dict[tuple[int, bytes], PageLoad] = {}
+        """Loads that have not ended, by group and digest"""
         self._stores = self._loads = 0
         """Transfers begun"""
+        self._loads_ended = 0
+        self._progress_at = 0
+        """When a load ended last"""
+        self.below: LowerTiers | None = None
+        """Tiers that have what this one has given away, where there are some"""
+
+    def attach(
+        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int = LOOKUP_NS
+    ) -> LowerTiers:
+        """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
+        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns)
+        for group in self.groups:
+            group.doubted = lambda digest, number=group.number: self._doubted(key_of(number, digest))
+        return self.below
+
+    def _doubted(self, key: bytes) -> None:
+        if self.below is not None:
+            self.below.drop(key)
 
     # For the planner.
 
     def has(self, pool: PagePool, digest: bytes) -> bool:
-        """Return whether the page of this digest can be loaded, or is being."""
+        """Return whether the page of this digest can be loaded."""
         return self._group_of[pool].find(digest) is not None
 
     def load(self, missing: Sequence[tuple[PagePool, bytes]]) -> LoadTicket:
-        """Load these pages, which the tier has and the index lacks; the pools have room for them."""
+        """Load these pages, which the tier has and the index lacks, after all that were asked for before."""
+        ticket = LoadTicket(self._clock())
         for pool, digest in missing:
-            group = self._group_of[pool]
+            load = self._load_of(self._group_of[pool], digest)
+            load.tickets.append(ticket)
+            ticket.left += 1
+        if self.below is not None:
+            self.below.touch([self.key(pool, digest) for pool, digest in missing])
+        return ticket
+
+    def _load_of(self, group: GroupCopies, digest: bytes) -> PageLoad:
+        place = group.number, digest
+        if place not in self._coming:
             copy = group.find(digest)
             assert copy is not None, "a load of what the tier lacks"
-            if digest not in group.coming:
-                group.coming.add(digest)
-                group.copies.move_to_end(digest)
-                copy.pins += 1
-                self._waiting.append(PageMove(self.groups.index(group), pool.take(Pin.LOAD), copy))
-                self._asked += 1
-        return LoadTicket(self._asked, self._clock() + self._late_ns)
+            group.copies.move_to_end(digest)
+            copy.pins += 1
+            self._coming[place] = load = PageLoad(group, copy)
+            self._waiting.append(load)
+        return self._coming[place]
 
-    def loads(self, ticket: LoadTicket) -> bool:
-        """Return whether a request should still wait for its load."""
-        if self._ended >= ticket.pages:
+    def key(self, pool: PagePool, digest: bytes) -> bytes:
+        """Return the key of a page for the tiers below."""
+        return key_of(self._group_of[pool].number, digest)
+
+    def fetch(self, search: Search, missing: Sequence[tuple[PagePool, bytes]]) -> bool:
+        """Have the tiers below load what this one lacks of these pages; false where it lacks none that they have."""
+        wanted = [(self._group_of[pool], digest) for pool, digest in missing]
+        if self.below is None or not search.found or all([group.find(digest) for group, digest in wanted]):
             return False
-        if self._clock() < ticket.late_at:
+        self.below.fetch(search, wanted)
+        return True
+
+    def waits(self, ticket: LoadTicket | Search) -> bool:
+        """Return whether a request should still wait for its load."""
+        if isinstance(ticket, Search):
+            return self.below is not None and self.below.waits(ticket)
+        if not ticket.left:
+            return False
+        if self._clock() < max(ticket.asked_at, self._progress_at) + self._late_ns:
             return True
         self.counts.late += 1
+        ticket.given_up = True
         return False
+
+    @property
+    def loading(self) -> bool:
+        """Return whether a load is on its way: its pages can be given to others when it has ended."""
+        return self._loads > self._loads_ended
 
     # For the transfers.
 
@@ -204,11 +172,11 @@ class HostTier:
         """Return whether something is to be stored or loaded that is not on its way."""
         return bool(self._waiting) or any(group.fresh for group in self.groups)
 
-    def next_store(self) -> MoveBatch | None:
-        """Begin the next transfer of settled pages to their copies, if there are some."""
+    def next_store(self, most: int = BATCH_PAGES) -> MoveBatch | None:
+        """Begin the next transfer of settled pages to their copies, `most` at most, if there are some."""
         moves: list[PageMove] = []
         for number, group in enumerate(self.groups):
-            while group.fresh and len(moves) < BATCH_PAGES:
+            while group.fresh and len(moves) < most:
                 page, digest = group.fresh[0]
                 known = group.pool.digest_of.get(page) == digest
                 if known and not group.pool.settled(page):
@@ -237,18 +205,38 @@ class HostTier:
         for move, checksum in zip(batch.moves, checksums, strict=True):
             move.copy.checksum = checksum
             self.groups[move.group].unpin(move.copy)
+            if self.below is not None and not move.copy.gone:
+                self.below.offer(self.groups[move.group], move.copy)
         self.counts.stored += len(batch.moves)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
-    def next_load(self) -> MoveBatch | None:
-        """Begin the next transfer of copies to their pages, if there are some."""
-        moves = [self._waiting.popleft() for _ in range(min(BATCH_PAGES, len(self._waiting)))]
+    def next_load(self, most: int = BATCH_PAGES) -> MoveBatch | None:
+        """Begin the next transfer of copies to their pages, `most` at most, if there are some that a request waits for
+        and pages for them."""
+        moves: list[PageMove] = []
+        while self._waiting and len(moves) < most:
+            load = self._waiting[0]
+            pool = load.group.pool
+            wanted = pool.find(load.copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
+            if wanted and pool.available() <= self.running:
+                break
+            self._waiting.popleft()
+            if wanted:
+                moves.append(PageMove(load.group.number, pool.take(Pin.LOAD), load.copy))
+            else:
+                self._end(load)
         if not moves:
             return None
         self._loads += 1
         for move in moves:
             self.groups[move.group].pool.fill(move.page, move.copy.digest, self._loads)
         return MoveBatch(self._loads, moves)
+
+    def _end(self, load: PageLoad) -> None:
+        del self._coming[load.group.number, load.copy.digest]
+        for ticket in load.tickets:
+            ticket.left -= 1
+        load.group.unpin(load.copy)
 
     def loaded(self, batch: MoveBatch, checksums: Sequence[int]) -> None:
         """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order.
@@ -263,11 +251,12 @@ class HostTier:
             if not good:
                 self.counts.refused += 1
                 group.pool.refuse(move.page)
+                if self.below is not None and copy.source is not None:
+                    self.below.refused(copy.source)
                 if not copy.gone:
                     group.hidden(copy.digest)
-            group.coming.discard(copy.digest)
-            group.unpin(copy)
-        self._ended += len(batch.moves)
+            self._end(self._coming[move.group, copy.digest])
+        self._loads_ended, self._progress_at = batch.number, self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
 
     # What may be seen.
@@ -278,14 +267,19 @@ class HostTier:
 
     def totals(self) -> dict[str, Any]:
         """Return sizes and counts by the names of engine.seam.Stats."""
-        counts = {f"tier_{name}": count for name, count in vars(self.counts).items()}
+        counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
+        if self.below is not None:
+            each = [vars(one) for one in self.below.counts]
+            counts |= {f"lower_{name}": tuple([one[name] for one in each]) for name in each[0]}
         return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
 
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""
-        pinned = {id(move.copy): move.copy for move in self._waiting}
+        moving = [(load.group, load.copy) for load in self._coming.values()]
+        for job in self.below.jobs.values() if self.below is not None else ():
+            moving += [(group, copy) for group, copy, _ in job.moves]
         for group in self.groups:
             held = [copy.slot for copy in group.copies.values()]
-            held += [copy.slot for copy in pinned.values() if copy.gone]
+            held += [copy.slot for copy in {copy for owner, copy in moving if owner is group} if copy.gone]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"

@@ -83,6 +83,29 @@ _GROUPS = {
     "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
 }
 """Counters with a label that tells fields of Stats apart: the label, how the fields begin, and how each ends."""
+_LOWER = {
+    "gapless:kv_lower_tier_pages": (
+        "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored.",
+        "event",
+        {"hit": "hits", "stored": "stored", "loaded": "loaded", "refused": "refused"},
+    ),
+    "gapless:kv_lower_tier_dropped": (
+        "Pages that a tier below the host tier does not get.",
+        "reason",
+        {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
+    ),
+    "gapless:kv_lower_tier_bytes": (
+        "Bytes to and from a tier below the host tier.",
+        "direction",
+        {"read": "read_bytes", "written": "written_bytes"},
+    ),
+    "gapless:kv_lower_tier_waits": (
+        "Waits for a tier below the host tier that brought less than it had: loads that failed, requests that gave up.",
+        "outcome",
+        {"failed": "failed", "late": "late"},
+    ),
+}
+"""Counters by tier: the help text, the second label, and its values with the ends of the fields."""
 BUSY_SECONDS = 10.0
 """The busy ratio is a mean over at least this time."""
 
@@ -203,10 +226,21 @@ class _Page(Collector):
             yield self._one(COUNTER, name, text, getattr(stats, field))
         for name, (text, label, start, ends) in _GROUPS.items():
             yield self._by(label, COUNTER, name, text, {end: getattr(stats, f"{start}_{end}") for end in ends})
+        yield from self._tiers()
         yield from self._steps()
         yield from self._requests()
         yield from self._times()
         yield from self._config()
+
+    def _tiers(self) -> Iterator[Metric]:
+        """Yield what the tiers below the host tier do, where there are some."""
+        tiers = self._info.tiers if self._info else ()
+        for name, (text, label, ends) in _LOWER.items() if tiers else ():
+            family = COUNTER(name, text, labels=[*self._names, "tier", label])
+            for value, end in ends.items():
+                for tier, count in zip(tiers, getattr(self._stats, f"lower_{end}"), strict=False):
+                    family.add_metric([*self._values, tier, value], count)
+            yield family
 
     def _steps(self) -> Iterator[Metric]:
         """Yield what is derived from the loop's numbers."""

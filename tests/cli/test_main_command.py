@@ -11,7 +11,7 @@ import pytest
 
 import gapless
 from gapless.base.errors import ConfigError, EngineDeadError, RequestError
-from gapless.cli import bench, serve, trace
+from gapless.cli import bench, kv, serve, trace
 from gapless.cli.kinds import Table
 from gapless.cli.main import COMMANDS, main
 
@@ -58,7 +58,10 @@ def test_an_error_of_a_command_gives_its_exit_code(
     assert main(["serve"]) == code
 
 
-@pytest.mark.parametrize("table", [COMMANDS, bench.KINDS, trace.KINDS], ids=["gapless", "bench", "trace"])
+TABLES = {"gapless": COMMANDS, "bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_every_place_in_a_table_of_commands_is_there(table: Table) -> None:
     for _, place in table.values():
         module, _, function = place.partition(":")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 
 from gapless import LLM, SamplingParams
+from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
+from gapless.engine.core import build_core
+from gapless.tiers.disk import describe
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. "
 OPTIONS = {"device": "cpu", "max_model_len": 512, "num_gpu_blocks_override": 40}
@@ -34,3 +43,75 @@ def test_prompts_that_the_device_gave_up_are_loaded():
 def test_a_tier_too_small_for_a_page_is_refused_at_the_start():
     with pytest.raises(ConfigError, match="kv_tiers: host:100 holds no page"):
         LLM("demo", **OPTIONS, kv_tiers=["host:100"])
+
+
+WORDS = ["one", "two", "six", "ten"]
+PROMPTS = [word + LONG * 10 for word in WORDS]
+CHILD = """
+import sys
+from gapless import LLM
+sys.path.insert(0, sys.argv[1])
+from test_kv_tiers import OPTIONS, PROMPTS, answers
+llm = LLM("demo", **OPTIONS, kv_tiers=["host:1MiB", f"disk:{sys.argv[2]}:64MiB"])
+print("up", flush=True)
+while True:
+    answers(llm, PROMPTS)
+"""
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with LLM("demo", **OPTIONS) as llm:
+        return [output.outputs[0].token_ids for output in answers(llm, PROMPTS)]
+
+
+def token_ids(outputs):
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_another_engine_loads_from_disk_what_the_first_has_computed(tmp_path, expected):
+    tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
+    with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:
+        assert token_ids(answers(llm, PROMPTS)) == expected
+        deadline = time.monotonic() + 20
+        while llm.stats().lower_stored != (llm.stats().tier_stored,) and time.monotonic() < deadline:
+            answers(llm, ["x"])  # what is stored is noticed between two steps
+        assert llm.stats().lower_stored == (llm.stats().tier_stored,)
+    facts = describe(tmp_path)
+    assert facts["pages of"]["model"] == "Qwen3ForCausalLM" and facts["used"] > 16
+    with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:
+        outputs = answers(llm, PROMPTS)
+        stats = llm.stats()
+    assert token_ids(outputs) == expected
+    # On a busy machine a page may have been given away before its store, and an answer come too late.
+    assert max(output.num_cached_tokens for output in outputs) > 256
+    assert stats.lower_loaded[0] > 16 and stats.lower_refused == (0,)
+    with LLM("demo", **OPTIONS, dtype="bfloat16", kv_tiers=tiers) as llm:
+        assert not any(output.num_cached_tokens for output in answers(llm, PROMPTS)), "pages of another dtype"
+
+
+def test_an_engine_that_is_killed_while_it_writes_leaves_a_disk_tier_that_opens(tmp_path, expected):
+    command = [sys.executable, "-c", CHILD, os.path.dirname(__file__), str(tmp_path)]
+    for wait in (0.05, 0.4):
+        env = {**os.environ, "PYTHONHASHSEED": "7"}  # names of pages are the same in every process
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as child:
+            assert child.stdout is not None and child.stdout.readline() == b"up\n"
+            time.sleep(wait)
+            child.send_signal(signal.SIGKILL)
+    with LLM("demo", **OPTIONS, kv_tiers=["host:1MiB", f"disk:{tmp_path}:64MiB"]) as llm:
+        assert token_ids(answers(llm, PROMPTS * 2)) == expected * 2
+        assert llm.stats().lower_hits[0] > 0
+
+
+OTHERS = [{"block_size": 32}, {"dtype": "bfloat16"}, {"batch_invariant": True}, {"max_model_len": 256}]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_changes_the_bytes_of_pages_changes_their_names(tmp_path, other):
+    roots = []
+    for number, options in enumerate(({}, other)):
+        tiers = ("host:1MiB", f"disk:{tmp_path / str(number)}:1MiB")
+        core = build_core(EngineConfig("demo", **(OPTIONS | options), kv_tiers=tiers))
+        roots.append(core.loop.planner.index.hasher.root("", ""))
+        core.close()
+    assert roots[0] != roots[1]

@@ -10,7 +10,8 @@ from mutation.sites_of_pages import load_without_pin, store_without_pin
 from mutation.tools import Site, replaced
 from simulation.scenario import Scenario
 
-from gapless.memory.host import GroupCopies, HostTier, PageCopy
+from gapless.memory.copies import GroupCopies, PageCopy
+from gapless.memory.host import HostTier
 from gapless.memory.pages import PagePool
 from gapless.step.transfers import TransferWay
 

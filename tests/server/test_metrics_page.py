@@ -74,8 +74,20 @@ STATS = Stats(
     tier_late=1,
     tier_dropped_full=5,
     tier_dropped_gone=6,
+    lower_hits=(20, 3),
+    lower_stored=(80, 70),
+    lower_loaded=(18, 2),
+    lower_failed=(1, 0),
+    lower_refused=(1, 0),
+    lower_late=(0, 4),
+    lower_dropped_busy=(0, 7),
+    lower_dropped_slow=(0, 8),
+    lower_dropped_gone=(9, 1),
+    lower_dropped_failed=(0, 2),
+    lower_read_bytes=(4096 * 18, 4096 * 2),
+    lower_written_bytes=(4096 * 80, 4096 * 70),
 )
-INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000)
+INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000, tiers=("disk", "redis"))
 
 
 def filled() -> Metrics:

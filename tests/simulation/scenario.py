@@ -19,6 +19,8 @@ from gapless.testing.checksum import continue_prompt
 VOCAB = 97
 HOSTED = 0.5
 """How often there is a host tier, where it can be"""
+LOWERED = 0.7
+"""How often there is a tier below the host tier, of those that there are"""
 SPOILED = 0.2
 """The share of scenarios in which KV goes bad."""
 ADAPTED = 0.4
@@ -108,8 +110,9 @@ class Job(NamedTuple):
 
 class Fault(NamedTuple):
     """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock), spoil
-    (a token's KV comes out as NaN) or flip (a bit of each copy in the host tier). Or what operators do: swap (an
-    adapter's name gets another one) or unload (an adapter goes, or comes back)."""
+    (a token's KV comes out as NaN), flip (a bit of each copy in the host tier), rot (a bit of each page below it) or
+    flush (device and host give away what is at rest there). Or what operators do: swap (an adapter's name gets another
+    one) or unload (an adapter goes, or comes back)."""
 
     kind: str
     turn: int
@@ -148,6 +151,8 @@ class Scenario(NamedTuple):
     """Copies of pages in the host tier; 0: there is none."""
     late_ns: int = 0
     """How long a request waits for a load."""
+    lower: bool = False
+    """There is a tier below the host tier, which is late and fails."""
 
     def __str__(self) -> str:
         head = self._replace(jobs=(), faults=())
@@ -201,7 +206,10 @@ def draw(seed: int) -> Scenario:
     if shares and latest.random() < SPOILED:
         scenario = _spoiled(scenario, latest)
     host = random.Random(seed + 8_000_000)
-    return _with_host(host, scenario) if shares and not scenario.followers and host.random() < HOSTED else scenario
+    if shares and not scenario.followers and host.random() < HOSTED:
+        scenario = _with_host(host, scenario)
+    lower = random.Random(seed + 9_000_000)
+    return _with_lower(lower, scenario) if scenario.host and lower.random() < LOWERED else scenario
 
 
 def _sizes(rng: random.Random) -> Sizes:
@@ -310,6 +318,27 @@ def _with_host(rng: random.Random, scenario: Scenario) -> Scenario:
         host=1 + int(rng.choice((0.0, 0.3, 0.4, 0.5, 0.6, 1.0)) * pages), late_ns=rng.choice((20_000, 10**9, 10**9)),
         jobs=(*scenario.jobs, *late), faults=(*scenario.faults, *flips),
     )  # fmt: skip
+
+
+def _with_lower(rng: random.Random, scenario: Scenario) -> Scenario:
+    """A tier below, that has what the host tier has given up: that one holds a sequence or two, and no more now and
+    then."""
+    turns = max(job.arrives for job in scenario.jobs) + 12
+    rots = [Fault("rot", rng.randrange(turns)) for _ in range(rng.choice((0, 0, 1, 2)))]
+    flushes = [Fault("flush", rng.randrange(turns)) for _ in range(rng.randrange(1, 5))]
+    if any(fault.kind == "spoil" for fault in scenario.faults):
+        # The longest prompt first, and step by step: what is bad of it is stored below before it fails.
+        scenario = scenario._replace(depth=1, chain=None, jobs=_longest_first(scenario.jobs))
+        flushes = [Fault("flush", turn) for turn in range(12, turns, 12)]
+    few = 1 + int(rng.choice((0.5, 1.0, 1.5, 2.0)) * scenario.sizes.max_len / scenario.sizes.page_size)
+    return scenario._replace(lower=True, host=few, faults=(*scenario.faults, *rots, *flushes))
+
+
+def _longest_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """The same arrivals, and the prompts of those that come before the repetitions in the other order."""
+    first = [job for job in jobs if job.key < 100]
+    turned = [job._replace(key=one.key, arrives=one.arrives) for one, job in zip(first, first[::-1], strict=True)]
+    return *turned, *(job for job in jobs if job.key >= 100)
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:

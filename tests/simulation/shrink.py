@@ -43,8 +43,10 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario._replace(step="one")
     if scenario.drafts is not None:
         yield scenario._replace(drafts=None)
+    if scenario.lower:
+        yield scenario._replace(lower=False)
     if scenario.host:
-        yield scenario._replace(host=0)
+        yield scenario._replace(host=0, lower=False)
     if scenario.followers:
         yield scenario._replace(followers=scenario.followers - 1)
 

@@ -44,7 +44,7 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
     assert {world.scenario.mood for world in worlds} == {None, *MOODS}
     struck = {fault.kind for world in worlds for fault in world.scenario.faults if fault.turn < world.turns}
-    assert struck == {"raise", "restart", "jump", "spoil", "swap", "unload", "flip"}
+    assert struck == {"raise", "restart", "jump", "spoil", "swap", "unload", "flip", "rot", "flush"}
     assert sum(world.brought for world in worlds) > 100
     adapted = [client for world in worlds for client in world.clients.values() if client.job.adapter]
     assert sum(bool(client.tokens) for client in adapted) > 80
@@ -56,6 +56,7 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert sum(world.rung for world in worlds) > 20
     assert sum(world.lent for world in worlds) > 200
     assert sum(world.hosted for world in worlds) > 100 and sum(world.refused for world in worlds) > 15
+    assert sum(world.fetched for world in worlds) > 50 and sum(world.disproved for world in worlds) > 5
     assert any(world.scenario.host and world.scenario.grouped and world.hosted for world in worlds)
     assert any(world.scenario.tier and world.scenario.grouped and world.loaded for world in worlds)
     assert sum(world.compared for world in worlds) > 1_000

@@ -16,6 +16,7 @@ from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
 from page_contents import Contents
 from scripted_drafter import Scripted
+from simulation.lower import Kept, LateLine
 from simulation.programs import PROGRAMS
 from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
@@ -26,7 +27,8 @@ from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
-from gapless.memory.host import PageCopy
+from gapless.memory.below import LOOKUP_NS
+from gapless.memory.copies import PageCopy
 from gapless.memory.pages import PagePool
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.adapters import Adapters
@@ -35,6 +37,7 @@ from gapless.step.transfers import Transfers
 from gapless.testing.checksum import continue_prompt, owners, pages_read
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
+from gapless.tiers.seam import key_of
 
 MOST_TURNS = 1_000
 """The longest of 600 sound seeds takes 234."""
@@ -211,6 +214,11 @@ class World:
         self.clients = {job.key: Client(job, self._direct) for job in scenario.jobs}
         self.kept: dict[bytes, torch.Tensor] = {}
         """Pages in the second tier, which outlives engines."""
+        self.below: Kept = {}
+        """Pages in the tier below the host tier, which does so too"""
+        self.rotten: set[bytes] = set()
+        """Keys of pages there that have changed"""
+        self.fetched = self.disproved = 0
         self.stored = self.loaded = self.lent = self.compared = 0
         self.engines = 0
         self.preemptions = 0
@@ -342,6 +350,10 @@ class World:
             self._restart()
         elif fault.kind == "flip":
             self._flip()
+        elif fault.kind == "flush":
+            self._flush()
+        elif fault.kind == "rot":
+            self.rotten |= self.line.rot() if self.line is not None else set()
         elif fault.kind in CHANGES:
             self._change_adapters(fault.kind)
         else:
@@ -356,6 +368,14 @@ class World:
                 if copy.checksum is not None:
                     slots[copy.slot, -1] ^= 1
                     self.flipped.add(copy)
+
+    def _flush(self) -> None:
+        """Others have taken all pages and slots that are at rest, and given them back."""
+        for pool in self.loop.pools:
+            pool.retire([pool.take() for _ in range(pool.available())], 0)
+        for group in self.loop.transfers.host.groups if self.loop.transfers is not None else ():
+            for copy in [copy for copy in group.copies.values() if not copy.pins]:
+                group.lose(copy)
 
     def _change_adapters(self, kind: str) -> None:
         """A name gets another adapter, or one goes or comes back: requests that have come keep theirs."""
@@ -403,6 +423,7 @@ class World:
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
+        self._attach_lower()
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
@@ -420,6 +441,16 @@ class World:
             self.contents.know(([*c.job.prompt, *c.expected], c.job.salt) for c in plain)
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
+
+    def _attach_lower(self) -> None:
+        self.line: LateLine | None = None
+        if not self.scenario.lower or self.loop.transfers is None:
+            return
+        if any(fault.kind == "spoil" for fault in self._faults):
+            self.below.clear()  # nobody has read what an engine that died had stored of bad KV
+        self.line = LateLine(self.below, self.scenario.seed * 16 + self.engines)
+        host, slot = self.loop.transfers.host, self.loop.transfers.slot
+        host.attach([self.line], slot, min(LOOKUP_NS, self.scenario.late_ns))
 
     def _host(self) -> HostSizes | None:
         scenario = self.scenario
@@ -467,6 +498,9 @@ class World:
         if self.loop.transfers is not None:
             self.hosted += self.loop.transfers.host.counts.loaded
             self.refused += self.loop.transfers.host.counts.refused
+            if (below := self.loop.transfers.host.below) is not None:
+                self.fetched += below.counts[0].loaded
+                self.disproved += below.counts[0].refused
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
             self.lent += self.tier.lent
@@ -493,14 +527,26 @@ class World:
         group, slots = transfers.host.groups[0], transfers.slots[0]
         shape = self.loop.launcher.executor.program.cache.data.shape[1:]
         for digest, copy in group.copies.items():
-            if copy.checksum is not None and copy not in self.flipped and not self.spoiled:
+            sound = copy not in self.flipped and key_of(0, digest) not in self.rotten
+            if copy.checksum is not None and sound and not self.spoiled:
                 assert self.contents is not None
                 if self.contents.knows(digest):
                     self.contents.check(
                         digest, slots[copy.slot].view(torch.int64).view(shape), "a copy in the host tier"
                     )
-        doubted = self.flipped or any(fault.kind in ("raise", "spoil") for fault in self._faults)
+        if self.line is not None and not (self.spoiled or self.flipped):
+            self._check_below(self.line, torch.Size(shape))
+        doubted = self.flipped or self.rotten or any(fault.kind in ("raise", "spoil") for fault in self._faults)
         assert doubted or not transfers.host.counts.refused, "a sound copy was refused"
+
+    def _check_below(self, line: LateLine, shape: torch.Size) -> None:
+        """What was stored below is what its key means."""
+        assert self.contents is not None
+        for key in line.new - self.rotten:
+            if key[-4:] == bytes(4) and key in line.kept and self.contents.knows(key[:-4]):
+                page = torch.frombuffer(bytearray(line.kept[key][0]), dtype=torch.int64)[: shape.numel()]
+                self.contents.check(key[:-4], page.view(shape), "a page below the host tier")
+        line.new.clear()
 
     def _check_index(self) -> None:
         """After the first failure, no page that may be shared holds bad KV."""
@@ -510,6 +556,9 @@ class World:
         assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"
 
     def _check_rest(self) -> None:
+        while self.line is not None and self.line.orders:
+            assert self.loop.transfers is not None
+            self.loop.transfers.poll()
         if self.tier is not None:
             self.tier.drain()
         for follower in self.followers:

@@ -1,0 +1,72 @@
+"""Opens the tiers below the host tier for an engine, and says in words what their pages are of."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from gapless.base.config import EngineConfig
+from gapless.loop.loop import Loop
+from gapless.model.config import ModelConfig, model_length, resolve_model_dir
+from gapless.model.dense import DenseModel
+from gapless.model.fingerprint import fingerprint
+from gapless.tiers.plugins import factory_of
+from gapless.tiers.seam import Namespace, TierSetup
+from gapless.tiers.worker import TierWorker
+
+FORMAT = 1
+"""The version of the pages' bytes, as a host tier stores them"""
+
+
+class EngineTiers:
+    """The tiers of an engine that are below its host tier, none for most engines."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.kinds = [kind for kind in config.tiers if kind != "host"]
+        self._config = config
+        self._namespace = Namespace("")
+        self._workers: list[TierWorker] = []
+
+    def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
+        """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
+        there are tiers."""
+        config = self._config
+        head = config.speculation.in_pages if config.speculation else ""
+        if not self.kinds:
+            name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
+            return f"{name}|{head}" if head else name
+        dummy = config.load_format == "dummy"
+        self._namespace = Namespace.of(
+            {
+                "format": FORMAT,
+                "model": model_config.architecture,
+                "layers": model_config.layers,
+                "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),
+                "weights": f"dummy {config.seed}" if dummy else fingerprint(resolve_model_dir(config.model)),
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "page_size": config.block_size,
+                "page_bytes": model.page_bytes(config.block_size),
+                "groups": [group._asdict() for group in model.groups()],
+                "batch_invariant": config.batch_invariant,
+                "drafts": head,
+                "device": device,
+            }
+        )
+        return self._namespace.digest.hex()
+
+    def attach(self, loop: Loop) -> None:
+        """Open the tiers and have the loop's host tier use them. Raises ConfigError."""
+        transfers = loop.transfers
+        if transfers is None or not self.kinds:
+            return
+        memory = tuple(transfers.memory)
+        slot_bytes = tuple(transfers.stride(group) for group in range(len(memory)))
+        for kind in self.kinds:
+            tier = self._config.tiers[kind]
+            setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
+            self._workers.append(TierWorker(kind, factory_of(kind)(setup), loop.bell.ring))
+        transfers.attach(self._workers)
+
+    def close(self) -> None:
+        """Store what waits, and leave the host tier's memory alone from now on."""
+        for worker in self._workers:
+            worker.close()

@@ -1,0 +1,308 @@
+"""The tiers below the host tier, as the loop sees them: what they were asked, which slots they hold, what they said.
+
+The loop sends orders and reads what has come; it waits for none of it. A copy is written through to every tier below as
+soon as it is complete, so that its slot can be given away at once, and a new process finds it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from gapless.memory.copies import GroupCopies, PageCopy
+from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
+
+LOOKUP_NS = 50_000_000
+"""What a tier has not answered by then, it has not."""
+JOB_PAGES = 32
+"""Pages of one job, at most"""
+MOST_WAITING = 8192
+"""Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
+BRAKE_SECONDS = 4.0
+"""Copies are not stored while those before them would take longer than this."""
+
+
+class TierLine(Protocol):
+    """Takes the orders for one tier, and has what came of them; `tiers.worker` says what each means. None waits."""
+
+    name: str
+
+    @property
+    def has_news(self) -> bool: ...
+    def take(self) -> list[TierAnswer | JobEnd]: ...
+    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None: ...
+    def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None: ...
+    def store(self, job: int, pages: Sequence[TierPage]) -> None: ...
+    def drop(self, keys: Sequence[bytes]) -> None: ...
+    def touch(self, keys: Sequence[bytes]) -> None: ...
+
+
+@dataclass
+class LowerCounts:
+    """Pages of one tier since the start."""
+
+    hits: int = 0
+    """Found when a request asked"""
+    stored: int = 0
+    loaded: int = 0
+    """Loaded into slots of the host tier"""
+    failed: int = 0
+    """Loads of which the tier could not read a page"""
+    refused: int = 0
+    """Loaded, but not what was stored: the device's checksum was another"""
+    late: int = 0
+    """Requests that stopped waiting for an answer or a load"""
+    dropped_busy: int = 0
+    """Not stored, since too many waited"""
+    dropped_slow: int = 0
+    """Not stored, since those before would have taken too long"""
+    dropped_gone: int = 0
+    """Not stored, since the host tier gave the copy away before"""
+    dropped_failed: int = 0
+    """Not stored, since the tier failed to do it"""
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
+class Search:
+    """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
+
+    __slots__ = ("found", "late_at", "open")
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, int] = {}
+        """The first tier that has it, by key"""
+        self.open: dict[int, int] = {}
+        """Questions and jobs that have not ended, each with its tier"""
+        self.late_at = 0
+
+
+class LowerMove(NamedTuple):
+    """One copy that a tier below reads or writes."""
+
+    group: GroupCopies
+    copy: PageCopy
+    key: bytes
+
+
+class LowerJob(NamedTuple):
+    """Copies under one job; their slots stay until it ends."""
+
+    place: int
+    """The tier"""
+    moves: list[LowerMove]
+    loads: bool
+    doubted: set[bytes]
+    """Keys that came in doubt after it was sent"""
+
+
+class LowerTiers:
+    """The tiers in their order: of several that have a page the first one loads it, and all of them store it."""
+
+    def __init__(
+        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
+        late_ns: int, lookup_ns: int,
+    ) -> None:  # fmt: skip
+        """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`."""
+        self.lines = lines
+        self.counts = [LowerCounts() for _ in lines]
+        self._slot, self._clock = slot, clock
+        self._late_ns, self._lookup_ns = late_ns, lookup_ns
+        self._number = 0
+        self._waiting: dict[int, list[Search]] = {}
+        """The searches that wait for a question or a load, by its number"""
+        self._asked: dict[int, Sequence[bytes]] = {}
+        self.jobs: dict[int, LowerJob] = {}
+        self._coming: dict[bytes, int] = {}
+        """The load of each key that is on its way"""
+        self._fresh: list[deque[LowerMove]] = [deque() for _ in lines]
+        self._storing = [0 for _ in lines]
+        """Copies under stores to each tier"""
+        self._page_seconds = [0.0 for _ in lines]
+        """What storing a page takes, a moving mean"""
+
+    # For requests.
+
+    def ask(self, keys: Sequence[bytes]) -> Search:
+        """Ask every tier for these keys."""
+        search = Search()
+        search.late_at = self._clock() + self._lookup_ns
+        for place, line in enumerate(self.lines):
+            number = self._wait(search, place)
+            self._asked[number] = keys
+            line.ask(number, keys, self._lookup_ns / 1e9)
+        return search
+
+    def waits(self, search: Search) -> bool:
+        """Return whether a request should still wait."""
+        if search.open and self._clock() >= search.late_at:
+            for place in set(search.open.values()):
+                self.counts[place].late += 1
+            search.open = {}
+        return bool(search.open)
+
+    def fetch(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
+        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots. The search finds
+        nothing any more: what does not come is computed."""
+        had = [(group, copy) for group, digest in missing if (copy := group.find(digest)) is not None]
+        for _, copy in had:
+            copy.pins += 1  # what is to come must not take its slot
+        wanted: dict[int, list[LowerMove]] = {}
+        for group, digest in missing:
+            key = key_of(group.number, digest)
+            if (job := self._coming.get(key)) is not None:
+                search.open[job] = self.jobs[job].place
+                self._waiting[job].append(search)
+            elif digest not in group.copies and key in search.found:
+                if (copy := group.take(digest)) is None:
+                    break
+                wanted.setdefault(search.found[key], []).append(LowerMove(group, copy, key))
+        for place, moves in wanted.items():
+            for first in range(0, len(moves), JOB_PAGES):
+                self._load(search, place, moves[first : first + JOB_PAGES])
+        for group, copy in had:
+            group.unpin(copy)
+        search.found = {}
+        search.late_at = self._clock() + self._late_ns
+
+    def _load(self, search: Search, place: int, moves: list[LowerMove]) -> None:
+        number = self._wait(search, place)
+        self.jobs[number] = LowerJob(place, moves, True, set())
+        for _, copy, key in moves:
+            copy.source = place
+            self._coming[key] = number
+        self.lines[place].load(number, self._pages(moves), self._late_ns / 1e9)
+
+    def _wait(self, search: Search, place: int) -> int:
+        self._number += 1
+        search.open[self._number] = place
+        self._waiting[self._number] = [search]
+        return self._number
+
+    def _pages(self, moves: Sequence[LowerMove]) -> list[TierPage]:
+        return [TierPage(key, self._slot(group.number, copy.slot), copy.checksum or 0) for group, copy, key in moves]
+
+    def patience(self) -> float | None:
+        """Return in how many seconds the next request stops waiting; None while none waits."""
+        now = self._clock()
+        times = [search.late_at for searches in self._waiting.values() for search in searches if search.open]
+        return max(0, min(times) - now) / 1e9 if times else None
+
+    # For the host tier.
+
+    def offer(self, group: GroupCopies, copy: PageCopy) -> None:
+        """A copy is complete: every tier that keeps up stores it."""
+        move = LowerMove(group, copy, key_of(group.number, copy.digest))
+        for fresh, seconds, counts in zip(self._fresh, self._page_seconds, self.counts, strict=True):
+            if len(fresh) >= MOST_WAITING:
+                counts.dropped_busy += 1
+            elif len(fresh) * seconds > BRAKE_SECONDS:
+                counts.dropped_slow += 1
+            else:
+                fresh.append(move)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """The host tier gives these pages itself."""
+        for line in self.lines:
+            line.touch(keys)
+
+    def drop(self, key: bytes) -> None:
+        """What a page holds is in doubt: no tier may have it, whatever is under way."""
+        for line in self.lines:
+            line.drop([key])
+        for job in self.jobs.values():
+            job.doubted.add(key)
+
+    def refused(self, place: int) -> None:
+        """What this tier gave was not what it had been given."""
+        self.counts[place].refused += 1
+
+    # For the loop.
+
+    @property
+    def has_news(self) -> bool:
+        return any([line.has_news for line in self.lines])
+
+    def poll(self) -> bool:
+        """Take in what has come, and send the next stores. Returns whether something came."""
+        came = False
+        for place, line in enumerate(self.lines):
+            for news in line.take():
+                came = True
+                if isinstance(news, TierAnswer):
+                    self._answered(place, news)
+                else:
+                    self._ended(place, news)
+            while self._fresh[place] and self._storing[place] < most_stored(self._fresh[place][0].group):
+                self._store(place)
+        return came
+
+    def _answered(self, place: int, answer: TierAnswer) -> None:
+        keys = self._asked.pop(answer.number)
+        for search in self._waiting.pop(answer.number):
+            if answer.number in search.open:  # otherwise it came too late
+                del search.open[answer.number]
+                hits = [key for key, hit in zip(keys, answer.hits, strict=True) if hit]
+                self.counts[place].hits += len(hits)
+                for key in hits:
+                    search.found[key] = min(place, search.found.get(key, place))
+
+    def _ended(self, place: int, end: JobEnd) -> None:
+        job = self.jobs.pop(end.job)
+        for search in self._waiting.pop(end.job, ()):
+            search.open.pop(end.job, None)
+        if job.loads:
+            self._loaded(place, job, end)
+        else:
+            self._stored(place, job, end)
+        for group, copy, _ in job.moves:
+            group.unpin(copy)
+
+    def _loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
+        """What came is a copy from now on, unless it has come in doubt meanwhile; the rest is found no more."""
+        counts, good = self.counts[place], len(end.checksums)
+        for checksum, (_, copy, _) in zip(end.checksums, job.moves, strict=False):
+            if not copy.gone:
+                copy.checksum = checksum
+        for group, copy, _ in job.moves[good:]:
+            group.lose(copy)
+        for _, _, key in job.moves:
+            del self._coming[key]
+        counts.loaded += good
+        counts.read_bytes += end.nbytes
+        if end.failed:
+            counts.failed += 1
+            self.lines[place].drop([job.moves[good].key])  # it would be found again, and fail again
+
+    def _store(self, place: int) -> None:
+        """Begin the next store, of copies that are still there."""
+        fresh, moves = self._fresh[place], list[LowerMove]()
+        while fresh and len(moves) < min(JOB_PAGES, most_stored(fresh[0].group)):
+            move = fresh.popleft()
+            if move.copy.gone:
+                self.counts[place].dropped_gone += 1
+            else:
+                move.copy.pins += 1
+                moves.append(move)
+        if moves:
+            self._number += 1
+            self._storing[place] += len(moves)
+            self.jobs[self._number] = LowerJob(place, moves, False, set())
+            self.lines[place].store(self._number, self._pages(moves))
+
+    def _stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
+        counts, line = self.counts[place], self.lines[place]
+        self._storing[place] -= len(job.moves)
+        counts.stored += len(end.checksums)
+        counts.dropped_failed += len(job.moves) - len(end.checksums)
+        counts.written_bytes += end.nbytes
+        self._page_seconds[place] += (end.seconds / len(job.moves) - self._page_seconds[place]) / 8
+        if bad := [key for _, _, key in job.moves if key in job.doubted]:
+            line.drop(bad)
+
+
+def most_stored(group: GroupCopies) -> int:
+    """Return how many copies stores to a tier may hold: enough for a pause of the loop, and few of all."""
+    return max(2, group.size // 4)

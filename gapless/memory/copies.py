@@ -1,0 +1,118 @@
+"""Copies of pages in slots of host memory: which there are, which may be read, and which makes room. No torch here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gapless.memory.pages import PagePool
+
+
+class PageCopy:
+    """The copy of one page, in a slot of host memory. It is readable when it has a checksum."""
+
+    __slots__ = ("checksum", "digest", "gone", "pins", "slot", "source")
+
+    def __init__(self, digest: bytes, slot: int) -> None:
+        self.digest = digest
+        self.slot = slot
+        self.checksum: int | None = None
+        self.pins = 1
+        """Transfers that read or write it; it begins with the one that fills it."""
+        self.gone = False
+        """Whether it is found no more: it made room, or what it holds is in doubt."""
+        self.source: int | None = None
+        """The tier below that it was loaded from"""
+
+
+@dataclass
+class HostCounts:
+    """Pages since the start."""
+
+    stored: int = 0
+    loaded: int = 0
+    refused: int = 0
+    """Loaded, but their checksum was another or they had come in doubt meanwhile: they were not shared."""
+    late: int = 0
+    """Requests that no longer waited for their load"""
+    dropped_full: int = 0
+    """Pages that were not stored, since transfers held every slot"""
+    dropped_gone: int = 0
+    """Pages that were not stored, since they were given away, or came in doubt, before that"""
+    evicted: int = 0
+    """Copies that made room for others"""
+
+
+class GroupCopies:
+    """The copies of one page group, the least recently used first. Hears what happens to the pool's pages."""
+
+    def __init__(self, number: int, pool: PagePool, slots: int, counts: HostCounts) -> None:
+        self.number = number
+        """The page group's number"""
+        self.pool = pool
+        self.size = slots
+        self.free = list(range(slots - 1, -1, -1))
+        self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
+        self.fresh: deque[tuple[int, bytes]] = deque()
+        """Pages to store, in the order in which they were published."""
+        self.doubted: Callable[[bytes], None] | None = None
+        """Called with the digest of a page that is in doubt: tiers below may have it too."""
+        self._counts = counts
+        pool.watcher = self
+
+    # What the pool says.
+
+    def published(self, page: int, digest: bytes) -> None:
+        """The page is indexed; it is settled later."""
+        if digest in self.copies:
+            self.copies.move_to_end(digest)
+        else:
+            self.fresh.append((page, digest))
+
+    def hidden(self, digest: bytes) -> None:
+        """What the page of this digest holds is in doubt, and so are its copies."""
+        if (copy := self.copies.get(digest)) is not None:
+            self.lose(copy)
+        if self.doubted is not None:
+            self.doubted(digest)
+
+    def forgotten(self) -> None:
+        """The index was emptied."""
+        self.fresh.clear()
+        for copy in [*self.copies.values()]:
+            self.lose(copy)
+
+    # Copies.
+
+    def find(self, digest: bytes) -> PageCopy | None:
+        """Return the copy of this digest, if it may be loaded."""
+        copy = self.copies.get(digest)
+        return copy if copy is not None and copy.checksum is not None else None
+
+    def take(self, digest: bytes) -> PageCopy | None:
+        """Return a new copy, to be written; None while transfers hold every slot. Evicts the least recently used."""
+        if not self.free:
+            idle = next((copy for copy in self.copies.values() if not copy.pins), None)
+            if idle is None:
+                return None
+            self._counts.evicted += 1
+            self.lose(idle)
+        copy = self.copies[digest] = PageCopy(digest, self.free.pop())
+        return copy
+
+    def lose(self, copy: PageCopy) -> None:
+        """The copy is found no more; its slot comes back when no transfer uses it."""
+        if not copy.gone:
+            del self.copies[copy.digest]
+            copy.gone = True
+            self._free_unless_pinned(copy)
+
+    def unpin(self, copy: PageCopy) -> None:
+        """A transfer has left the copy alone for good."""
+        copy.pins -= 1
+        self._free_unless_pinned(copy)
+
+    def _free_unless_pinned(self, copy: PageCopy) -> None:
+        if copy.gone and not copy.pins:
+            self.free.append(copy.slot)

@@ -1,0 +1,290 @@
+"""The disk tier: pages in one file of fixed slots, and a log that says which page each slot holds.
+
+The log has a header of one block, whose first line says in words what the pages are of, and then records of one size,
+each the last word about its slot. A record is sealed with the namespace, its key and the page's checksum; whatever does
+not fit that, whether torn, foreign or old, is a page that is not there. Data is written before its record, and nothing
+is synced: what a power failure takes has another checksum, and is computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gapless.base.errors import ConfigError
+from gapless.base.progress import tell
+from gapless.tiers.seam import SEAL_BYTES, Found, JobEnd, Namespace, TierPage, TierSetup, seal
+
+BLOCK = 4096
+MAGIC = "gapless KV pages, version 1"
+PAGES, LOG, LOCK = "gapless-kv.pages", "gapless-kv.index", "gapless-kv.lock"
+_RECORD = struct.Struct("<36sIQqI")
+"""Key, slot, generation, checksum, bytes of the page; 0 bytes where the slot holds nothing any more"""
+RECORD_BYTES = _RECORD.size + SEAL_BYTES
+SPARE_RECORDS = 1024
+"""The log is rewritten when it has more than these records beyond twice its slots."""
+
+
+class DiskRecord(NamedTuple):
+    """What the log says about a slot."""
+
+    key: bytes
+    slot: int
+    generation: int
+    checksum: int
+    nbytes: int
+
+    def packed(self, namespace: bytes) -> bytes:
+        body = _RECORD.pack(*self)
+        return body + seal(namespace, body)
+
+    @classmethod
+    def read(cls, data: bytes, namespace: bytes) -> DiskRecord | None:
+        """Return the record in these bytes; None if its seal is not that of the namespace."""
+        body = data[: _RECORD.size]
+        return cls(*_RECORD.unpack(body)) if data[_RECORD.size :] == seal(namespace, body) else None
+
+
+class DiskHeader(NamedTuple):
+    """The first block of the log."""
+
+    namespace: Namespace
+    slots: int
+    slot_bytes: int
+
+    def packed(self) -> bytes:
+        facts = {"pages": json.loads(self.namespace.text), "slots": self.slots, "slot_bytes": self.slot_bytes}
+        text = f"{MAGIC}\n{json.dumps(facts, sort_keys=True)}\n".encode()
+        assert len(text) <= BLOCK, "a namespace that does not fit the header"
+        return text.ljust(BLOCK, b" ")
+
+    @classmethod
+    def read(cls, block: bytes) -> DiskHeader | None:
+        """Return the header in this block; None if it is not one of ours."""
+        try:
+            magic, text, _ = block.decode().split("\n", 2)
+            facts = json.loads(text)
+            header = cls(Namespace.of(facts["pages"]), int(facts["slots"]), int(facts["slot_bytes"]))
+        except (ValueError, TypeError, KeyError):
+            return None
+        return header if magic == MAGIC and header.slots > 0 and header.slot_bytes > 0 else None
+
+
+class DiskTier:
+    """Keeps pages in a directory of its own. Jobs are done when `store` and `load` return."""
+
+    def __init__(self, setup: TierSetup) -> None:
+        """Open what the directory has. Raises ConfigError."""
+        self.directory = Path(setup.target).expanduser()
+        slot_bytes = max(setup.slot_bytes)
+        self.header = DiskHeader(setup.namespace, setup.nbytes // slot_bytes, slot_bytes)
+        if not self.header.slots:
+            raise ConfigError(
+                f"kv_tiers: disk:{setup.target} of {setup.nbytes:,} bytes holds no page, which takes {slot_bytes:,}"
+            )
+        self._namespace = setup.namespace.digest
+        self._ended: list[JobEnd] = []
+        self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
+        """Those of pages that are there, the least recently used first"""
+        self._generation = self._written = 0
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.directory)
+            self._log = os.open(self.directory / LOG, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = os.open(self.directory / PAGES, os.O_RDWR | os.O_CREAT, 0o600)
+            self.direct = all(_aligned(memory) for memory in setup.memory) and _takes_direct(self._file)
+            self._recover()
+        except OSError as error:
+            raise ConfigError(f"kv_tiers: disk:{setup.target}: {error.strerror or error}") from error
+
+    def _recover(self) -> None:
+        """Take over what an earlier process has left, and rewrite the log."""
+        data = os.pread(self._log, os.fstat(self._log).st_size, 0)
+        header = DiskHeader.read(data[:BLOCK])
+        if header is not None and header._replace(slots=0) == self.header._replace(slots=0):
+            whole = min(self.header.slots, os.fstat(self._file).st_size // self.header.slot_bytes)
+            for record in live_records(data, self._namespace):
+                if record.slot < whole:
+                    self._records[record.key] = record
+                    self._generation = max(self._generation, record.generation)
+        elif data:
+            tell(f"beginning an empty disk tier: what {self.directory} has is of another model, version or setting")
+        taken = {record.slot for record in self._records.values()}
+        self._free = [slot for slot in range(self.header.slots - 1, -1, -1) if slot not in taken]
+        os.ftruncate(self._file, min(os.fstat(self._file).st_size, self.header.slots * self.header.slot_bytes))
+        self._rewrite()
+
+    # What a tier does; see `seam.KVTier`.
+
+    def lookup(self, keys: Sequence[bytes]) -> list[Found]:
+        return [Found.HIT if key in self._records else Found.MISS for key in keys]
+
+    def store(self, job: int, pages: Sequence[TierPage]) -> None:
+        done: list[int] = []
+        nbytes = 0
+        for page in pages:
+            if page.key not in self._records:
+                if not self._write(page):
+                    break
+                nbytes += len(page.slot)
+            done.append(page.checksum)
+        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+
+    def load(self, job: int, pages: Sequence[TierPage]) -> None:
+        done: list[int] = []
+        for page in pages:
+            record = self._records.get(page.key)
+            if record is None or record.nbytes != len(page.slot) or not self._read(record, page.slot):
+                break
+            self._records.move_to_end(page.key)
+            done.append(record.checksum)
+        nbytes = sum(len(page.slot) for page in pages[: len(done)])
+        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+
+    def poll(self) -> list[JobEnd]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if key in self._records:
+                self._records.move_to_end(key)
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if (record := self._records.pop(key, None)) is not None:
+                self._say(record._replace(nbytes=0))
+                self._free.append(record.slot)
+
+    def cancel(self, job: int) -> None:
+        """Every job has ended."""
+
+    def close(self) -> None:
+        """Write the log in the order of use, for the next process, and let go of the directory."""
+        self._rewrite()
+        for handle in (self._file, self._log, self._lock):
+            os.close(handle)
+
+    # Slots.
+
+    def _write(self, page: TierPage) -> bool:
+        if not self._free:
+            self.drop([next(iter(self._records))])
+        slot = self._free.pop()
+        try:
+            written = os.pwrite(self._file, page.slot, slot * self.header.slot_bytes)
+        except OSError:  # no space, a quota, a bad block
+            written = 0
+        if written < len(page.slot):
+            self._free.insert(0, slot)
+            if self._records:
+                self.drop([next(iter(self._records))])  # the next page goes where there is space
+            return False
+        self._generation += 1
+        record = DiskRecord(page.key, slot, self._generation, page.checksum, len(page.slot))
+        self._records[page.key] = record
+        self._say(record)
+        return True
+
+    def _read(self, record: DiskRecord, memory: memoryview) -> bool:
+        try:
+            return os.preadv(self._file, [memory], record.slot * self.header.slot_bytes) == len(memory)
+        except OSError:
+            return False
+
+    # The log.
+
+    def _say(self, record: DiskRecord) -> None:
+        os.pwrite(self._log, record.packed(self._namespace), BLOCK + self._written * RECORD_BYTES)
+        self._written += 1
+        if self._written > 2 * self.header.slots + SPARE_RECORDS:
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Write a new log of what is there, and put it in the place of the old one."""
+        new = self.directory / f"{LOG}.new"
+        body = b"".join(record.packed(self._namespace) for record in self._records.values())
+        os.close(self._log)
+        self._log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(self._log, "wb", closefd=False) as file:
+            file.write(self.header.packed() + body)
+        os.replace(new, self.directory / LOG)
+        self._written = len(self._records)
+
+
+def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
+    """Return the records of pages that a log says are there, in its order."""
+    by_slot: dict[int, DiskRecord] = {}
+    for record in _records_in(log, namespace):
+        by_slot.pop(record.slot, None)
+        if record.nbytes:
+            by_slot[record.slot] = record
+    by_key = {record.key: record for record in by_slot.values()}
+    return [record for record in by_slot.values() if by_key[record.key] is record]
+
+
+def _records_in(log: bytes, namespace: bytes) -> Iterator[DiskRecord]:
+    for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
+        if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is not None:
+            yield record
+
+
+def describe(directory: Path) -> dict[str, Any]:
+    """Return what a disk tier holds: its namespace, and its sizes. Raises ConfigError for what is none."""
+    path = directory / LOG
+    try:
+        log = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: name the directory of a disk tier") from error
+    header = DiskHeader.read(log[:BLOCK])
+    if header is None:
+        raise ConfigError(f"{path} is no index of a disk tier of this version: name another directory")
+    records = live_records(log, header.namespace.digest)
+    pages = directory / PAGES
+    return {
+        "pages of": json.loads(header.namespace.text),
+        "slots": header.slots,
+        "slot_bytes": header.slot_bytes,
+        "used": len(records),
+        "used_bytes": sum(record.nbytes for record in records),
+        "file_bytes": pages.stat().st_blocks * 512 if pages.exists() else 0,
+        "written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime)),
+    }
+
+
+def _locked(directory: Path) -> int:
+    """Return the handle that locks the directory, for as long as this process lives. Raises ConfigError."""
+    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ConfigError(f"kv_tiers: disk:{directory} is in use by another engine: give each its own") from error
+    return handle
+
+
+def _aligned(memory: memoryview) -> bool:
+    import numpy as np
+
+    return bool(np.frombuffer(memory, np.uint8).ctypes.data % BLOCK == 0)
+
+
+def _takes_direct(file: int) -> bool:
+    """Have the file pass by the page cache, where its filesystem can; return whether it does."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        with mmap.mmap(-1, BLOCK) as block:
+            os.preadv(file, [block], 0)
+    except OSError:
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
+        return False
+    return True

@@ -1,0 +1,25 @@
+"""Finds what opens a tier: ours, or that of a package with an entry point in the group `gapless.kv_tiers`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from gapless.base.errors import ConfigError
+from gapless.base.tiers import PLUG_INS
+from gapless.tiers.disk import DiskTier
+from gapless.tiers.redis import RedisTier
+from gapless.tiers.seam import TierFactory
+
+OURS: dict[str, TierFactory] = {"disk": DiskTier, "redis": RedisTier}
+
+
+def factory_of(kind: str) -> TierFactory:
+    """Return what opens tiers of this kind. Raises ConfigError for a plug-in that cannot be imported."""
+    if kind in OURS:
+        return OURS[kind]
+    (point, *_) = entry_points(group=PLUG_INS, name=kind)
+    try:
+        factory: TierFactory = point.load()
+    except Exception as error:
+        raise ConfigError(f"kv_tiers: {kind} ({point.value}) cannot be imported: {error}") from error
+    return factory

@@ -1,0 +1,112 @@
+"""The Redis tier: pages on a server that several hosts share. What it keeps, and for how long, is its own business.
+
+A value is a header of 32 bytes, sealed with namespace, key and checksum, and then the slot's bytes. It is set in one
+command, so it is there as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from gapless.base.errors import ConfigError
+from gapless.tiers.resp import Reply, RespClient, RespError
+from gapless.tiers.seam import SEAL_BYTES, Found, JobEnd, TierPage, TierSetup, seal
+
+SECONDS = 1.0
+"""How long the server may be silent"""
+BACK_OFF_SECONDS = 1.0
+PREFIX = b"gapless:kv:"
+_HEADER = struct.Struct("<8sQq")
+"""Magic, bytes of the page, checksum"""
+_MAGIC = b"gaplesK1"
+HEADER_BYTES = _HEADER.size + SEAL_BYTES
+
+
+class RedisTier:
+    """Keeps pages on a server. Jobs are done when `store` and `load` return; a server that fails has nothing."""
+
+    def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
+        """Connect. Raises ConfigError when the server does not answer."""
+        self._client = RespClient(setup.target, seconds, back_off)
+        self._namespace = setup.namespace.digest
+        self._ended: list[JobEnd] = []
+        try:
+            self._client.call([[b"PING"]])
+        except OSError as error:
+            raise ConfigError(f"kv_tiers: no Redis answers at {setup.target}: {error}") from error
+
+    def lookup(self, keys: Sequence[bytes]) -> list[Found]:
+        answers = self._ask([[b"EXISTS", PREFIX + key] for key in keys])
+        return [Found.HIT if answer == 1 else Found.MISS for answer in answers]
+
+    def store(self, job: int, pages: Sequence[TierPage]) -> None:
+        has = self.lookup([page.key for page in pages])
+        new = [page for page, found in zip(pages, has, strict=True) if found is Found.MISS]
+        answers = self._ask([[b"SET", PREFIX + page.key, self._value(page)] for page in new])
+        kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
+        done: list[int] = []
+        for page, found in zip(pages, has, strict=True):
+            if found is Found.MISS and page.key not in kept:
+                break
+            done.append(page.checksum)
+        nbytes = sum(len(page.slot) for page in new if page.key in kept)
+        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+
+    def load(self, job: int, pages: Sequence[TierPage]) -> None:
+        done: list[int] = []
+        try:
+            self._client.send([[b"GET", PREFIX + page.key] for page in pages])
+            for place, page in enumerate(pages):
+                checksum = self._loaded(page)
+                if checksum is not None and len(done) == place:
+                    done.append(checksum)
+        except OSError:
+            self._client.close()  # answers that were not read would pass for those of the next job
+        nbytes = sum(len(page.slot) for page in pages[: len(done)])
+        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+
+    def poll(self) -> list[JobEnd]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self._ask([[b"TOUCH", *(PREFIX + key for key in keys)]])
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        self._ask([[b"DEL", *(PREFIX + key for key in keys)]])
+
+    def cancel(self, job: int) -> None:
+        """Every job has ended."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
+        """Return the answers; None for errors, and for all that a server which fails has not answered."""
+        answers: list[Reply] = []
+        try:
+            self._client.send(commands)
+            for _ in commands:
+                try:
+                    answers.append(self._client.read())
+                except RespError:
+                    answers.append(None)
+        except OSError:
+            pass
+        return answers + [None] * (len(commands) - len(answers))
+
+    def _value(self, page: TierPage) -> bytes:
+        return self._header(page.key, len(page.slot), page.checksum) + bytes(page.slot)
+
+    def _header(self, key: bytes, nbytes: int, checksum: int) -> bytes:
+        body = _HEADER.pack(_MAGIC, nbytes, checksum)
+        return body + seal(self._namespace, key, body)
+
+    def _loaded(self, page: TierPage) -> int | None:
+        """Read one value into its slot; return its checksum, None for a value that is not ours, or not there."""
+        header = memoryview(bytearray(HEADER_BYTES))
+        if self._client.read([header, page.slot]) != b"":
+            return None
+        checksum = int(_HEADER.unpack(header[: _HEADER.size])[2])
+        return checksum if bytes(header) == self._header(page.key, len(page.slot), checksum) else None

@@ -1,0 +1,193 @@
+"""The thread that calls a tier: orders come in, answers and ends of jobs go out, and the loop waits for neither."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
+
+T = TypeVar("T")
+log = logging.getLogger("gapless.tiers")
+
+POLL_SECONDS = 0.001
+"""How often a tier is asked about jobs that it has not ended, and keys that are pending"""
+CLOSE_SECONDS = 10.0
+"""How long `close` waits for jobs that have begun"""
+
+
+class TierJob(NamedTuple):
+    """An order to load or store."""
+
+    number: int
+    pages: Sequence[TierPage]
+    loads: bool
+    late_at: float
+    """When a load is cancelled; a store never is."""
+
+
+class TierQuestion(NamedTuple):
+    """Keys, with what is known of each by now."""
+
+    number: int
+    keys: Sequence[bytes]
+    found: list[Found]
+    late_at: float
+
+
+class TierWorker:
+    """One tier and its thread. Loads, questions and drops come before stores; each is taken in the order of its kind.
+
+    A tier that raises has failed the job, and has none of the keys: the thread goes on.
+    """
+
+    def __init__(self, name: str, tier: KVTier, ring: Callable[[], None]) -> None:
+        """`ring` is called, from the thread, when there is news."""
+        self.name = name
+        self.error = ""
+        """What the tier raised last"""
+        self._tier = tier
+        self._ring = ring
+        self._urgent: deque[TierJob | TierQuestion | Callable[[], None]] = deque()
+        self._stores: deque[TierJob] = deque()
+        self._asking: list[TierQuestion] = []
+        self._begun: dict[int, TierJob] = {}
+        self._began: dict[int, float] = {}
+        self._cancelled: set[int] = set()
+        self._news: deque[TierAnswer | JobEnd] = deque()
+        self._wake = threading.Event()
+        self._closes_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
+        self._thread.start()
+
+    # For the loop.
+
+    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
+        """Ask which of these keys the tier has. What it cannot say within `seconds` it has not."""
+        self._send(TierQuestion(number, keys, [Found.PENDING] * len(keys), time.monotonic() + seconds))
+
+    def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
+        """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
+        self._send(TierJob(job, pages, True, time.monotonic() + seconds))
+
+    def store(self, job: int, pages: Sequence[TierPage]) -> None:
+        """Keep these pages, when nothing is to be loaded."""
+        self._stores.append(TierJob(job, pages, False, float("inf")))
+        self._wake.set()
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        self._send(lambda: self._tier.drop(keys))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        self._send(lambda: self._tier.touch(keys))
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._news)
+
+    def take(self) -> list[TierAnswer | JobEnd]:
+        """Return what has come since the last call; never waits."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Store what is waiting, as far as it gets within `seconds`, and close the tier."""
+        self._closes_at = time.monotonic() + seconds
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _send(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
+        self._urgent.append(order)
+        self._wake.set()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            busy = self._turn()
+            if self._closes(bool(self._urgent or self._stores or self._begun)):
+                break
+            if not busy:
+                self._wake.wait(POLL_SECONDS if self._begun or self._asking else None)
+        self._safely(self._tier.close)
+
+    def _closes(self, busy: bool) -> bool:
+        closing = self._closes_at < float("inf")
+        return closing and (not busy or time.monotonic() > self._closes_at)
+
+    def _turn(self) -> bool:
+        """Take one order, and what has come; return whether there may be another."""
+        if self._urgent:
+            self._do(self._urgent.popleft())
+        elif self._stores:
+            self._begin(self._stores.popleft())
+        self._cancel_late()
+        for end in self._safely(self._tier.poll) or () if self._begun else ():
+            self._end(end)
+        self._ask_again()
+        return bool(self._urgent or self._stores)
+
+    def _do(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
+        if isinstance(order, TierQuestion):
+            self._asking.append(order)
+        elif isinstance(order, TierJob):
+            self._begin(order)
+        else:
+            self._safely(order)
+
+    def _begin(self, job: TierJob) -> None:
+        self._begun[job.number] = job
+        self._began[job.number] = now = time.monotonic()
+        if now > job.late_at:
+            self._end(JobEnd(job.number, ()))
+            return
+        try:
+            (self._tier.load if job.loads else self._tier.store)(job.number, job.pages)
+        except Exception as error:
+            self._failed(error)
+            self._end(JobEnd(job.number, (), failed=True))
+
+    def _end(self, end: JobEnd) -> None:
+        """Pass on the end of a job, if it has not ended before."""
+        if self._begun.pop(end.job, None) is not None:
+            self._cancelled.discard(end.job)
+            self._tell(end._replace(seconds=time.monotonic() - self._began.pop(end.job)))
+
+    def _cancel_late(self) -> None:
+        now = time.monotonic()
+        for number, job in [*self._begun.items()]:
+            if now > job.late_at and number not in self._cancelled:
+                self._cancelled.add(number)
+                self._safely(lambda number=number: self._tier.cancel(number))  # type: ignore[misc]
+
+    def _ask_again(self) -> None:
+        """Ask about keys that are pending; what is late is a miss."""
+        for question in [*self._asking]:
+            places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
+            keys = [question.keys[place] for place in places]
+            answers = self._safely(lambda keys=keys: self._tier.lookup(keys))  # type: ignore[misc]
+            for place, found in zip(places, answers or [Found.MISS] * len(keys), strict=True):
+                question.found[place] = found
+            if Found.PENDING not in question.found or time.monotonic() > question.late_at:
+                self._asking.remove(question)
+                self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
+
+    def _tell(self, news: TierAnswer | JobEnd) -> None:
+        self._news.append(news)
+        self._ring()
+
+    def _safely(self, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    def _failed(self, error: Exception) -> None:
+        before, self.error = self.error, f"{type(error).__name__}: {error}"
+        if self.error != before:  # one that is down says the same of every page
+            log.warning("the KV tier %s: %s", self.name, self.error)

@@ -1,0 +1,278 @@
+"""Tiers below the host tier over the checksum model: equal tokens at every depth, whatever a tier does or does not."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from dictionary_tier import DictionaryTier
+from fake_resp import FakeResp
+from harness import check_at_rest, checksum_loop, run
+from test_host_tier import SHAPE, SLOT, ask, prompts
+
+from gapless.device import CpuDevice
+from gapless.loop.build import HostSizes
+from gapless.memory.below import JOB_PAGES
+from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
+from gapless.tiers.redis import RedisTier
+from gapless.tiers.seam import Found, Namespace, TierSetup
+from gapless.tiers.worker import TierWorker
+
+NAMESPACE = Namespace.of({"model": "checksum"})
+
+
+class Engine:
+    """A loop whose device holds one prompt, whose host tier holds one, and whose tiers below hold all."""
+
+    def __init__(self, *factories, target="", depth=2, copies=11, late_ns=10**9):
+        self.device = CpuDevice(threads=1)
+        self.loop = checksum_loop(self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1, late_ns))
+        transfers = self.loop.transfers
+        setup = TierSetup(str(target), 1 << 20, NAMESPACE, tuple(transfers.memory), (transfers.stride(0),))
+        self.tiers = [factory(setup) for factory in factories]
+        self.workers = [TierWorker(str(place), tier, self.loop.bell.ring) for place, tier in enumerate(self.tiers)]
+        self.below = transfers.attach(self.workers)
+        self.keys = 0
+
+    def ask(self, *asked):
+        """Prompts in turn, whose tokens are checked."""
+        for prompt in asked:
+            self.keys += 1
+            job = ask(self.keys, prompt, arrives=0)
+            run(self.loop, [job])
+            job.check()
+        check_at_rest(self.loop)
+        self.loop.transfers.host.check()
+        return self.below.counts
+
+    def settle(self):
+        """Everything that is to be stored is stored, as far as it is to be."""
+        until = time.monotonic() + 10
+        while self.below.jobs or self.loop.transfers.busy:
+            assert time.monotonic() < until, "jobs do not end"
+            if self.loop.has_work():
+                self.loop.turn()
+            time.sleep(0)
+
+    def close(self):
+        for worker in self.workers:
+            worker.close()
+        self.device.close()
+
+
+@pytest.fixture
+def engine():
+    opened = []
+
+    def open_(*factories, **options):
+        opened.append(Engine(*factories, **options))
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def redis():
+    fake = FakeResp()
+    yield fake
+    fake.stop()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", ["disk", "redis", "dictionary"])
+def test_what_device_and_host_have_given_up_comes_from_below(kind, depth, engine, tmp_path, redis):
+    factory = {"disk": DiskTier, "redis": RedisTier, "dictionary": DictionaryTier}[kind]
+    one = engine(factory, target=redis.url if kind == "redis" else tmp_path, depth=depth)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    (counts,) = one.ask(*prompts())
+    assert counts.loaded >= 3 * 9 and counts.hits >= counts.loaded
+    assert not (counts.failed or counts.refused or counts.late) and not one.loop.transfers.host.counts.refused
+    assert one.loop.counters.prefix_hits >= 4 * 27
+
+
+def test_another_engine_finds_the_pages_of_the_first_on_disk(engine, tmp_path):
+    first = engine(DiskTier, target=tmp_path)
+    for prompt in prompts():
+        first.ask(prompt)
+        first.settle()
+    first.close()
+    second = engine(DiskTier, target=tmp_path)
+    (counts,) = second.ask(*prompts())
+    assert counts.loaded >= 4 * 9 and not second.loop.transfers.host.counts.refused
+    assert second.loop.counters.prefix_hits >= 4 * 36
+
+
+def faults(tmp_path):
+    """What happens to the files of a disk tier: (name, fault, whether the device has to find it)."""
+
+    def flipped():
+        data = np.fromfile(tmp_path / PAGES, np.uint8)
+        data[7::SLOT] ^= 4
+        data.tofile(tmp_path / PAGES)
+
+    def swapped():
+        data = np.fromfile(tmp_path / PAGES, np.uint8).reshape(-1, SLOT)
+        np.roll(data, 1, 0).tofile(tmp_path / PAGES)
+
+    def truncated():
+        (tmp_path / PAGES).write_bytes((tmp_path / PAGES).read_bytes()[: 12 * SLOT + 9])
+
+    def torn():
+        (tmp_path / LOG).write_bytes((tmp_path / LOG).read_bytes()[: BLOCK + 99])
+
+    return {
+        "flipped": (flipped, True),
+        "swapped": (swapped, True),
+        "truncated": (truncated, False),
+        "torn": (torn, False),
+    }
+
+
+@pytest.mark.parametrize("fault", ["flipped", "swapped", "truncated", "torn"])
+def test_what_has_changed_on_disk_is_computed_and_stored_again(fault, engine, tmp_path):
+    first = engine(DiskTier, target=tmp_path)
+    for prompt in prompts():
+        first.ask(prompt)
+        first.settle()
+    first.close()
+    strikes, seen_by_the_device = faults(tmp_path)[fault]
+    strikes()
+    second = engine(DiskTier, target=tmp_path)
+    for prompt in prompts():
+        second.ask(prompt)
+        second.settle()
+    (counts,) = second.below.counts
+    assert bool(counts.refused) == seen_by_the_device and not counts.failed
+    before = counts.loaded, counts.refused
+    second.ask(*prompts())
+    assert counts.loaded > before[0] and counts.refused == before[1], "bad pages were dropped, and stored again"
+
+
+def test_a_failed_load_makes_the_answer_a_miss(engine):
+    class Forgetful(DictionaryTier):
+        asked = 0
+
+        def load(self, job, pages):
+            self.asked += 1
+            super().load(job, pages[:0])
+            self.ended[-1] = self.ended[-1]._replace(failed=True)
+
+    one = engine(Forgetful)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    kept = set(one.tiers[0].kept)
+    (counts,) = one.ask(prompts()[0])
+    one.settle()
+    assert counts.failed == one.tiers[0].asked == 1 and not counts.loaded
+    assert one.tiers[0].kept.keys() >= kept, "it was computed, and stored again"
+    assert not one.loop.planner.has_work()
+
+
+class Stuck(DictionaryTier):
+    """Ends loads when it is let."""
+
+    free = False
+
+    def load(self, job, pages):
+        if self.free:
+            super().load(job, pages)
+        else:
+            self.waits = [*getattr(self, "waits", ()), (job, pages)]
+
+    def poll(self):
+        if self.free:
+            for job, pages in self.waits:
+                super().load(job, pages)
+            self.waits = []
+        return super().poll()
+
+
+def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine):
+    one = engine(Stuck, late_ns=20_000_000)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    host = one.loop.transfers.host
+    (counts,) = one.ask(prompts()[0])
+    assert counts.late == 1 and not counts.loaded
+    job = next(job for job in one.below.jobs.values() if job.loads)
+    one.ask(*prompts()[1:3])
+    assert all(move.copy.pins == 1 and not move.copy.gone for move in job.moves)
+    one.tiers[0].free = True
+    one.settle()
+    assert counts.loaded >= len(job.moves) and not host.counts.refused
+    one.ask(*prompts())
+
+
+def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_its_deadline(engine):
+    class Dead(DictionaryTier):
+        def lookup(self, keys):
+            time.sleep(0.3)
+            return [Found.HIT for _ in keys]
+
+    one = engine(Dead)
+    begin = time.monotonic()
+    (counts,) = one.ask(prompts()[0])
+    assert counts.late == 1 and time.monotonic() - begin < 0.28
+
+
+def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
+    one = engine(DictionaryTier, DictionaryTier)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    first, second = one.tiers
+    assert first.kept.keys() == second.kept.keys()
+    one.ask(prompts()[0])
+    assert one.below.counts[0].loaded and not one.below.counts[1].loaded
+    first.kept.clear()
+    one.ask(prompts()[1])
+    assert one.below.counts[1].loaded
+
+
+def test_what_a_slow_tier_cannot_keep_up_with_is_dropped_and_counted(engine, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.BRAKE_SECONDS", 0.05)
+
+    class Slow(DictionaryTier):
+        def store(self, job, pages):
+            time.sleep(0.05)
+            super().store(job, pages)
+
+    one = engine(Slow, copies=40)
+    (counts,) = one.ask(*prompts(12))
+    one.settle()
+    assert counts.dropped_slow > 10 and counts.stored > 4
+    before = counts.stored
+    one.ask(*prompts(13)[12:])
+    one.settle()
+    assert counts.stored > before, "the brake is let go when what waited is stored"
+
+
+def test_copies_that_made_room_before_their_store_are_counted_as_gone(engine):
+    class Blocked(DictionaryTier):
+        free = False
+
+        def store(self, job, pages):
+            while not self.free:
+                time.sleep(0.001)
+            super().store(job, pages)
+
+    one = engine(Blocked)
+    (counts,) = one.ask(*prompts(4))
+    one.tiers[0].free = True
+    one.settle()
+    assert counts.dropped_gone > 10 and counts.stored and len(one.tiers[0].kept) == counts.stored
+    assert max(JOB_PAGES, 2) > 11 // 4, "a store holds few of the host's slots"
+
+
+def test_short_prefixes_are_not_asked_for(engine):
+    one = engine(DictionaryTier)
+    one.loop.transfers.host.least_pages = 11
+    (counts,) = one.ask(*prompts(), *prompts())
+    assert not counts.hits and not counts.loaded

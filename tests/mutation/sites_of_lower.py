@@ -1,0 +1,89 @@
+"""The protections of tiers below the host tier: whose slots jobs hold, what of them counts, and what is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mutation.tools import Site, both, replaced
+from simulation.scenario import Scenario
+
+from gapless.memory.below import LowerTiers
+from gapless.memory.host import HostTier
+
+
+def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
+    """Jobs of this kind hold their slots only while they are sent."""
+
+    def begin(original: Callable[..., None], self: LowerTiers, *args: Any) -> None:
+        before = set(self.jobs)
+        original(self, *args)
+        for number in self.jobs.keys() - before:
+            for group, copy, _ in self.jobs[number].moves:
+                group.unpin(copy)
+
+    def ended(original: Callable[..., None], self: LowerTiers, place: int, end: Any) -> None:
+        job = self.jobs[end.job]
+        for _, copy, _ in job.moves if job.loads == loads else ():
+            copy.pins += 1
+        original(self, place, end)
+
+    return lambda: both(
+        replaced(LowerTiers, "_load" if loads else "_store", begin), replaced(LowerTiers, "_ended", ended)
+    )
+
+
+def found_before_it_came() -> AbstractContextManager[None]:
+    """A copy can be loaded from the moment at which a tier below begins to fill it."""
+
+    def load(original: Callable[..., None], self: LowerTiers, search: Any, place: int, moves: list[Any]) -> None:
+        kept: Any = self.lines[place]
+        original(self, search, place, moves)
+        for _, copy, key in moves:
+            copy.checksum = kept.kept[key][1] if key in kept.kept else None
+
+    return replaced(LowerTiers, "_load", load)
+
+
+def all_pages_came() -> AbstractContextManager[None]:
+    """The pages of a load that stopped early count as loaded."""
+
+    def loaded(original: Callable[..., None], self: LowerTiers, place: int, job: Any, end: Any) -> None:
+        lacking = len(job.moves) - len(end.checksums)
+        original(self, place, job, end._replace(checksums=(*end.checksums, *[0] * lacking), failed=False))
+
+    return replaced(LowerTiers, "_loaded", loaded)
+
+
+def doubtful_pages_stay_below() -> AbstractContextManager[None]:
+    """A page that is in doubt stays in the tiers below."""
+    return replaced(HostTier, "_doubted", lambda original, self, key: None)
+
+
+def stored_in_doubt() -> AbstractContextManager[None]:
+    """A page that comes in doubt while a tier below stores it stays there."""
+
+    def stored(original: Callable[..., None], self: LowerTiers, place: int, job: Any, end: Any) -> None:
+        job.doubted.clear()
+        original(self, place, job, end)
+
+    return replaced(LowerTiers, "_stored", stored)
+
+
+def lowers(scenario: Scenario) -> bool:
+    return scenario.lower
+
+
+def spoils_below(scenario: Scenario) -> bool:
+    return scenario.lower and any(fault.kind == "spoil" for fault in scenario.faults)
+
+
+SITES = (
+    Site("a slot stays while a tier below reads it", 9, slots_not_held(loads=False), where=lowers),
+    Site("a slot stays while a tier below fills it", 9, slots_not_held(loads=True), where=lowers),
+    Site("a copy is found when it has come from below", 8, found_before_it_came, where=lowers),
+    Site("of a load that stops early the pages that came count", 24, all_pages_came, where=lowers),
+    Site("a page in doubt is dropped below", 10, doubtful_pages_stay_below, where=spoils_below),
+    Site("a page that was stored while it came in doubt is dropped below", 10, stored_in_doubt, where=spoils_below),
+)

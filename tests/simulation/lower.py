@@ -1,0 +1,94 @@
+"""A tier below the host tier whose answers and ends come as late as a seed says, and which fails now and then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gapless.tiers.seam import JobEnd, TierAnswer, TierPage
+
+Kept = dict[bytes, tuple[bytes, int]]
+"""Bytes and checksum of each page, by key"""
+
+
+class Order(NamedTuple):
+    """Something that the loop has asked for; what comes of it is decided when it is due."""
+
+    number: int
+    kind: str
+    pages: Sequence[TierPage]
+
+
+class LateLine:
+    """Takes the orders of a loop. It reads and writes slots at the last moment, and in any order."""
+
+    name = "late"
+
+    def __init__(self, kept: Kept, seed: int) -> None:
+        """`kept` outlives engines."""
+        self.kept = kept
+        self.new: set[bytes] = set()
+        """Keys that were stored since somebody looked"""
+        self.orders: list[tuple[Order, int]] = []
+        """Each with the number of looks before it is due"""
+        self._rng = random.Random(seed)
+
+    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
+        self._add(Order(number, "ask", [TierPage(key, memoryview(b"")) for key in keys]))
+
+    def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
+        self._add(Order(job, "load", pages))
+
+    def store(self, job: int, pages: Sequence[TierPage]) -> None:
+        self._add(Order(job, "store", pages))
+
+    def touch(self, keys: Sequence[bytes]) -> None: ...
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.kept.pop(key, None)
+
+    def _add(self, order: Order) -> None:
+        self.orders.append((order, self._rng.choice((0, 0, 0, 0, 1, 1, 2, 5, 20))))
+
+    @property
+    def has_news(self) -> bool:
+        return any(due == 0 for _, due in self.orders)
+
+    def take(self) -> list[TierAnswer | JobEnd]:
+        due = [order for order, looks in self.orders if not looks]
+        self.orders = [(order, looks - 1) for order, looks in self.orders if looks]
+        self._rng.shuffle(due)
+        return [self._end(order) for order in due]
+
+    def _end(self, order: Order) -> TierAnswer | JobEnd:
+        if order.kind == "ask":
+            return TierAnswer(order.number, tuple(page.key in self.kept for page in order.pages))
+        fails = self._rng.random() < 0.1
+        good = self._rng.randrange(len(order.pages)) if fails else len(order.pages)
+        return self._load(order, good) if order.kind == "load" else self._store(order, good)
+
+    def _store(self, order: Order, good: int) -> JobEnd:
+        for page in order.pages[:good]:
+            if page.key not in self.kept:
+                self.kept[page.key] = bytes(page.slot), page.checksum
+                self.new.add(page.key)
+        return JobEnd(order.number, tuple(page.checksum for page in order.pages[:good]), good < len(order.pages))
+
+    def _load(self, order: Order, good: int) -> JobEnd:
+        sums: list[int] = []
+        for page in order.pages[:good]:
+            if page.key not in self.kept:
+                break
+            page.slot[:], checksum = self.kept[page.key]
+            sums.append(checksum)
+        for page in order.pages[len(sums) :]:
+            page.slot[:] = b"\xa5" * len(page.slot)  # what comes of a load that fails
+        return JobEnd(order.number, tuple(sums), len(sums) < len(order.pages))
+
+    def rot(self) -> set[bytes]:
+        """A bit of every page is another, which the host tier's flip cannot make up for; returns their keys."""
+        for key, (data, checksum) in self.kept.items():
+            self.kept[key] = bytes([data[0] ^ 64]) + data[1:], checksum
+        return set(self.kept)

@@ -1,0 +1,265 @@
+"""The disk tier: restarts, kills, foreign and torn files, bounds, the lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tier_rig import SLOT, content, has, key, loaded, page, setup_of, slot_of, stored
+
+from gapless.base.errors import ConfigError
+from gapless.tiers.disk import BLOCK, LOG, PAGES, RECORD_BYTES, DiskRecord, DiskTier, describe
+from gapless.tiers.seam import Namespace
+
+FOREIGN = [b"", b"\0" * 5000, b"PK\3\4 an archive", b"gapless KV pages, version 1\n{}\n".ljust(BLOCK)]
+CHILD = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from tier_rig import page, setup_of, end_of
+from gapless.tiers.disk import DiskTier
+setup = setup_of(sys.argv[1], pages=6)
+tier = DiskTier(setup)
+print("up", flush=True)
+for job in range(1, 10**9):
+    tier.store(job, [page(setup, job % 40, 0, 0)])
+    end_of(tier, job)
+"""
+
+
+def reopened(tmp_path, pages=64, namespace=None):
+    setup = setup_of(str(tmp_path), pages, *([namespace] if namespace else []))
+    return DiskTier(setup), setup
+
+
+def filled(tmp_path, count=4):
+    """A directory with pages 0 to count."""
+    tier, setup = reopened(tmp_path)
+    stored(tier, setup, *range(count))
+    tier.close()
+
+
+def flip(path, at, bits=0x10):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ bits]))
+
+
+def test_another_process_finds_what_one_has_stored(tmp_path):
+    filled(tmp_path)
+    tier, setup = reopened(tmp_path)
+    assert has(tier, 0, 1, 2, 3, 4) == [True] * 4 + [False]
+    end, data = loaded(tier, setup, 3, 0)
+    assert not end.failed and data == [content(3), content(0)] and end.nbytes == 2 * SLOT
+    tier.close()
+
+
+def test_the_least_recently_used_page_makes_room_and_a_restart_keeps_the_order(tmp_path):
+    tier, setup = reopened(tmp_path, pages=3)
+    stored(tier, setup, 0, 1, 2)
+    tier.touch([key(0)])
+    stored(tier, setup, 3)
+    assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
+    tier.close()
+    tier, setup = reopened(tmp_path, pages=3)
+    stored(tier, setup, 4)
+    assert has(tier, 0, 2, 3, 4) == [True, False, True, True]
+    assert (tmp_path / PAGES).stat().st_size <= 3 * SLOT
+    tier.close()
+
+
+def test_a_smaller_tier_keeps_the_pages_that_fit_it(tmp_path):
+    filled(tmp_path, 4)
+    tier, setup = reopened(tmp_path, pages=2)
+    assert sum(has(tier, 0, 1, 2, 3)) == 2 and (tmp_path / PAGES).stat().st_size == 2 * SLOT
+    kept = [number for number in range(4) if has(tier, number) == [True]]
+    assert loaded(tier, setup, *kept)[1] == [content(number) for number in kept]
+    tier.close()
+
+
+def test_a_dropped_page_stays_away_after_a_restart(tmp_path):
+    tier, setup = reopened(tmp_path)
+    stored(tier, setup, 0, 1)
+    tier.drop([key(0)])
+    copied = shutil.copytree(tmp_path, tmp_path / "as it was when the process was killed")
+    tier.close()
+    assert (copied / LOG).stat().st_size == BLOCK + 3 * RECORD_BYTES
+    again, setup = reopened(copied)
+    assert has(again, 0, 1) == [False, True]
+    again.close()
+
+
+def test_a_torn_record_is_a_page_that_is_not_there(tmp_path):
+    filled(tmp_path)
+    os.truncate(tmp_path / LOG, BLOCK + 4 * RECORD_BYTES - 5)
+    tier, setup = reopened(tmp_path)
+    assert has(tier, 0, 1, 2, 3) == [True, True, True, False]
+    stored(tier, setup, 7)
+    tier.close()
+    tier, setup = reopened(tmp_path)
+    assert has(tier, 0, 7) == [True, True] and loaded(tier, setup, 7)[1] == [content(7)]
+    tier.close()
+
+
+@pytest.mark.parametrize("at", [0, 35, 36, 40, 48, 56, 60, RECORD_BYTES - 1])
+def test_a_changed_record_is_a_page_that_is_not_there(tmp_path, at):
+    filled(tmp_path)
+    flip(tmp_path / LOG, BLOCK + RECORD_BYTES + at)
+    tier, _ = reopened(tmp_path)
+    assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
+    tier.close()
+
+
+def test_a_record_with_the_key_of_another_page_is_not_believed(tmp_path):
+    filled(tmp_path)
+    log = bytearray((tmp_path / LOG).read_bytes())
+    log[BLOCK : BLOCK + 36] = key(9)
+    (tmp_path / LOG).write_bytes(log)
+    tier, _ = reopened(tmp_path)
+    assert has(tier, 0, 9) == [False, False]
+    tier.close()
+
+
+def test_two_records_of_one_slot_are_the_later_one(tmp_path):
+    filled(tmp_path, 2)
+    tier, setup = reopened(tmp_path)
+    namespace = setup.namespace.digest
+    tier.close()
+    with (tmp_path / LOG).open("ab") as log:
+        log.write(DiskRecord(key(5), 0, 99, 0, SLOT).packed(namespace))
+    tier, setup = reopened(tmp_path)
+    assert has(tier, 0, 1, 5) == [False, True, True]
+    tier.close()
+
+
+def test_pages_past_the_end_of_a_truncated_file_are_not_there(tmp_path):
+    filled(tmp_path)
+    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
+    tier, _ = reopened(tmp_path)
+    assert has(tier, 0, 1, 2, 3) == [True, True, False, False]
+    tier.close()
+
+
+def test_a_load_from_a_file_that_is_truncated_under_it_keeps_the_good_pages_in_front(tmp_path):
+    tier, setup = reopened(tmp_path)
+    stored(tier, setup, 0, 1, 2, 3)
+    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
+    end, data = loaded(tier, setup, 0, 1, 2, 3)
+    assert end.failed and data == [content(0), content(1)]
+    tier.close()
+
+
+def test_pages_of_another_namespace_are_not_there(tmp_path):
+    filled(tmp_path)
+    tier, setup = reopened(tmp_path, namespace=Namespace.of({"model": "another"}))
+    assert has(tier, 0, 1) == [False, False]
+    stored(tier, setup, 0, version=5)
+    tier.close()
+    tier, _ = reopened(tmp_path)
+    assert has(tier, 0, 1) == [False, False], "the other one has taken the directory"
+    tier.close()
+
+
+@pytest.mark.parametrize("log", FOREIGN)
+def test_a_foreign_log_is_an_empty_tier(tmp_path, log):
+    filled(tmp_path)
+    (tmp_path / LOG).write_bytes(log)
+    tier, setup = reopened(tmp_path)
+    assert has(tier, 0, 1) == [False, False]
+    stored(tier, setup, 1)
+    assert loaded(tier, setup, 1)[1] == [content(1)]
+    tier.close()
+
+
+def test_one_directory_has_one_engine(tmp_path):
+    tier, _ = reopened(tmp_path)
+    with pytest.raises(ConfigError, match="is in use by another engine: give each its own"):
+        reopened(tmp_path)
+    tier.close()
+    reopened(tmp_path)[0].close()
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path):
+    (tmp_path / "a-file").touch()
+    for target in (tmp_path / "a-file" / "below", "/proc/nowhere"):
+        with pytest.raises(ConfigError, match=f"kv_tiers: disk:{target}: [A-Z]"):
+            DiskTier(setup_of(str(target)))
+
+
+def test_a_tier_too_small_for_a_page_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no page"):
+        DiskTier(setup_of(str(tmp_path), 0))
+
+
+def test_the_log_is_rewritten_before_it_grows_without_bound(tmp_path):
+    tier, setup = reopened(tmp_path, pages=2)
+    for number in range(2_000):
+        stored(tier, setup, number % 5, job=number)
+    assert (tmp_path / LOG).stat().st_size < BLOCK + 1_100 * RECORD_BYTES
+    assert loaded(tier, setup, 4)[1] == [content(4)]
+    tier.close()
+
+
+def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(tmp_path, monkeypatch):
+    tier, setup = reopened(tmp_path)
+    stored(tier, setup, 0, 1)
+    write = os.pwrite
+
+    def full(file, data, at):
+        if len(data) == SLOT and at >= 2 * SLOT:
+            raise OSError(28, "No space left on device")
+        return write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    end = stored(tier, setup, 2)
+    assert end.failed and end.checksums == () and has(tier, 0, 1, 2) == [False, True, False]
+    assert not stored(tier, setup, 2).failed and loaded(tier, setup, 1, 2)[1] == [content(1), content(2)]
+    tier.close()
+
+
+def test_slots_that_do_not_begin_with_a_block_are_read_through_the_page_cache(tmp_path):
+    setup = setup_of(str(tmp_path))
+    odd = setup._replace(memory=(memoryview(bytearray(setup.memory[0].nbytes + 1))[1:],))
+    tier = DiskTier(odd)
+    assert not tier.direct
+    slot_of(odd, 3)[:] = content(3)
+    stored(tier, odd, 3)
+    assert loaded(tier, odd, 3)[1] == [content(3)]
+    tier.close()
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_tier_that_opens(tmp_path):
+    found = 0
+    for round_ in range(4):
+        command = [sys.executable, "-c", CHILD, str(tmp_path), *sys.path]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdout.readline() == b"up\n"
+            time.sleep(0.01 + 0.007 * round_)
+            child.send_signal(signal.SIGKILL)
+        tier, setup = reopened(tmp_path, pages=6)
+        there = [number for number in range(40) if has(tier, number) == [True]]
+        found += len(there)
+        for number in there:
+            end, (data,) = loaded(tier, setup, number)
+            # What was half written has another checksum, which the device computes.
+            assert data == content(number) or end.checksums != (page(setup, number, 1, 0).checksum,)
+        tier.close()
+    assert found > 4
+
+
+def test_inspect_tells_what_a_directory_holds(tmp_path):
+    filled(tmp_path, 3)
+    facts = describe(tmp_path)
+    assert facts["pages of"] == {"model": "checksum", "page_size": 4}
+    assert (facts["slots"], facts["used"], facts["used_bytes"]) == (64, 3, 3 * SLOT)
+    (tmp_path / LOG).write_bytes(b"something else")
+    with pytest.raises(ConfigError, match="is no index of a disk tier"):
+        describe(tmp_path)
+    with pytest.raises(ConfigError, match="name the directory of a disk tier"):
+        describe(tmp_path / "nowhere")

@@ -1,0 +1,112 @@
+"""Every tier against a dictionary: what it gives is what it was given last, and every job ends once."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import time
+
+import pytest
+from dictionary_tier import DictionaryTier, LateTier
+from fake_resp import FakeResp, free_port
+from tier_rig import SLOTS, checksum, content, end_of, has, key, page, setup_of, slot_of
+
+from gapless.base.errors import ConfigError
+from gapless.tiers.disk import DiskTier
+from gapless.tiers.redis import RedisTier
+from gapless.tiers.resp import RespClient
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory):
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    port, folder = free_port(), tmp_path_factory.mktemp("redis")
+    command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        url = f"redis://127.0.0.1:{port}/3"
+        for _ in range(200):
+            try:
+                RedisTier(setup_of(url)).close()
+                break
+            except ConfigError:
+                time.sleep(0.05)
+        yield url
+        server.terminate()
+
+
+@pytest.fixture(params=["dictionary", "late", "disk", "small disk", "fake Redis", "Redis"])
+def tier(request, tmp_path):
+    """(an open tier, its setup, whether it keeps all that it stores)"""
+    fake = FakeResp() if request.param == "fake Redis" else None
+    target = request.getfixturevalue("redis_server") if request.param == "Redis" else fake.url if fake else ""
+    setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64)
+    kinds = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier}
+    if request.param == "Redis":
+        client = RespClient(target, 1.0, 1.0)
+        client.call([[b"FLUSHDB"]])
+        client.close()
+    opened = kinds.get(request.param, RedisTier)(setup)
+    yield opened, setup, request.param not in ("small disk", "late")
+    opened.close()
+    if fake:
+        fake.stop()
+
+
+def test_a_tier_gives_what_it_was_given(tier):
+    opened, setup, keeps = tier
+    rng = random.Random(3)
+    known: dict[int, int] = {}
+    """The version of each page that was stored and not dropped"""
+    gone: set[int] = set()
+    loads = hits = 0
+    for job in range(1, 150):
+        numbers = rng.sample(range(12), rng.randrange(1, 7))
+        places = dict(zip(numbers, rng.sample(range(SLOTS), len(numbers)), strict=True))
+        others = {slot: bytes(slot_of(setup, slot)) for slot in range(SLOTS) if slot not in places.values()}
+        kind = rng.choice(("store", "load", "load", "drop", "touch"))
+        if kind == "store":
+            # A page that the tier has is the same page: its bytes follow from its key.
+            versions = {number: known.get(number, job) for number in numbers}
+            opened.store(job, [page(setup, number, slot, versions[number]) for number, slot in places.items()])
+            end = end_of(opened, job)
+            assert end.failed == (len(end.checksums) < len(numbers)) and (not keeps or not end.failed)
+            known |= {number: versions[number] for number in numbers[: len(end.checksums)]}
+            gone -= set(numbers[: len(end.checksums)])
+            for number in numbers[len(end.checksums) :]:
+                known.setdefault(number, versions[number])  # it may have come as far as that
+        elif kind == "load":
+            opened.load(job, [page(setup, number, slot) for number, slot in places.items()])
+            end = end_of(opened, job)
+            for number, sum_ in zip(numbers, end.checksums, strict=False):
+                data = slot_of(setup, places[number])
+                assert number in known and data == content(number, known[number]) and sum_ == checksum(data)
+            loads += len(end.checksums)
+        elif kind == "drop":
+            opened.drop([key(number) for number in numbers[:2]])
+            for number in numbers[:2]:
+                known.pop(number, None)
+                gone.add(number)
+        else:
+            opened.touch([key(number) for number in numbers])
+        assert others == {slot: bytes(slot_of(setup, slot)) for slot in others}, "a slot of no job has changed"
+        found = has(opened, *range(12))
+        hits += sum(found)
+        assert not any(found[number] for number in gone), "what was dropped is found"
+        assert {number for number in range(12) if found[number]} <= set(known)
+        assert not keeps or {number for number in range(12) if found[number]} == set(known)
+        assert opened.poll() == [], "a job has ended twice"
+    assert loads > (60 if keeps else 20) and hits > 300
+
+
+def test_a_load_keeps_the_good_pages_in_front(tier):
+    opened, setup, keeps = tier
+    if not keeps:
+        pytest.skip("it loses pages by itself")
+    opened.store(1, [page(setup, number, number, 0) for number in (0, 1, 3)])
+    assert end_of(opened, 1).checksums == tuple(checksum(content(number)) for number in (0, 1, 3))
+    opened.load(2, [page(setup, number, 8 + number) for number in range(4)])
+    end = end_of(opened, 2)
+    assert end.checksums == (checksum(content(0)), checksum(content(1))) and end.failed
+    assert [bytes(slot_of(setup, 8 + number)) for number in range(2)] == [content(0), content(1)]

@@ -1,0 +1,210 @@
+"""The thread of a tier: nothing that a tier does, or does not do, stops it, and every job ends once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from dictionary_tier import DictionaryTier, LateTier
+from tier_rig import content, key, page, setup_of, slot_of
+
+from gapless.tiers.seam import Found, JobEnd, TierAnswer
+from gapless.tiers.worker import TierWorker
+
+
+class Rung:
+    """Counts rings."""
+
+    def __init__(self):
+        self.count = 0
+        self.event = threading.Event()
+
+    def __call__(self):
+        self.count += 1
+        self.event.set()
+
+
+def news(worker, count=1, seconds=5.0):
+    """What comes, until there are `count` of them."""
+    found, until = [], time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < until:
+        found += worker.take()
+        time.sleep(0.0005)
+    assert len(found) == count, found
+    return found
+
+
+@pytest.fixture
+def rig():
+    workers = []
+
+    def open_(kind, **options):
+        setup = setup_of("")
+        tier = kind(setup, **options)
+        workers.append(TierWorker("test", tier, Rung()))
+        return workers[-1], tier, setup
+
+    yield open_
+    for worker in workers:
+        worker.close(0.5)
+
+
+def test_orders_are_answered_and_each_news_rings(rig):
+    worker, _, setup = rig(DictionaryTier)
+    worker.store(1, [page(setup, 0, 0, 0), page(setup, 1, 1, 0)])
+    (end,) = news(worker)
+    assert end.job == 1 and len(end.checksums) == 2 and not end.failed and end.seconds > 0
+    worker.ask(2, [key(0), key(7)], 1.0)
+    assert news(worker) == [TierAnswer(2, (True, False))]
+    worker.load(3, [page(setup, 1, 5)], 1.0)
+    assert news(worker)[0].job == 3 and slot_of(setup, 5) == content(1)
+    worker.drop([key(0)])
+    worker.ask(4, [key(0)], 1.0)
+    assert news(worker) == [TierAnswer(4, (False,))]
+
+
+def test_every_job_of_a_late_tier_ends_once(rig):
+    worker, _, setup = rig(LateTier, seed=5)
+    for job in range(1, 200):
+        if job % 3:
+            worker.store(job, [page(setup, job % 8, job % 16, 0)])
+        else:
+            worker.load(job, [page(setup, job % 8, 15)], 5.0)
+    ends = news(worker, 199, seconds=20)
+    assert sorted(end.job for end in ends) == list(range(1, 200))
+
+
+def test_a_question_that_stays_pending_is_a_miss_at_its_deadline(rig):
+    class Undecided(DictionaryTier):
+        def lookup(self, keys):
+            return [Found.PENDING if one == key(1) else Found.HIT for one in keys]
+
+    worker, _, _ = rig(Undecided)
+    begin = time.monotonic()
+    worker.ask(1, [key(0), key(1)], 0.05)
+    assert news(worker) == [TierAnswer(1, (True, False))] and time.monotonic() - begin >= 0.05
+
+
+def test_a_tier_that_raises_has_failed_the_job_and_goes_on(rig):
+    class Broken(DictionaryTier):
+        broken = True
+
+        def lookup(self, keys):
+            return super().lookup(keys) if not self.broken else [][1]
+
+        def store(self, job, pages):
+            assert not self.broken, "out of order"
+            super().store(job, pages)
+
+        def drop(self, keys):
+            raise OSError("no")
+
+        load = store
+
+    worker, tier, setup = rig(Broken)
+    worker.store(1, [page(setup, 0, 0, 0)])
+    worker.load(2, [page(setup, 0, 0)], 1.0)
+    worker.ask(3, [key(0)], 1.0)
+    worker.drop([key(0)])
+    found = news(worker, 3)
+    assert {one.job: one.failed for one in found if isinstance(one, JobEnd)} == {1: True, 2: True}
+    assert TierAnswer(3, (False,)) in found
+    worker.ask(5, [key(0)], 1.0)
+    news(worker)
+    assert worker.error == "IndexError: list index out of range"
+    tier.broken = False
+    worker.store(4, [page(setup, 0, 0, 0)])
+    assert not news(worker)[0].failed
+
+
+def test_a_job_that_a_tier_ends_twice_has_ended_once(rig):
+    class Eager(DictionaryTier):
+        def poll(self):
+            return [end for end in super().poll() for _ in range(2)] + [JobEnd(77, ())]
+
+    worker, _, setup = rig(Eager)
+    worker.store(1, [page(setup, 0, 0, 0)])
+    worker.store(2, [page(setup, 1, 1, 0)])
+    assert [end.job for end in news(worker, 2)] == [1, 2]
+    time.sleep(0.02)
+    assert worker.take() == []
+
+
+def test_loads_go_before_stores_that_wait(rig):
+    order = []
+
+    class Watched(DictionaryTier):
+        def store(self, job, pages):
+            order.append(job)
+            time.sleep(0.03)
+            super().store(job, pages)
+
+        def load(self, job, pages):
+            order.append(job)
+            super().load(job, pages)
+
+    worker, _, setup = rig(Watched)
+    for job in (1, 2, 3):
+        worker.store(job, [page(setup, job, job, 0)])
+    time.sleep(0.01)
+    worker.load(4, [page(setup, 1, 9)], 1.0)
+    news(worker, 4)
+    assert order == [1, 4, 2, 3]
+
+
+def test_a_late_load_is_cancelled_and_ends_when_the_tier_says_so(rig):
+    class Stuck(DictionaryTier):
+        asked = ()
+
+        def load(self, job, pages):
+            pass
+
+        def cancel(self, job):
+            self.asked = (*self.asked, job)
+
+        def poll(self):
+            return [JobEnd(job, ()) for job in self.asked if self.free]
+
+        free = False
+
+    worker, tier, setup = rig(Stuck)
+    worker.load(1, [page(setup, 0, 0)], 0.02)
+    time.sleep(0.1)
+    assert tier.asked == (1,) and worker.take() == [], "its slots are the tier's until it says that it has ended"
+    tier.free = True
+    (end,) = news(worker)
+    assert end.job == 1 and not end.failed
+
+
+def test_a_load_that_is_late_before_it_begins_never_does(rig):
+    class Slow(DictionaryTier):
+        def touch(self, keys):
+            time.sleep(0.05)
+
+        def load(self, job, pages):
+            raise AssertionError("begun")
+
+    worker, _, setup = rig(Slow)
+    worker.touch([key(0)])
+    worker.load(1, [page(setup, 0, 0)], 0.01)
+    (end,) = news(worker)
+    assert end.checksums == () and not end.failed and worker.error == ""
+
+
+def test_closing_stores_what_waits_and_does_not_wait_for_ever(rig):
+    worker, tier, setup = rig(DictionaryTier)
+    for job in range(20):
+        worker.store(job, [page(setup, job, job % 16, 0)])
+    worker.close()
+    assert tier.closed and len(tier.kept) == 20
+
+    class Hung(DictionaryTier):
+        def store(self, job, pages):
+            pass
+
+    worker, tier, setup = rig(Hung)
+    worker.store(1, [page(setup, 0, 0, 0)])
+    begin = time.monotonic()
+    worker.close(0.1)
+    assert time.monotonic() - begin < 2
