@@ -29,7 +29,7 @@ class FakeResp:
                     if fake.mood == "closed":
                         return
                     if fake.mood == "slow":
-                        time.sleep(0.3)
+                        time.sleep(0.8)
                     if fake.mood == "short":
                         self.wfile.write(answer[: max(1, len(answer) // 2)])
                         return

@@ -24,7 +24,8 @@ def inspect(argv: Sequence[str]) -> int:
         return 0
     print("pages of")
     for name, value in facts["pages of"].items():
-        print(f"  {name:<16}{value if not isinstance(value, list) else ', '.join(map(str, value))}")
+        if value not in ("", []):
+            print(f"  {name:<16}{value if isinstance(value, str) else json.dumps(value)}")
     print(f"{facts['used']:,} of {facts['slots']:,} slots of {facts['slot_bytes']:,} bytes are used")
     print(f"{in_bytes(facts['used_bytes'])} in pages, {in_bytes(facts['file_bytes'])} on disk")
     print(f"written {facts['written']}")

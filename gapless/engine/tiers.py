@@ -6,6 +6,7 @@ from hashlib import sha256
 
 from gapless.base.config import EngineConfig
 from gapless.loop.loop import Loop
+from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
@@ -25,6 +26,7 @@ class EngineTiers:
         self._config = config
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
+        self._below: LowerTiers | None = None
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
         """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
@@ -64,9 +66,11 @@ class EngineTiers:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
             self._workers.append(TierWorker(kind, factory_of(kind)(setup), loop.bell.ring))
-        transfers.attach(self._workers)
+        self._below = transfers.attach(self._workers)
 
     def close(self) -> None:
-        """Store what waits, and leave the host tier's memory alone from now on."""
+        """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""
+        if self._below is not None:
+            self._below.flush()
         for worker in self._workers:
             worker.close()

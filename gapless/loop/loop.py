@@ -356,7 +356,7 @@ class Loop:
         self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
         loads = self.adapters is not None and self.adapters.wait(self.bell)
-        moves = self.transfers is not None and self.transfers.wait_for_loads(self.bell, NEWS_SECONDS)
+        moves = not loads and self.transfers is not None and self.transfers.wait_for_loads(self.bell, NEWS_SECONDS)
         if loads or moves or self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
         self.log.waited_for_news(copies=moves)

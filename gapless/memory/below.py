@@ -16,8 +16,8 @@ from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
 
 LOOKUP_NS = 50_000_000
 """What a tier has not answered by then, it has not."""
-JOB_PAGES = 32
-"""Pages of one job, at most"""
+JOB_PAGES, JOB_BYTES = 32, 8 << 20
+"""Pages and bytes of one job, at most: a tier answers no question while it moves them."""
 MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
@@ -55,13 +55,13 @@ class LowerCounts:
     late: int = 0
     """Requests that stopped waiting for an answer or a load"""
     dropped_busy: int = 0
-    """Not stored, since too many waited"""
+    """Pages that were not stored, since too many waited"""
     dropped_slow: int = 0
-    """Not stored, since those before would have taken too long"""
+    """Pages that were not stored, since those before would have taken too long"""
     dropped_gone: int = 0
-    """Not stored, since the host tier gave the copy away before"""
+    """Pages that were not stored, since the host tier gave the copy away before"""
     dropped_failed: int = 0
-    """Not stored, since the tier failed to do it"""
+    """Pages that were not stored, since the tier could not"""
     read_bytes: int = 0
     written_bytes: int = 0
 
@@ -110,6 +110,7 @@ class LowerTiers:
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock = slot, clock
         self._late_ns, self._lookup_ns = late_ns, lookup_ns
+        self._job_pages = max(1, min(JOB_PAGES, JOB_BYTES // len(slot(0, 0))))
         self._number = 0
         self._waiting: dict[int, list[Search]] = {}
         """The searches that wait for a question or a load, by its number"""
@@ -160,14 +161,15 @@ class LowerTiers:
                     break
                 wanted.setdefault(search.found[key], []).append(LowerMove(group, copy, key))
         for place, moves in wanted.items():
-            for first in range(0, len(moves), JOB_PAGES):
-                self._load(search, place, moves[first : first + JOB_PAGES])
+            for first in range(0, len(moves), self._job_pages):
+                self.load(search, place, moves[first : first + self._job_pages])
         for group, copy in had:
             group.unpin(copy)
         search.found = {}
         search.late_at = self._clock() + self._late_ns
 
-    def _load(self, search: Search, place: int, moves: list[LowerMove]) -> None:
+    def load(self, search: Search, place: int, moves: list[LowerMove]) -> None:
+        """Have a tier fill these copies; the search waits for it."""
         number = self._wait(search, place)
         self.jobs[number] = LowerJob(place, moves, True, set())
         for _, copy, key in moves:
@@ -234,10 +236,16 @@ class LowerTiers:
                 if isinstance(news, TierAnswer):
                     self._answered(place, news)
                 else:
-                    self._ended(place, news)
+                    self.ended(place, news)
             while self._fresh[place] and self._storing[place] < most_stored(self._fresh[place][0].group):
-                self._store(place)
+                self.store(place)
         return came
+
+    def flush(self) -> None:
+        """Send all stores that wait: the loop has ended, and takes no slot any more."""
+        for place, fresh in enumerate(self._fresh):
+            while fresh:
+                self.store(place)
 
     def _answered(self, place: int, answer: TierAnswer) -> None:
         keys = self._asked.pop(answer.number)
@@ -249,18 +257,19 @@ class LowerTiers:
                 for key in hits:
                     search.found[key] = min(place, search.found.get(key, place))
 
-    def _ended(self, place: int, end: JobEnd) -> None:
+    def ended(self, place: int, end: JobEnd) -> None:
+        """A job of a tier has ended: its slots are free to go."""
         job = self.jobs.pop(end.job)
         for search in self._waiting.pop(end.job, ()):
             search.open.pop(end.job, None)
         if job.loads:
-            self._loaded(place, job, end)
+            self.loaded(place, job, end)
         else:
-            self._stored(place, job, end)
+            self.stored(place, job, end)
         for group, copy, _ in job.moves:
             group.unpin(copy)
 
-    def _loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
+    def loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """What came is a copy from now on, unless it has come in doubt meanwhile; the rest is found no more."""
         counts, good = self.counts[place], len(end.checksums)
         for checksum, (_, copy, _) in zip(end.checksums, job.moves, strict=False):
@@ -276,10 +285,10 @@ class LowerTiers:
             counts.failed += 1
             self.lines[place].drop([job.moves[good].key])  # it would be found again, and fail again
 
-    def _store(self, place: int) -> None:
+    def store(self, place: int) -> None:
         """Begin the next store, of copies that are still there."""
         fresh, moves = self._fresh[place], list[LowerMove]()
-        while fresh and len(moves) < min(JOB_PAGES, most_stored(fresh[0].group)):
+        while fresh and len(moves) < min(self._job_pages, most_stored(fresh[0].group)):
             move = fresh.popleft()
             if move.copy.gone:
                 self.counts[place].dropped_gone += 1
@@ -292,7 +301,8 @@ class LowerTiers:
             self.jobs[self._number] = LowerJob(place, moves, False, set())
             self.lines[place].store(self._number, self._pages(moves))
 
-    def _stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
+    def stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
+        """Count what a tier has stored, and have it drop what came in doubt meanwhile."""
         counts, line = self.counts[place], self.lines[place]
         self._storing[place] -= len(job.moves)
         counts.stored += len(end.checksums)

@@ -96,15 +96,16 @@ class HostTier:
         """Tiers that have what this one has given away, where there are some"""
 
     def attach(
-        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int = LOOKUP_NS
+        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
-        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns)
+        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS)
         for group in self.groups:
-            group.doubted = lambda digest, number=group.number: self._doubted(key_of(number, digest))
+            group.doubted = lambda digest, number=group.number: self.doubted(key_of(number, digest))
         return self.below
 
-    def _doubted(self, key: bytes) -> None:
+    def doubted(self, key: bytes) -> None:
+        """What the page of this key holds is in doubt: no tier below may have it."""
         if self.below is not None:
             self.below.drop(key)
 

@@ -118,6 +118,8 @@ class Room:
         if self.index is None or seq.chain is None or seq.tokens is None:
             return False
         most = self.cacheable(seq)
+        if most - matched < host.least_pages:
+            return False
         if host.below is not None and seq.search is None and self._asks_below(host, host.below, seq, most):
             return True
         found = seq.search.found if seq.search is not None else {}

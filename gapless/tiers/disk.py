@@ -95,6 +95,7 @@ class DiskTier:
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
         """Those of pages that are there, the least recently used first"""
         self._generation = self._written = 0
+        self._lock: int | None = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.directory)
@@ -103,19 +104,20 @@ class DiskTier:
             self.direct = all(_aligned(memory) for memory in setup.memory) and _takes_direct(self._file)
             self._recover()
         except OSError as error:
+            if self._lock is not None:
+                os.close(self._lock)
             raise ConfigError(f"kv_tiers: disk:{setup.target}: {error.strerror or error}") from error
 
     def _recover(self) -> None:
         """Take over what an earlier process has left, and rewrite the log."""
-        data = os.pread(self._log, os.fstat(self._log).st_size, 0)
-        header = DiskHeader.read(data[:BLOCK])
+        header, data = read_log(self.directory / LOG)
         if header is not None and header._replace(slots=0) == self.header._replace(slots=0):
             whole = min(self.header.slots, os.fstat(self._file).st_size // self.header.slot_bytes)
             for record in live_records(data, self._namespace):
                 if record.slot < whole:
                     self._records[record.key] = record
                     self._generation = max(self._generation, record.generation)
-        elif data:
+        elif os.fstat(self._log).st_size:
             tell(f"beginning an empty disk tier: what {self.directory} has is of another model, version or setting")
         taken = {record.slot for record in self._records.values()}
         self._free = [slot for slot in range(self.header.slots - 1, -1, -1) if slot not in taken]
@@ -171,7 +173,8 @@ class DiskTier:
         """Write the log in the order of use, for the next process, and let go of the directory."""
         self._rewrite()
         for handle in (self._file, self._log, self._lock):
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
     # Slots.
 
@@ -220,6 +223,14 @@ class DiskTier:
         self._written = len(self._records)
 
 
+def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
+    """Return the header of a log and its bytes; nothing of a file that is none of ours. Raises OSError."""
+    with path.open("rb") as file:
+        block = file.read(BLOCK)
+        header = DiskHeader.read(block)
+        return header, block + file.read() if header is not None else b""
+
+
 def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
     """Return the records of pages that a log says are there, in its order."""
     by_slot: dict[int, DiskRecord] = {}
@@ -241,10 +252,9 @@ def describe(directory: Path) -> dict[str, Any]:
     """Return what a disk tier holds: its namespace, and its sizes. Raises ConfigError for what is none."""
     path = directory / LOG
     try:
-        log = path.read_bytes()
+        header, log = read_log(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: name the directory of a disk tier") from error
-    header = DiskHeader.read(log[:BLOCK])
     if header is None:
         raise ConfigError(f"{path} is no index of a disk tier of this version: name another directory")
     records = live_records(log, header.namespace.digest)
@@ -280,11 +290,12 @@ def _aligned(memory: memoryview) -> bool:
 def _takes_direct(file: int) -> bool:
     """Have the file pass by the page cache, where its filesystem can; return whether it does."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    direct = getattr(os, "O_DIRECT", 0)  # Linux has it
     try:
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags | direct)
         with mmap.mmap(-1, BLOCK) as block:
             os.preadv(file, [block], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)
         return False
-    return True
+    return direct > 0

@@ -40,7 +40,7 @@ class TierQuestion(NamedTuple):
 
 
 class TierWorker:
-    """One tier and its thread. Loads, questions and drops come before stores; each is taken in the order of its kind.
+    """One tier and its thread. Questions and drops come first, then loads, then stores, each in the order of its kind.
 
     A tier that raises has failed the job, and has none of the keys: the thread goes on.
     """
@@ -52,7 +52,8 @@ class TierWorker:
         """What the tier raised last"""
         self._tier = tier
         self._ring = ring
-        self._urgent: deque[TierJob | TierQuestion | Callable[[], None]] = deque()
+        self._quick: deque[TierQuestion | Callable[[], None]] = deque()
+        self._loads: deque[TierJob] = deque()
         self._stores: deque[TierJob] = deque()
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
@@ -68,22 +69,23 @@ class TierWorker:
 
     def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
         """Ask which of these keys the tier has. What it cannot say within `seconds` it has not."""
-        self._send(TierQuestion(number, keys, [Found.PENDING] * len(keys), time.monotonic() + seconds))
+        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), time.monotonic() + seconds))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
         """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
-        self._send(TierJob(job, pages, True, time.monotonic() + seconds))
+        self._send(self._loads, TierJob(job, pages, True, time.monotonic() + seconds))
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
-        self._stores.append(TierJob(job, pages, False, float("inf")))
-        self._wake.set()
+        self._send(self._stores, TierJob(job, pages, False, float("inf")))
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        self._send(lambda: self._tier.drop(keys))
+        """Have the tier forget these pages."""
+        self._send(self._quick, lambda: self._tier.drop(keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        self._send(lambda: self._tier.touch(keys))
+        """Tell the tier that these pages are in use."""
+        self._send(self._quick, lambda: self._tier.touch(keys))
 
     @property
     def has_news(self) -> bool:
@@ -99,8 +101,8 @@ class TierWorker:
         self._wake.set()
         self._thread.join(seconds)
 
-    def _send(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
-        self._urgent.append(order)
+    def _send(self, orders: deque[T], order: T) -> None:
+        orders.append(order)
         self._wake.set()
 
     # The thread.
@@ -109,7 +111,7 @@ class TierWorker:
         while True:
             self._wake.clear()
             busy = self._turn()
-            if self._closes(bool(self._urgent or self._stores or self._begun)):
+            if self._closes(bool(self._ordered or self._begun)):
                 break
             if not busy:
                 self._wake.wait(POLL_SECONDS if self._begun or self._asking else None)
@@ -121,21 +123,25 @@ class TierWorker:
 
     def _turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""
-        if self._urgent:
-            self._do(self._urgent.popleft())
+        if self._quick:
+            self._do(self._quick.popleft())
+        elif self._loads:
+            self._begin(self._loads.popleft())
         elif self._stores:
             self._begin(self._stores.popleft())
         self._cancel_late()
         for end in self._safely(self._tier.poll) or () if self._begun else ():
             self._end(end)
         self._ask_again()
-        return bool(self._urgent or self._stores)
+        return self._ordered
 
-    def _do(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
+    @property
+    def _ordered(self) -> bool:
+        return bool(self._quick or self._loads or self._stores)
+
+    def _do(self, order: TierQuestion | Callable[[], None]) -> None:
         if isinstance(order, TierQuestion):
             self._asking.append(order)
-        elif isinstance(order, TierJob):
-            self._begin(order)
         else:
             self._safely(order)
 

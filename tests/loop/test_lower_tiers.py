@@ -25,14 +25,14 @@ NAMESPACE = Namespace.of({"model": "checksum"})
 class Engine:
     """A loop whose device holds one prompt, whose host tier holds one, and whose tiers below hold all."""
 
-    def __init__(self, *factories, target="", depth=2, copies=11, late_ns=10**9):
+    def __init__(self, *factories, target="", depth=2, copies=11, late_ns=10**10, lookup_ns=10**10):
         self.device = CpuDevice(threads=1)
         self.loop = checksum_loop(self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1, late_ns))
         transfers = self.loop.transfers
         setup = TierSetup(str(target), 1 << 20, NAMESPACE, tuple(transfers.memory), (transfers.stride(0),))
         self.tiers = [factory(setup) for factory in factories]
         self.workers = [TierWorker(str(place), tier, self.loop.bell.ring) for place, tier in enumerate(self.tiers)]
-        self.below = transfers.attach(self.workers)
+        self.below = transfers.host.attach(self.workers, transfers.slot, lookup_ns)
         self.keys = 0
 
     def ask(self, *asked):
@@ -194,7 +194,7 @@ class Stuck(DictionaryTier):
 
 
 def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine):
-    one = engine(Stuck, late_ns=20_000_000)
+    one = engine(Stuck, late_ns=50_000_000)
     for prompt in prompts():
         one.ask(prompt)
         one.settle()
@@ -213,13 +213,13 @@ def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine)
 def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_its_deadline(engine):
     class Dead(DictionaryTier):
         def lookup(self, keys):
-            time.sleep(0.3)
+            time.sleep(0.8)
             return [Found.HIT for _ in keys]
 
-    one = engine(Dead)
+    one = engine(Dead, lookup_ns=50_000_000)
     begin = time.monotonic()
     (counts,) = one.ask(prompts()[0])
-    assert counts.late == 1 and time.monotonic() - begin < 0.28
+    assert counts.late == 1 and time.monotonic() - begin < 0.7
 
 
 def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
@@ -263,7 +263,7 @@ def test_copies_that_made_room_before_their_store_are_counted_as_gone(engine):
                 time.sleep(0.001)
             super().store(job, pages)
 
-    one = engine(Blocked)
+    one = engine(Blocked, lookup_ns=1_000_000)
     (counts,) = one.ask(*prompts(4))
     one.tiers[0].free = True
     one.settle()

@@ -29,9 +29,7 @@ def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
             copy.pins += 1
         original(self, place, end)
 
-    return lambda: both(
-        replaced(LowerTiers, "_load" if loads else "_store", begin), replaced(LowerTiers, "_ended", ended)
-    )
+    return lambda: both(replaced(LowerTiers, "load" if loads else "store", begin), replaced(LowerTiers, "ended", ended))
 
 
 def found_before_it_came() -> AbstractContextManager[None]:
@@ -43,7 +41,7 @@ def found_before_it_came() -> AbstractContextManager[None]:
         for _, copy, key in moves:
             copy.checksum = kept.kept[key][1] if key in kept.kept else None
 
-    return replaced(LowerTiers, "_load", load)
+    return replaced(LowerTiers, "load", load)
 
 
 def all_pages_came() -> AbstractContextManager[None]:
@@ -53,12 +51,12 @@ def all_pages_came() -> AbstractContextManager[None]:
         lacking = len(job.moves) - len(end.checksums)
         original(self, place, job, end._replace(checksums=(*end.checksums, *[0] * lacking), failed=False))
 
-    return replaced(LowerTiers, "_loaded", loaded)
+    return replaced(LowerTiers, "loaded", loaded)
 
 
 def doubtful_pages_stay_below() -> AbstractContextManager[None]:
     """A page that is in doubt stays in the tiers below."""
-    return replaced(HostTier, "_doubted", lambda original, self, key: None)
+    return replaced(HostTier, "doubted", lambda original, self, key: None)
 
 
 def stored_in_doubt() -> AbstractContextManager[None]:
@@ -68,7 +66,7 @@ def stored_in_doubt() -> AbstractContextManager[None]:
         job.doubted.clear()
         original(self, place, job, end)
 
-    return replaced(LowerTiers, "_stored", stored)
+    return replaced(LowerTiers, "stored", stored)
 
 
 def lowers(scenario: Scenario) -> bool:

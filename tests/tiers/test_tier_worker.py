@@ -131,7 +131,7 @@ def test_a_job_that_a_tier_ends_twice_has_ended_once(rig):
     assert worker.take() == []
 
 
-def test_loads_go_before_stores_that_wait(rig):
+def test_questions_go_before_loads_that_wait_and_loads_before_stores(rig):
     order = []
 
     class Watched(DictionaryTier):
@@ -142,15 +142,22 @@ def test_loads_go_before_stores_that_wait(rig):
 
         def load(self, job, pages):
             order.append(job)
+            time.sleep(0.03)
             super().load(job, pages)
+
+        def lookup(self, keys):
+            order.append("asked")
+            return super().lookup(keys)
 
     worker, _, setup = rig(Watched)
     for job in (1, 2, 3):
         worker.store(job, [page(setup, job, job, 0)])
     time.sleep(0.01)
     worker.load(4, [page(setup, 1, 9)], 1.0)
-    news(worker, 4)
-    assert order == [1, 4, 2, 3]
+    worker.load(5, [page(setup, 1, 8)], 1.0)
+    worker.ask(6, [key(1)], 1.0)
+    news(worker, 6)
+    assert order == [1, "asked", 4, 5, 2, 3]
 
 
 def test_a_late_load_is_cancelled_and_ends_when_the_tier_says_so(rig):

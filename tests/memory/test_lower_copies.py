@@ -1,0 +1,307 @@
+"""Tiers below the host tier as the loop sees them: what they are asked, which slots jobs hold, what of them counts."""
+
+from __future__ import annotations
+
+import pytest
+from test_host_copies import World as HostWorld
+
+from gapless.memory import below as lower
+from gapless.tiers.seam import JobEnd, TierAnswer, key_of
+
+
+class Line:
+    """Notes the orders of the loop; a test says what comes of them."""
+
+    def __init__(self, name="line"):
+        self.name = name
+        self.asked, self.loads, self.stores = {}, {}, {}
+        self.dropped, self.touched, self.news = [], [], []
+
+    @property
+    def has_news(self):
+        return bool(self.news)
+
+    def take(self):
+        news, self.news = self.news, []
+        return news
+
+    def ask(self, number, keys, seconds):
+        self.asked[number] = list(keys)
+
+    def load(self, job, pages, seconds):
+        self.loads[job] = list(pages)
+
+    def store(self, job, pages):
+        self.stores[job] = list(pages)
+
+    def drop(self, keys):
+        self.dropped += keys
+
+    def touch(self, keys):
+        self.touched += keys
+
+    def answers(self, *hits):
+        number, keys = self.asked.popitem()
+        self.news.append(TierAnswer(number, tuple(key in hits for key in keys)))
+
+    def ends(self, good=None, failed=False):
+        """The last job ends: `good` pages of it moved, whose checksums are those of World."""
+        jobs = self.loads or self.stores
+        number, pages = jobs.popitem()
+        pages = pages if good is None else pages[:good]
+        self.news.append(JobEnd(number, tuple(page.key[0] for page in pages), failed, 10 * len(pages), 0.5))
+
+
+class World(HostWorld):
+    """A host tier with lines below it."""
+
+    def __init__(self, *lines, slots=8):
+        super().__init__(pages=8, slots=slots)
+        self.lines = lines or (Line(),)
+        self.memory = bytearray(slots)
+        slot = memoryview(self.memory)
+        self.below = self.tier.attach(self.lines, lambda group, number: slot[number : number + 1], 50)
+        self.group = self.tier.groups[0]
+
+    def find(self, *digests):
+        """A request asks for pages, and the first line has them."""
+        search = self.below.ask([key(digest) for digest in digests])
+        self.lines[0].answers(*map(key, digests))
+        self.below.poll()
+        return search
+
+    def fetch(self, search, *digests):
+        return self.tier.fetch(search, [(self.pool, digest) for digest in digests])
+
+
+def key(digest):
+    return key_of(0, digest)
+
+
+def test_a_complete_copy_is_written_through_and_holds_its_slot_until_the_store_has_ended():
+    world = World(slots=2)
+    world.store(b"a")
+    (line,) = world.lines
+    assert not line.stores
+    world.below.poll()
+    ((page,),) = line.stores.values()
+    assert page.key == key(b"a") and page.checksum == ord("a")
+    world.store(b"b")
+    world.write(b"c", b"d")
+    world.observe()
+    (move,) = world.tier.next_store().moves
+    assert move.copy.digest == b"c" and not world.tier.has(world.pool, b"b"), "b made room, a is being stored"
+    line.ends()
+    world.below.poll()
+    assert world.group.copies[b"a"].pins == 0 and world.below.counts[0].stored == 1
+    assert world.below.counts[0].written_bytes == 10
+
+
+def test_a_request_waits_for_all_answers_and_the_first_tier_that_has_a_page_is_taken():
+    first, second = Line(), Line()
+    world = World(first, second)
+    search = world.below.ask([key(b"a"), key(b"b")])
+    assert world.tier.loads(search)
+    second.answers(key(b"a"), key(b"b"))
+    assert world.below.has_news and world.below.poll() and world.tier.loads(search)
+    first.answers(key(b"a"))
+    world.below.poll()
+    assert not world.tier.loads(search) and search.found == {key(b"a"): 0, key(b"b"): 1}
+    assert world.fetch(search, b"a", b"b") and world.tier.loads(search)
+    assert [page.key for page in first.loads.popitem()[1]] == [key(b"a")]
+    assert [page.key for page in second.loads.popitem()[1]] == [key(b"b")]
+
+
+def test_an_answer_that_comes_too_late_is_no_answer():
+    world = World()
+    search = world.below.ask([key(b"a")])
+    assert world.below.patience() == 50e-9
+    world.now = 50
+    assert not world.tier.loads(search) and world.below.counts[0].late == 1
+    world.lines[0].answers(key(b"a"))
+    world.below.poll()
+    assert not search.found and not world.below.counts[0].hits and not world.fetch(search, b"a")
+    assert world.below.patience() is None
+
+
+def test_what_comes_from_below_is_a_copy_when_it_has_come():
+    world = World()
+    search = world.find(b"a", b"b")
+    assert world.fetch(search, b"a", b"b") and not search.found, "what does not come is computed"
+    assert world.tier.used() == 2 and not world.tier.has(world.pool, b"a")
+    world.lines[0].ends()
+    world.below.poll()
+    assert not world.tier.loads(search) and world.tier.has(world.pool, b"a") and world.tier.has(world.pool, b"b")
+    _, batch = world.load(b"a", b"b")
+    world.tier.loaded(batch, [ord("a"), ord("b")])
+    assert world.pool.find(b"a") and world.below.counts[0].loaded == 2 and not world.below.counts[0].refused
+    assert world.lines[0].touched == [key(b"a"), key(b"b")], "they are in use, and stay below"
+    world.tier.check()
+
+
+def test_the_good_pages_in_front_of_a_failure_stay_and_the_bad_one_is_a_miss_from_now_on():
+    world = World()
+    search = world.find(b"a", b"b", b"c")
+    world.fetch(search, b"a", b"b", b"c")
+    world.lines[0].ends(good=1, failed=True)
+    world.below.poll()
+    assert not world.tier.loads(search) and world.tier.has(world.pool, b"a") and world.tier.used() == 1
+    assert world.lines[0].dropped == [key(b"b")] and world.below.counts[0].failed == 1
+
+
+def test_a_load_that_was_cancelled_drops_nothing():
+    world = World()
+    world.fetch(world.find(b"a"), b"a")
+    world.lines[0].ends(good=0)
+    world.below.poll()
+    assert not world.lines[0].dropped and not world.below.counts[0].failed and world.tier.used() == 0
+
+
+def test_two_requests_for_one_page_share_its_load_from_below():
+    world = World()
+    first = world.find(b"a")
+    world.fetch(first, b"a")
+    second = world.find(b"a", b"b")
+    world.fetch(second, b"a", b"b")
+    assert [page.key for page in [*world.lines[0].loads.values()][-1]] == [key(b"b")]
+    world.lines[0].ends()
+    world.below.poll()
+    assert not world.tier.has(world.pool, b"a") and world.tier.loads(second)
+    world.lines[0].ends()
+    world.below.poll()
+    assert not world.tier.loads(first) and not world.tier.loads(second)
+
+
+def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it_is_late():
+    world = World(slots=2)
+    search = world.find(b"a")
+    world.fetch(search, b"a")
+    world.now = 1_000
+    assert not world.tier.loads(search) and world.below.counts[0].late == 1
+    world.write(b"c", b"d")
+    world.observe()
+    (move,) = world.tier.next_store().moves
+    assert move.copy.slot != world.group.copies[b"a"].slot and world.tier.counts.dropped_full == 1
+    world.lines[0].ends()
+    world.below.poll()
+    assert world.tier.has(world.pool, b"a"), "it came late, and is a copy all the same"
+
+
+def test_a_fetch_takes_no_slot_of_what_the_same_request_needs():
+    world = World(slots=3)
+    world.store(b"a")
+    world.below.poll()
+    world.lines[0].ends()
+    search = world.find(b"b", b"c", b"d")
+    world.fetch(search, b"a", b"b", b"c", b"d")
+    assert world.tier.has(world.pool, b"a")
+    ((pages),) = world.lines[0].loads.values()
+    assert [page.key for page in pages] == [key(b"b"), key(b"c")], "as far as there are slots"
+    assert world.group.copies[b"a"].pins == 0
+
+
+def test_a_page_that_comes_in_doubt_is_dropped_below_whatever_is_under_way():
+    world = World()
+    world.store(b"a")
+    world.below.poll()
+    page = world.pool.find(b"a")
+    world.pool.pin(page)
+    world.pool.hide([page])
+    (line,) = world.lines
+    assert line.dropped == [key(b"a")]
+    line.ends()
+    world.below.poll()
+    assert line.dropped == [key(b"a")] * 2, "its store has ended after it"
+    search = world.find(b"b")
+    world.fetch(search, b"b")
+    world.group.hidden(b"b")
+    assert world.tier.used() == 1, "the tier still writes the slot"
+    line.ends()
+    world.below.poll()
+    assert not world.tier.has(world.pool, b"b") and world.tier.used() == 0
+
+
+def test_a_page_from_below_with_another_checksum_is_counted_and_dropped_there():
+    world = World()
+    world.fetch(world.find(b"a"), b"a")
+    world.lines[0].ends()
+    world.below.poll()
+    _, batch = world.load(b"a")
+    world.tier.loaded(batch, [7])
+    assert world.pool.find(b"a") is None and world.below.counts[0].refused == 1
+    assert world.lines[0].dropped == [key(b"a")]
+
+
+def test_eviction_drops_nothing_below():
+    world = World(slots=1)
+    world.store(b"a")
+    world.store(b"b")
+    assert not world.tier.has(world.pool, b"a") and not world.lines[0].dropped
+    world.below.poll()
+    assert world.below.counts[0].dropped_gone == 1
+
+
+def test_stores_are_bounded_by_number_and_by_the_time_that_they_would_take(monkeypatch):
+    monkeypatch.setattr(lower, "MOST_WAITING", 2)
+    world = World()
+    world.store(b"a")
+    world.below.poll()
+    world.store(b"b", b"c", b"d")
+    assert world.below.counts[0].dropped_busy == 1
+    world.lines[0].ends()
+    world.below.poll()
+    monkeypatch.setattr(lower, "MOST_WAITING", 100)
+    monkeypatch.setattr(lower, "BRAKE_SECONDS", 0.05)
+    world.store(b"e", b"f")
+    world.store(b"g")
+    assert world.below.counts[0].dropped_slow, "one took half a second, of which the mean has an eighth"
+
+
+def test_stores_hold_few_of_the_slots():
+    world = World(slots=16)
+    assert lower.most_stored(world.group) == 4
+    world.store(b"a", b"b", b"c", b"d", b"e", b"f")
+    world.below.poll()
+    assert sum(map(len, world.lines[0].stores.values())) == 4
+    world.lines[0].ends()
+    world.below.poll()
+    assert sum(map(len, world.lines[0].stores.values())) == 2
+
+
+def test_a_store_that_fails_is_counted_by_page():
+    world = World(slots=16)
+    world.store(b"a", b"b", b"c")
+    world.below.poll()
+    world.lines[0].ends(good=1, failed=True)
+    world.below.poll()
+    counts = world.below.counts[0]
+    assert (counts.stored, counts.dropped_failed) == (1, 2) and not world.lines[0].dropped
+
+
+def test_counts_are_told_by_tier():
+    world = World(Line(), Line())
+    world.store(b"a")
+    world.below.poll()
+    world.lines[1].ends()
+    world.below.poll()
+    totals = world.tier.totals()
+    assert totals["lower_stored"] == (0, 1) and totals["lower_written_bytes"] == (0, 10)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_nothing_is_asked_twice_for_a_search(aborted):
+    world = World()
+    search = world.find(b"a")
+    if not aborted:
+        assert world.fetch(search, b"a")
+        world.lines[0].ends()
+        world.below.poll()
+    assert not world.below.has_news and world.below.patience() is None and not world.below.jobs
+
+
+def test_at_the_end_all_stores_that_wait_are_sent():
+    world = World(slots=16)
+    world.store(b"a", b"b", b"c", b"d", b"e", b"f")
+    world.below.poll()
+    world.below.flush()
+    assert sum(map(len, world.lines[0].stores.values())) == 6
