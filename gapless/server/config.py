@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from gapless.base.config import check_fields, flag
+from gapless.server.kv_events_config import KvEventsConfig
 from gapless.server.settings import shown
 
 _server, _logs, _api = (partial(flag, group=group) for group in ("Server", "Logs", "API"))
@@ -46,6 +47,12 @@ class ServerConfig:
         "OTLP collector over HTTP that gets a trace of each generation request, like http://localhost:4318/v1/traces",
     )
 
+    kv_events_config: str | None = _server(
+        None,
+        "publish over ZeroMQ which KV blocks enter and leave the prefix cache, for routers: JSON as vLLM's, with "
+        "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, topic, hwm and max_queue_size",
+    )
+
     enable_force_include_usage: bool = _api(
         False, "a usage chunk at the end of every stream", aliases=("--stream-response-default-include-usage",)
     )
@@ -63,6 +70,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.kv_events_config is not None:
+            KvEventsConfig.parse(self.kv_events_config)
 
     def __repr__(self) -> str:
         return f"ServerConfig({', '.join(f'{f.name}={shown(f.name, getattr(self, f.name))!r}' for f in fields(self))})"
