@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,6 +22,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.kv_events_config import KvEventsConfig, listens
 
+GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/kv-events.md"
 zmq = pytest.importorskip("zmq", reason="needs the extra events")
 
 
@@ -156,6 +160,27 @@ def test_a_batch_beyond_the_queue_is_dropped_and_the_loss_is_reported(tmp_path):
         while not (found := clients.replay(0)):
             pass
         assert decode(found[0][2]).events
+
+
+def test_the_consumer_of_the_manual_prints_the_events(tmp_path, capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    with publishing(tmp_path, topic="kv@host-1@MODEL") as (publisher, clients):
+        program = program.replace("tcp://127.0.0.1:5557", clients.endpoint).replace("while True", "for _ in range(2)")
+        done = threading.Event()
+
+        def publish():
+            while not done.wait(0.01):
+                publisher.publish([stored(1)])
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        names = {}
+        exec(program, names)
+        done.set()
+        thread.join()
+        names["subscriber"].context.destroy(linger=0)
+    number, kind, hashes = capsys.readouterr().out.splitlines()[0].split(maxsplit=2)
+    assert number.isdigit() and (kind, hashes) == ("BlockStored", f"[{2**63 + 1}]")
 
 
 @pytest.mark.parametrize(
