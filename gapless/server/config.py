@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from gapless.base.config import check_fields, flag
-from gapless.server.kv_events_config import KvEventsConfig
 from gapless.server.settings import shown
 
 _server, _logs, _api = (partial(flag, group=group) for group in ("Server", "Logs", "API"))
@@ -71,6 +70,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.kv_events_config is not None:
+            from gapless.server.kv_events_config import KvEventsConfig  # brings msgspec, which --help has no need of
+
             KvEventsConfig.parse(self.kv_events_config)
 
     def __repr__(self) -> str:
