@@ -176,6 +176,34 @@ class PageGroup(NamedTuple):
     page_bytes: int = 0
 
 
+NO_TOKENS: Int32s = np.zeros(0, np.int32)
+
+
+class PageChange(IntEnum):
+    """What a PageEvent says."""
+
+    STORED = 0
+    REMOVED = 1
+    CLEARED = 2
+    """Everything that was stored before, in every group, counts as removed."""
+
+
+class PageEvent(NamedTuple):
+    """One change of the prefix index; those of pages that follow each other are one event."""
+
+    change: PageChange
+    group: int = 0
+    digests: tuple[bytes, ...] = ()
+    parent: bytes | None = None
+    """Digest of the page in front of the first stored one; None where that begins a sequence"""
+    tokens: Int32s = NO_TOKENS
+    """Those of the stored pages"""
+    salt: str = ""
+    adapter: str = ""
+    window: int = 0
+    """Tokens that a layer of the group reads; 0 for all"""
+
+
 class PageWrite(NamedTuple):
     """The row's page table holds `page` at `entry` of the group's part from this step on."""
 

@@ -39,6 +39,7 @@ from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
+from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
@@ -217,6 +218,12 @@ class EngineCore:
 
     def page_map(self) -> bytes:
         return b"".join([pool.page_map() for pool in self.loop.pools])
+
+    def page_events(self) -> PageEvents | None:
+        index, adapters = self.loop.planner.index, self.loop.adapters
+        if index is not None:
+            index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
+        return index.events if index else None
 
     def close(self) -> None:
         """Stop the watchdog, the compiler and the device. May be called in any state."""

@@ -13,7 +13,8 @@ _FORMAT = b"gapless.kv.1"
 class PrefixHasher:
     """Chained SHA-256 over tagged fields: format, model, tenant salt, then the tokens of page after page.
 
-    `model` is a name that is good within one process: digests must not leave it.
+    `model` is a name that is good within one process: digests must not leave it, but for KV events, which are compared
+    with each other alone.
     """
 
     def __init__(self, model: str, page_size: int) -> None:

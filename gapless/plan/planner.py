@@ -340,8 +340,8 @@ class Planner:
         if pages > seq.published:
             if not seq.private:
                 seq.chain = seq.chain.up_to(pages)
-                digests = seq.chain.reach(pages, self._rows.tokens[seq.row])
-                self.index.publish(digests, seq.by_group, seq.published, pages, step)
+                tokens = self._rows.tokens[seq.row]
+                self.index.publish(seq.chain, tokens, seq.by_group, seq.published, pages, step)
             seq.published = pages
 
     # Preemption.

@@ -203,6 +203,8 @@ class Room:
                 if page != NULL_PAGE:
                     pool.pin(page)
             pages += [pool.take() for _ in range(count)]
+        if self.index and seq.chain and seq.tokens is not None:
+            self.index.describe(seq.chain, seq.tokens, 0, matched)
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
         seq.published, seq.skips, seq.loads_begun, seq.search = matched, 0, 0, None
