@@ -98,10 +98,29 @@ def _owner(tensor: Tensor) -> Any:
         return tensor
 
 
+class PinnedMarks(Marks):
+    """The storages of pinned memory, which is pinned for other storages over it too: those made from numpy's arrays."""
+
+    def covering(self, storage: Any) -> Any:
+        """Return the pinned storage whose memory holds that of this one, or None."""
+        if storage.resizable():
+            return None  # its memory is its own
+        low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        for ref in list(self._refs.values()):
+            owner = ref()
+            if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
+                return owner
+        return None
+
+
+def _end(storage: torch.UntypedStorage) -> int:
+    return storage.data_ptr() + storage.nbytes()
+
+
 DEVICE = Marks()
 HOST = Marks()
 """Host copies of device tensors: a predicate does not apply to them."""
-PINNED = Marks()
+PINNED = PinnedMarks()
 
 
 def device_tensor(value: T) -> T:
@@ -145,7 +164,9 @@ def on_accelerator(tensor: Tensor) -> bool:
 
 def is_pinned(tensor: Tensor) -> bool:
     """Return whether copies from and to this host tensor can run beside the host."""
-    return tensor in PINNED or (has_accelerator() and tensor.is_pinned())
+    if tensor in PINNED or (has_accelerator() and tensor.is_pinned()):
+        return True
+    return tensor.layout is _STRIDED and PINNED.covering(tensor.untyped_storage()) is not None
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -137,6 +137,13 @@ class RaceChecker:
                     except IndexUnknown:
                         self.unknown_index += 1
                         continue
+                if (
+                    plan.copies
+                    and kind == READ
+                    and isinstance(actor, Agent)
+                    and race_ops.non_blocking(plan, args, kwargs)
+                ):
+                    self._hold(actor, buffer, region, tensor, site)
                 shadow = buffer.shadow
                 if shadow.owner == me and len(shadow.log) < PARTS_KEPT:
                     # A short form of `_put` for most accesses: memory that no other agent has touched.
@@ -152,13 +159,19 @@ class RaceChecker:
             self.raise_pending()
         return site
 
+    def _hold(self, actor: Agent, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
+        """A stream may read this memory later: if it is the host's, what is written there unseen must wait for it."""
+        # With gaps it is packed first, by the host.
+        if actor.is_stream and self.cuda is not None and region[2] is None and not self.cuda.is_device(tensor):
+            self.cuda.hold(actor, Checksum(buffer, region), tensor, site)
+
     def _use_named(
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
         plan: race_ops.OperatorPlan, args: Sequence[Any],
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
-        if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
-            self.cuda.hold(actor, Checksum(buffer, region), tensor)
+        if buffer.host and kind == READ and isinstance(actor, Agent):
+            self._hold(actor, buffer, region, tensor, site)
         try:
             if plan.custom:
                 region = _stated(buffer, plan.custom, tensor, args, region)
@@ -210,6 +223,22 @@ class RaceChecker:
                     fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site)
             if fresh:
                 self.raise_pending()
+
+    def reach_part(self, tensor: Tensor, region: Region, kind: int) -> None:
+        """Note an access of the calling thread to a part of a tensor's memory, by numpy."""
+        if not self.active:
+            return
+        actor = self.agents.here()
+        site = self.sites.here(2, actor.label)
+        actor.news += 1
+        with self.lock:
+            found = [
+                buffer for buffer in self._buffers_of(tensor, region, site)
+                if buffer.start <= region[0] and region[1] <= buffer.end
+            ]  # fmt: skip
+            fresh = any([self._put(actor, buffer, kind, region, site) for buffer in found])
+        if fresh:
+            self.raise_pending()
 
     def declared(self, uses: Iterable[tuple[Tensor, int]]) -> None:
         """The caller is a graph that touches all of these tensors; which rows of those watched by rows is not known."""

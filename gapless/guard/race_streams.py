@@ -27,6 +27,10 @@ class CudaStreams(Protocol):
         """Return whether the tensor is on a device."""
         ...
 
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether copies from and to this host tensor can run beside the host."""
+        ...
+
     def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
         """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
         ...
@@ -39,6 +43,6 @@ class CudaStreams(Protocol):
         """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note."""
         ...
 
-    def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
+    def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
         """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
         ...

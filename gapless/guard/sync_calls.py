@@ -182,17 +182,32 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
 def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     """Check torch.tensor, as_tensor and asarray."""
     device, data = call.kwargs.get("device"), _argument(call, 0, "data")
+    reads = _holds_device(watch, data)
+    if reads:
+        watch.flag("host-read")
     if not marks.names_device(device):
-        return _placed(watch, call)
+        with watch.silence():
+            return _placed(watch, call)
     on_device = isinstance(data, Tensor) and watch.is_device(data)
     if not on_device and not _is_empty(data):
         TALLY.add("copies")
-        watch.flag("list-to-device")
+        if not reads:
+            watch.flag("list-to-device")
     with watch.silence():
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
             return _placed(watch, call)
         # as_tensor and asarray share the memory of host data, which a device cannot.
         return _device_copy(watch, _run(_with_device(call, HOST)), False)
+
+
+def _holds_device(watch: ThreadState, data: Any) -> bool:
+    """Return whether lists hold a device tensor: each is read on the host, one after the other."""
+    if not isinstance(data, (list, tuple)):
+        return False
+    return any(
+        watch.is_device(item) if isinstance(item, Tensor) else _holds_device(watch, item)
+        for item in data if isinstance(item, (Tensor, list, tuple))
+    )  # fmt: skip
 
 
 def _is_empty(data: Any) -> bool:
@@ -205,11 +220,16 @@ def _is_empty(data: Any) -> bool:
 def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
+    data = _argument(call, 1, "data")
+    reads = _holds_device(watch, data)
+    if reads:
+        watch.flag("host-read")
     if not goes_up:
         return _run(call)
-    if not _is_empty(_argument(call, 1, "data")):
+    if not _is_empty(data):
         TALLY.add("copies")
-        watch.flag("list-to-device")
+        if not reads:
+            watch.flag("list-to-device")
     with watch.silence():
         result = _placed(watch, call)
         marks.DEVICE.add(result)

@@ -49,6 +49,10 @@ def _always(rule: str) -> Check:
     return lambda watch, args, kwargs: rule
 
 
+def _if_checked(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    return "host-read" if kwargs.get("check_errors") else None
+
+
 def _repeat(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     return None if kwargs.get("output_size") is not None else "repeat-interleave"
 
@@ -138,6 +142,31 @@ _CHECKS: dict[str, Check] = {
     "aten::is_nonzero": _always("host-read"),
     "aten::allclose": _always("host-read"),
     "aten::_linalg_check_errors": _always("host-read"),
+    # These check their results inside of one operator.
+    **dict.fromkeys(
+        (
+            "aten::_linalg_eigh",
+            "aten::_linalg_svd",
+            "aten::linalg_eig",
+            "aten::_linalg_eigvals",
+            "aten::linalg_lstsq",
+            "aten::linalg_pinv",
+            "aten::linalg_matrix_exp",
+            "aten::cholesky",
+            "aten::cholesky_inverse",
+        ),
+        _always("host-read"),
+    ),
+    **dict.fromkeys(
+        (
+            "aten::linalg_inv_ex",
+            "aten::linalg_cholesky_ex",
+            "aten::linalg_lu_factor_ex",
+            "aten::_linalg_solve_ex",
+            "aten::linalg_ldl_factor_ex",
+        ),
+        lambda watch, args, kwargs: "host-read" if kwargs.get("check_errors") else None,
+    ),
     # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
     "aten::linspace": _always("host-read"),
     "aten::logspace": _always("host-read"),
