@@ -290,12 +290,6 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
 
 
-def _random_order(watch: ThreadState, call: TorchCall) -> Any:
-    if marks.names_device(call.kwargs.get("device")):
-        watch.flag("random-sync")
-    return _placed(watch, call)
-
-
 def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
 
@@ -340,7 +334,6 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
-    torch.randperm: _random_order,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
