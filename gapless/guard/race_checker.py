@@ -108,7 +108,7 @@ class RaceChecker:
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
-        if not uses:
+        if not uses or (self.cuda is not None and self.cuda.captures()):
             return -1
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
@@ -187,6 +187,8 @@ class RaceChecker:
     def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
         """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did."""
         plan = self._plans[id(op)]
+        if self.cuda is not None and self.cuda.captures():
+            return
         if plan.makes and self.everything:
             actor = host = self.agents.here()
             if site < 0:

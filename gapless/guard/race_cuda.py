@@ -87,6 +87,9 @@ class CudaWatch(CudaStreams):
         self._checker.agents.enqueue_again(stream)
         return stream
 
+    def captures(self) -> bool:
+        return bool(self._cuda.is_current_stream_capturing())
+
     def is_device(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
 

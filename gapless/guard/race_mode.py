@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +9,14 @@ import torch
 from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from .patches import leave_uncompiled
 from .race_checker import RaceChecker
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reports every operator to the checker before it runs. Each thread has its own, since a mode keeps state."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, checker: RaceChecker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,20 +52,12 @@ def _quietly(checker: RaceChecker, func: Any, args: Sequence[Any], kwargs: Mappi
 
 # Not in the class body: there torch wraps it against its compiler, which costs 2 us an operator and imports that.
 RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
-
-
-class _Wrapped(RaceMode):  # type: ignore[no-untyped-call]
-    """The mode of programs that have loaded the compiler, which must not try to trace the checker."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return _dispatch(self, func, types, args, kwargs)
+leave_uncompiled(_dispatch)
 
 
 def mode(checker: RaceChecker) -> RaceMode:
     """A mode for the calling thread."""
-    return _Wrapped(checker) if "torch._dynamo" in sys.modules else RaceMode(checker)
+    return RaceMode(checker)
 
 
 def is_on(checker: RaceChecker) -> bool:

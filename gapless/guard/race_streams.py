@@ -23,6 +23,10 @@ class CudaStreams(Protocol):
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         ...
 
+    def captures(self) -> bool:
+        """Return whether the calling thread captures a graph: then operators are recorded and do not run."""
+        ...
+
     def is_device(self, tensor: Tensor) -> bool:
         """Return whether the tensor is on a device."""
         ...

@@ -18,9 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from . import marks
+from .emulate import refusal_of
+from .patches import leave_uncompiled
 from .sites import caller
 from .sync_ops import copy_rule, read_rule
-from .watch import ThreadState, TorchCall
+from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
 
 Handler = Callable[[ThreadState, TorchCall], Any]
@@ -167,12 +169,15 @@ def _cuda(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
-    kind = _argument(call, 1, "dtype")
+    kind, source = _argument(call, 1, "dtype"), call.args[0]
+    if kind is None and not marks.on_accelerator(source) and watch.is_device(source):
+        return _run(call).replace("torch.", "torch.cuda.")
     if kind is None or isinstance(kind, torch.dtype):
         return _run(call)
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
     if "cuda" in name:
-        return _upload(watch, call, call.args[0], "cuda", False)
+        plain = TorchCall(Tensor.to, (source, "cuda", getattr(torch, name.rpartition(".")[2]).dtype), {})
+        return _upload(watch, call if marks.has_accelerator() else plain, source, "cuda", False)
     return _download(watch, call, "type-hop")
 
 
@@ -382,5 +387,13 @@ class SyncCalls(TorchFunctionMode):
             if slow and (took := time.perf_counter_ns() - start) > slow and not watch.reported:
                 watch.flag("slow-call", detail=f"{took / 1e6:.2f} ms")
             return result
+        except (RuntimeError, AssertionError, TypeError) as error:
+            refusal = None if watch.real else refusal_of(error, function_name(func))
+            if refusal is None:
+                raise
+            raise refusal from error
         finally:
             watch.call = outer
+
+
+leave_uncompiled(SyncCalls.__torch_function__)

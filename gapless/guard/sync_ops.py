@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import marks
+from .patches import leave_uncompiled
 from .watch import ThreadState
 from .watched import TALLY
 
@@ -244,7 +245,9 @@ def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
 
 def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
-    schema = func._schema
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator, whose arguments are functions and what they need
+        return Op(_always(""), True, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
     if check is None and not schema.name.startswith(_TORCHS) and not func._can_decompose():
@@ -263,6 +266,8 @@ _OPS: dict[int, Op] = {}
 
 class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every operation of one thread, and passes the device mark on to results."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, watch: ThreadState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -297,6 +302,9 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = id(out.untyped_storage())
         return out
+
+
+leave_uncompiled(SyncOps.__torch_dispatch__)
 
 
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
