@@ -26,7 +26,7 @@ class _Kind(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
         if len(args) == 1 and isinstance(args[0], (list, tuple, np.ndarray, Tensor)):
-            return torch.as_tensor(args[0], dtype=cls.dtype, device="cuda")
+            return torch.as_tensor(args[0], dtype=cls.dtype, device="cuda")  # san: ok(the program asks for it)
         return torch.empty(*args or (0,), dtype=cls.dtype, device="cuda")
 
 

@@ -191,8 +191,7 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     if reads:
         watch.flag("host-read")
     if not marks.names_device(device):
-        with watch.silence():
-            return _placed(watch, call)
+        return _placed(watch, call)
     on_device = isinstance(data, Tensor) and watch.is_device(data)
     if not on_device and not _is_empty(data):
         TALLY.add("copies")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.linalg import lstsq
 from torch.nn.functional import one_hot
 
 from gapless import guard
@@ -114,7 +115,7 @@ CASES = [
     Case(1, "host-read", lambda w: torch.linalg.cholesky_ex(square(w), check_errors=True), lambda w: square(w).det()),
     Case(1, "host-read", lambda w: torch.linalg.eigh(square(w)), lambda w: torch.linalg.qr(square(w))),
     Case(1, "host-read", lambda w: torch.linalg.svdvals(square(w)).argmax(), lambda w: square(w).norm()),
-    Case(1, "host-read", lambda w: torch.linalg.lstsq(square(w), square(w)), lambda w: torch.linalg.lu(square(w))),
+    Case(1, "host-read", lambda w: lstsq(square(w), square(w))[0].round(), lambda w: torch.linalg.lu(square(w))),
     Case(2, "host-size", lambda w: torch.zeros(w.index.max().item()), lambda w: torch.zeros(5)),
     Case(2, "host-size", lambda w: one_hot(w.index, int(w.index.max()) + 1), lambda w: one_hot(w.index, 3)),
     # 3: copies to the host
