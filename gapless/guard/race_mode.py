@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from .patches import leave_uncompiled
 from .race_checker import RaceChecker
+from .race_ops import OperatorPlan
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -26,27 +27,28 @@ class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _dispatch(
     self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    kwargs = kwargs or {}
     checker = self.checker
-    if not checker.active:
-        return func(*args, **kwargs)
+    plan = checker.plans.get(id(func)) or checker.plan(func)
+    if not checker.active or plan.is_idle:
+        return func(*args, **kwargs) if kwargs else func(*args)
+    kwargs = kwargs or {}
     if _functions_watched():
-        return _quietly(checker, func, args, kwargs)
-    site = checker.saw(func, args, kwargs)
+        return _quietly(checker, plan, args, kwargs)
+    site, actor = checker.saw(plan, args, kwargs)
     result = func(*args, **kwargs)
     if checker.follows_results:
-        checker.ran(func, args, kwargs, result, site)
+        checker.ran(plan, args, kwargs, result, site, actor)
     return result
 
 
-def _quietly(checker: RaceChecker, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _quietly(checker: RaceChecker, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Report with function modes off: asking a tensor for its address must not pass through one."""
     with torch._C.DisableTorchFunction():
-        site = checker.saw(func, args, kwargs)
-    result = func(*args, **kwargs)
+        site, actor = checker.saw(plan, args, kwargs)
+    result = plan.op(*args, **kwargs)
     if checker.follows_results:
         with torch._C.DisableTorchFunction():
-            checker.ran(func, args, kwargs, result, site)
+            checker.ran(plan, args, kwargs, result, site, actor)
     return result
 
 

@@ -36,6 +36,8 @@ class OperatorPlan(NamedTuple):
     """The operator, held so that its id stays its own."""
     name: str
     args: tuple[Arg, ...]
+    is_idle: bool
+    """Whether it touches no memory: a view, most of all."""
     makes: bool
     """Whether it returns tensors of its own."""
     way: int
@@ -50,13 +52,15 @@ def plan(op: Any) -> OperatorPlan:
     """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return OperatorPlan(op, "", (), False, 0, False, "")
+        return OperatorPlan(op, "", (), True, False, 0, False, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
+    args = () if name in _NO_MEMORY else _arguments(schema)
     return OperatorPlan(
         op,
         name,
-        () if name in _NO_MEMORY else _arguments(schema),
+        args,
+        not args and not makes,
         makes,
         way(name),
         name in _COPIES,

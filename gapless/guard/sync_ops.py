@@ -296,7 +296,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if kwargs else func(*args)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             _mark(out)
             if op.reduces and isinstance(out, Tensor):
@@ -310,10 +310,11 @@ leave_uncompiled(SyncOps.__torch_dispatch__)
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Return whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
     device = host = tensors = False
+    is_device = watch.is_device
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             tensors = True
-            if watch.is_device(value):
+            if value in marks.DEVICE or is_device(value):
                 device = True
             elif value.dim():
                 host = True
@@ -321,7 +322,7 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
             for item in value:
                 if isinstance(item, Tensor):
                     tensors = True
-                    if watch.is_device(item):
+                    if is_device(item):
                         device = True
                     elif item.dim():
                         host = True
