@@ -179,6 +179,7 @@ def _install(patches: Patches) -> None:
     patches.put(torch, "Generator", device.EmulatedGenerator)
     patches.wrap(torch, "set_default_device", _set_default)
     patches.wrap(torch, "get_default_device", _get_default)
+    patches.wrap(torch, "get_device_module", lambda ask, device=None: cuda if device is None else ask(device))
     patches.wrap(torch.serialization, "default_restore_location", _restored)
     patches.wrap(torch.serialization, "location_tag", _location)
     patches.wrap(torch.UntypedStorage, "cuda", _moved)
