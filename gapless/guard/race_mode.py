@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch._C import _len_torch_function_stack as _functions_watched
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 
 from .patches import leave_uncompiled
 from .race_checker import RaceChecker
 from .race_ops import OperatorPlan
+from .sync_ops import Run, SyncOps
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -24,28 +31,35 @@ class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.checker = checker
 
 
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs) if kwargs else func(*args)
+
+
 def _dispatch(
     self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    checker = self.checker
+    return _watched(self.checker, _run, func, args, kwargs or {})
+
+
+def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """Run an operator, reported to the checker before and after it."""
     plan = checker.plans.get(id(func)) or checker.plan(func)
     if not checker.active or plan.is_idle:
-        return func(*args, **kwargs) if kwargs else func(*args)
-    kwargs = kwargs or {}
+        return run(func, args, kwargs)
     if _functions_watched():
-        return _quietly(checker, plan, args, kwargs)
+        return _quietly(checker, plan, run, args, kwargs)
     site, actor = checker.saw(plan, args, kwargs)
-    result = func(*args, **kwargs)
+    result = run(func, args, kwargs)
     if checker.follows_results:
         checker.ran(plan, args, kwargs, result, site, actor)
     return result
 
 
-def _quietly(checker: RaceChecker, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _quietly(checker: RaceChecker, plan: OperatorPlan, run: Run, args: Sequence[Any], kwargs: Any) -> Any:
     """Report with function modes off: asking a tensor for its address must not pass through one."""
     with torch._C.DisableTorchFunction():
         site, actor = checker.saw(plan, args, kwargs)
-    result = plan.op(*args, **kwargs)
+    result = run(plan.op, args, kwargs)
     if checker.follows_results:
         with torch._C.DisableTorchFunction():
             checker.ran(plan, args, kwargs, result, site, actor)
@@ -57,11 +71,31 @@ RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assig
 leave_uncompiled(_dispatch)
 
 
-def mode(checker: RaceChecker) -> RaceMode:
-    """A mode for the calling thread."""
+def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
+    """Let the checker see the calling thread's operators: by the mode of syncs where that is the innermost one."""
+    inner = _get_current_dispatch_mode()
+    if isinstance(inner, SyncOps) and inner.around is None:
+        return _around(inner, checker)
     return RaceMode(checker)
+
+
+@contextmanager
+def _around(inner: SyncOps, checker: RaceChecker) -> Iterator[None]:
+    inner.around = partial(_watched, checker)
+    try:
+        yield
+    finally:
+        inner.around = None
 
 
 def is_on(checker: RaceChecker) -> bool:
     """Return whether the calling thread's operators are seen now."""
-    return any(isinstance(m, RaceMode) and m.checker is checker for m in _get_current_dispatch_mode_stack())
+    modes = _get_current_dispatch_mode_stack()
+    return any(
+        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and _checker_of(m) is checker
+        for m in modes
+    )
+
+
+def _checker_of(mode: SyncOps) -> RaceChecker | None:
+    return mode.around.args[0] if isinstance(mode.around, partial) else None

@@ -15,6 +15,8 @@ from .watch import ThreadState
 from .watched import TALLY
 
 Args = Sequence[Any]
+Run = Callable[[Any, Args, dict[str, Any]], Any]
+"""Runs an operator on its arguments."""
 Check = Callable[[ThreadState, Args, dict[str, Any]], str | None]
 """Sees the arguments of an operation with a device tensor among them; returns the rule that it breaks."""
 
@@ -272,6 +274,8 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: ThreadState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+        self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
+        """What runs around each operation in place of a mode of its own, which would cost more than its work."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -281,13 +285,17 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.around is None:
+            return self._checked(func, args, kwargs or {})
+        return self.around(self._checked, func, args, kwargs or {})
+
+    def _checked(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
         op = _OPS.get(id(func))
         if op is None:
             op = _OPS[id(func)] = describe(func)
         if op.view:
             return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
         if op.composite:
             with self:
                 return func.decompose(*args, **kwargs)
