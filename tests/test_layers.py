@@ -67,6 +67,7 @@ LINES = {
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,
     "penalties, biases, bad words": 750,
+    "pinned memory under numpy, CUDA's graphs, types and autocast under the sanitizer": 600,
     "processes under the sanitizer, the parts of an emulated CUDA": 650,
     "reports of the sanitizer, what it watched": 650,
     "responses of OpenAI, with log-probabilities by place": 800,
