@@ -26,9 +26,7 @@ LOOK_BEHIND = 8
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
 MAX_AWAITING = 32
-"""Waiting sequences passed over in one step because a row computes their prefix."""
-MAX_LOADING = 256
-"""The same of those that wait for pages of a tier, which costs nothing to see."""
+"""Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
 
 
 class Planner:
@@ -348,10 +346,8 @@ class Planner:
 
     def _make_room(self) -> None:
         """A pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
-        if self.leaving or self.ending or any([pool.fenced for pool in self.pools]):
+        if self.leaving or self.ending or self.room.loading or any([pool.fenced for pool in self.pools]):
             return
-        if self.room.host is not None and self.room.host.loading:
-            return  # the pages of a load that has ended are there for all
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
         # It will not take part in this step, and its row may serve another before the step is out.
@@ -445,13 +441,11 @@ class Planner:
         room, state = self.room, self.room.state()
         if state == self._refused_at:
             return budget
-        passed: list[Sequence] = []
-        awaiting: list[Sequence] = []
-        loading: list[Sequence] = []
+        passed, awaiting, loading = list[Sequence](), list[Sequence](), list[Sequence]()
         fill = self._limits.fill
         self.waiting.unpark(self._rows.lends)
         while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND:
-            if len(awaiting) == MAX_AWAITING or len(loading) == MAX_LOADING or (seq := self.waiting.pop()) is None:
+            if len(awaiting) + len(loading) // 8 >= MAX_AWAITING or (seq := self.waiting.pop()) is None:
                 break
             if not self._rows.lends(seq.leases):
                 self.waiting.park(seq)

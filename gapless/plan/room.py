@@ -67,6 +67,11 @@ class Room:
         if self.host is not None:
             self.host.running = self.running
 
+    @property
+    def loading(self) -> bool:
+        """Return whether pages of a tier are on their way; these are there for all when they have come."""
+        return self.host is not None and self.host.loading
+
     def state(self) -> tuple[int, ...]:
         """Changes whenever one that did not fit may fit."""
         return (*[pool.available() for pool in self._pools], self.index.version if self.index else 0)
