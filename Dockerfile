@@ -17,10 +17,10 @@ FROM base AS cpu
 ARG TORCH_INDEX=""
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0 \
-    && pip install --no-cache-dir -c constraints.txt '.[engine]'
+    && pip install --no-cache-dir -c constraints.txt '.[engine,events]'
 USER 1000
 
 FROM base AS cuda
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir -c constraints.txt torch==2.13.0 '.[engine]'
+RUN pip install --no-cache-dir -c constraints.txt torch==2.13.0 '.[engine,events]'
 USER 1000

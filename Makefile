@@ -31,7 +31,7 @@ serve: $(VENV)/.setup
 	@$(BIN)/gapless serve $(ARGS)
 
 # The suites of the engine, which run a second time under no_race; the first time every step runs under no_sync.
-# Of the simulator's seeds one share of four, of the recorded answers one model; without the test double in its child,
+# Of the simulator's seeds one share of eight, of the recorded answers one model; without the test double in its child,
 # which has no loop, and without engines that are broken on purpose.
 RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --ignore=tests/loop/test_oracle_bites.py \
 	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \

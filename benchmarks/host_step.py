@@ -27,6 +27,7 @@ from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
+from gapless.step.speculation import PromptLookup, Speculation
 
 VOCAB = 8
 PROMPT = 16
@@ -70,15 +71,19 @@ def request(key: int, length: int) -> Request:
 
 
 def steady_loop(
-    rows: int, waiting: int, steps: int, depth: int | None, graphs: bool, chain: int | None = None
+    rows: int, waiting: int, steps: int, depth: int | None, graphs: bool, chain: int | None = None, drafts: int = 0
 ) -> tuple[CpuDevice, Loop]:
-    """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue."""
-    length = PROMPT + steps + 64
+    """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue. With `drafts`,
+    each step has as many for each row, which are right."""
+    length = PROMPT + (steps + 64) * (1 + drafts)
     pages = rows * -(-length // 16) + 1
     device = CpuDevice(threads=1)
     sizes = Sizes(rows, length, pages, 16, max(rows, 2048), queue=rows + waiting + 1)
     buckets = (rows,) if graphs else ()
-    loop = build_loop(device, NullModel(), sizes, depth, prefix_caching=True, buckets=buckets, chain=chain)
+    loop = build_loop(
+        device, NullModel(), sizes, depth, prefix_caching=True, buckets=buckets, chain=chain,
+        speculation=Speculation(drafts, PromptLookup(drafts, 1, 2), rows) if drafts else None,
+    )  # fmt: skip
     loop.capture()
     for key in range(rows + waiting):
         loop.submit(request(key, length))
@@ -142,12 +147,12 @@ def measure(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> Me
     )
 
 
-def chained(rows: int, steps: int, chain: int | None) -> tuple[float, float]:
+def chained(rows: int, steps: int, chain: int | None, drafts: int = 0) -> tuple[float, float]:
     """Host time of a step at automatic depth with such chains, in microseconds, and steps of a visit.
 
     The time is the 10th percentile over windows of WINDOW steps: the others say what a shared machine did beside it.
     """
-    device, loop = steady_loop(rows, 0, steps, None, True, chain)
+    device, loop = steady_loop(rows, 0, steps, None, True, chain, drafts)
     before, joined = loop.counters.steps, loop.counters.chained_steps
     windows = []
     while loop.counters.steps < before + steps - 150:
@@ -193,6 +198,17 @@ def print_chains(steps: int, path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def print_drafts(steps: int, drafts: int) -> None:
+    """The table of steps with drafts beside steps without, one step a visit, A B A B: medians of three pairs."""
+    print(f"| rows | without drafts, us | with {drafts}, us | more |")
+    print("|---:|---:|---:|---:|")
+    for rows in (1, 4, 8):
+        runs = [[chained(rows, steps, 1, count)[0] for count in (0, drafts)] for _ in range(3)]
+        without, with_drafts = (statistics.median(run[arm] for run in runs) for arm in (0, 1))
+        more = statistics.median(run[1] - run[0] for run in runs)
+        print(f"| {rows} | {without:.0f} | {with_drafts:.0f} | {more:.0f} |", flush=True)
+
+
 def main() -> None:
     checkers.connect()
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,12 +216,16 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--chains", action="store_true", help="one step a visit beside automatic chains, and no more")
+    parser.add_argument("--drafts", type=int, help="steps with this number of drafts a row beside steps without")
     parser.add_argument("--out", type=Path, help="the figures of --chains as JSON")
     args = parser.parse_args()
     if args.out and not args.chains:
         parser.error("--out writes the figures of --chains: add --chains, or leave --out away")
     if args.chains:
         print_chains(args.steps, args.out)
+        return
+    if args.drafts:
+        print_drafts(args.steps, args.drafts)
         return
     print("| rows | waiting | median us | mean us | p99 us | median without the wait call | captured |")
     print("|---:|---:|---:|---:|---:|---:|---:|")

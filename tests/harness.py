@@ -16,6 +16,7 @@ from torch import Tensor
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import Device
+from gapless.engine.on_device import on_device
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
@@ -165,7 +166,12 @@ def checksum_loop(
 def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | None, **options: Any) -> Loop:
     """An engine over a model that a test looks through. Short runs capture nothing on the way, unless `options` do."""
     options = {"patience": 16, **options}
-    return look_behind_steps(build_loop(device, model, shape, depth, model_name="checksum", **options), model)
+
+    def build() -> Loop:
+        return build_loop(device, model, shape, depth, model_name="checksum", **options)
+
+    # CUDA's streams do not wait for the default one, on which tables would be made.
+    return look_behind_steps(on_device(device, build) if device.kind == "cuda" else build(), model)
 
 
 def captures_at_once(shape: Sizes) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def mask(args: Sequence[Any]) -> Rows:
 
 
 def reply(args: Sequence[Any]) -> Rows:
-    index, rows, _, state, params, history, wishes, _, _ = args
+    index, rows, _, state, params, history, wishes, *_ = args
     return masked_rows(rows.numpy()[index.numpy()], state, params, history, wishes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -15,13 +16,30 @@ from pathlib import Path
 import openai
 import pytest
 from served import START_SECONDS, Server
+from vllm_events import AllBlocksCleared, BlockStored, Clients, count, decode, router
 
 CHAT = [{"role": "user", "content": "Mia has 17 pens. She buys 25 more. How many pens does she have?"}]
 
 
 @pytest.fixture(scope="module")
-def server(findings_of_children: Path) -> Iterator[Server]:
-    server = Server("--max-num-seqs", "32")
+def events(tmp_path_factory) -> Iterator[Clients | None]:
+    """Reads the server's KV events, where the extra for them is installed; one subscriber never reads."""
+    if importlib.util.find_spec("zmq") is None:
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("events")
+    clients = Clients(f"ipc://{folder}/out", f"ipc://{folder}/again")
+    clients.subscriber(most=1)
+    yield clients
+    clients.close()
+
+
+@pytest.fixture(scope="module")
+def server(findings_of_children: Path, events: Clients | None) -> Iterator[Server]:
+    settings = {"enable_kv_cache_events": True, "hwm": 1}
+    if events is not None:
+        settings |= {"endpoint": events.endpoint, "replay_endpoint": events.again}
+    server = Server("--max-num-seqs", "32", *(["--kv-events-config", json.dumps(settings)] if events else []))
     yield server
     assert server.stop() == 0, "".join(server.lines)
 
@@ -150,6 +168,18 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
             time.sleep(0.1)
     after = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
     assert after.choices[0].message.content == before.choices[0].message.content
+
+
+def test_a_router_knows_the_blocks_of_the_engine_that_came_after_the_killed_one(server, events):
+    if events is None:
+        pytest.skip("needs the extra events")
+    deadline = time.monotonic() + 20
+    while not (found := events.replay(0)) or len(router(found)) != server.pages("cached"):
+        assert time.monotonic() < deadline, (len(router(found)), server.pages("cached"))
+        time.sleep(0.05)
+    assert [int.from_bytes(number, "big") for _, number, _ in found] == [*range(len(found))]
+    assert decode(found[0][2]).events[0] == AllBlocksCleared() and count(found, AllBlocksCleared) == 2
+    assert count(found, BlockStored) > 200 and server.pages("cached") > 0
 
 
 def test_the_steps_of_the_engine_are_checked(server, findings_of_children):

@@ -224,7 +224,8 @@ class EngineConfig:
     speculative_config: str | None = _scheduling(
         None,
         "guess tokens and verify several in one step: JSON with method (ngram: what followed the same tokens before; "
-        "suffix: that, and what followed them in other answers to the same tenant; eagle3: a trained head; "
+        "suffix: that, and what followed them in other answers to the same tenant; grammar: what a form of output "
+        "leaves no choice about, which the first two draft too; eagle3: a trained head; "
         "draft_model: a small model of the same vocabulary; model is either's directory or its name on the hub; mtp: "
         "layers of the checkpoint) and, as you like, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max and "
         "suffix_decoding_*; the tokens are the same",

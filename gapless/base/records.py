@@ -14,6 +14,7 @@ from gapless.base.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
 
 
@@ -51,8 +52,27 @@ class Cause(StrEnum):
 CAUSES = tuple(Cause)
 
 
+class TokenTexts(NamedTuple):
+    """The bytes of the tokens of a vocabulary."""
+
+    joined: bytes
+    ends: UInt32s
+    """uint32 [vocab], the end of each token's bytes in `joined`"""
+
+    def longest(self, tokens: Sequence[int]) -> int | None:
+        """Return the token whose bytes those of all these tokens begin, which ascend; None where there is none."""
+        if tokens[-1] >= len(self.ends):
+            return None
+        texts = [self.joined[self.ends[token - 1] if token else 0 : self.ends[token]] for token in tokens]
+        longest = max(texts, key=len)
+        return tokens[texts.index(longest)] if all(map(longest.startswith, texts)) else None
+
+
 class Matcher(Protocol):
     """Follows one request's output and says which tokens may come next. One thread at a time calls it."""
+
+    texts: TokenTexts | None
+    """Those of its vocabulary; None where an output has no text"""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take over tokens that were sampled, each allowed by the mask of its place."""
@@ -87,6 +107,8 @@ class MatcherFunctions(NamedTuple):
 @runtime_checkable
 class NativeMatcher(Protocol):
     """A Matcher that needs no interpreter; where it accepts, the request's `stop_ids` may come too."""
+
+    texts: TokenTexts | None
 
     def give_away(self) -> tuple[MatcherFunctions, int]:
         """Return the functions, and the address of the matcher, which the caller now owns."""
@@ -167,6 +189,34 @@ class PageGroup(NamedTuple):
     kind: str = "full"
     window: int = 0
     page_bytes: int = 0
+
+
+NO_TOKENS: Int32s = np.zeros(0, np.int32)
+
+
+class PageChange(IntEnum):
+    """What a PageEvent says."""
+
+    STORED = 0
+    REMOVED = 1
+    CLEARED = 2
+    """Everything that was stored before, in every group, counts as removed."""
+
+
+class PageEvent(NamedTuple):
+    """One change of the prefix index; those of pages that follow each other are one event."""
+
+    change: PageChange
+    group: int = 0
+    digests: tuple[bytes, ...] = ()
+    parent: bytes | None = None
+    """Digest of the page in front of the first stored one; None where that begins a sequence"""
+    tokens: Int32s = NO_TOKENS
+    """Those of the stored pages"""
+    salt: str = ""
+    adapter: str = ""
+    window: int = 0
+    """Tokens that a layer of the group reads; 0 for all"""
 
 
 class PageWrite(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 
-METHODS = ("ngram", "suffix", "eagle3", "draft_model", "mtp")
+METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
 TAKE_MODELS = ("eagle3", "draft_model")
 IN_PAGES = (*TAKE_MODELS, "mtp")
 """Methods whose drafters have keys and values of their own, in the pages of the model"""

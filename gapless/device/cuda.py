@@ -276,12 +276,12 @@ class CudaDevice:
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
         self._registered: list[Tensor] = []
-        """Memory of the host that was pinned here, which must live as long as CUDA knows it."""
+        """Memory of the host that was pinned here; it is let go before it is freed, since other memory comes there."""
         self._first: CudaGraph | None = None
         """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
         self._attendant = Worker(ATTENDANT, PythonQueue(ATTENDANT, fault))
-        self._shut = weakref.finalize(self, _shut, fault, waiter, self._attendant)
+        self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, self._attendant)
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         if not self._attendant.started:
@@ -299,7 +299,7 @@ class CudaDevice:
         return Ring(slots, nbytes, pin=True)
 
     def host_memory(self, nbytes: int) -> Tensor:
-        # torch's own pinned memory comes in powers of two. What is registered stays so until the process ends.
+        # torch's own pinned memory comes in powers of two.
         memory = zeros_of_pages(nbytes)
         outcome = torch_cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
         if outcome != torch_cuda.cudart().cudaError.success:
@@ -401,9 +401,12 @@ def _take_again(device: torch.device, nbytes: int) -> None:
         take_and_give_back(device, nbytes)
 
 
-def _shut(fault: Fault, *workers: Worker) -> None:
+def _shut(fault: Fault, registered: list[Tensor], *workers: Worker) -> None:
+    failed = fault.error is not None
     fault.set(DeviceError("it was closed"), "the device is gone")
     try:
         stop_all(workers)
     finally:
         switch_interval.restore()
+    for memory in () if failed else registered:  # after an error CUDA does nothing more in this process
+        torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(memory.data_ptr()))

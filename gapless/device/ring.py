@@ -110,9 +110,9 @@ def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:
 def zeros_of_pages(nbytes: int) -> Tensor:
     """Return zeroed bytes, uint8 [nbytes], that begin with a page of the operating system, which fills it in when it is
     first used."""
-    raw = torch.from_numpy(np.zeros(nbytes + PAGE, np.uint8))
-    start = -raw.data_ptr() % PAGE
-    return raw[start : start + nbytes]
+    raw = np.zeros(nbytes + PAGE, np.uint8)
+    start = -raw.ctypes.data % PAGE
+    return torch.from_numpy(raw[start : start + nbytes])  # whose storage begins there: that is what is asked if pinned
 
 
 def check_upload(dst: Tensor, src: Tensor) -> None:

@@ -14,7 +14,7 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import NO_TRANSFER, KVTransfer
+from gapless.base.records import NO_TRANSFER, KVTransfer, PageEvent
 from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
 from gapless.engine.changes import ChangesUnderWay
@@ -34,6 +34,8 @@ INLINE_CHARS = 4_096
 POOL_THREADS = 2
 
 T = TypeVar("T")
+
+OnPageEvents = Callable[[Sequence[PageEvent]], None]
 
 
 class AsyncLLM:
@@ -55,6 +57,7 @@ class AsyncLLM:
         self.config = config
         self.watch = StepWatcher(backend)
         self._changes = ChangesUnderWay(backend)
+        self._on_page_events: OnPageEvents = _ignore
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -93,10 +96,16 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(TrackerSink(self._tracker, self.watch, self._changes))
+        await self.backend.start(TrackerSink(self._tracker, self.watch, self._changes, self._on_page_events))
         info = self.backend.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed, info.processors)
         self.resolver = Resolver(self.front.tokenizer, limits)
+
+    def send_page_events(self, take: OnPageEvents) -> None:
+        """Have `take` called, on this loop, with what enters and leaves the prefix index. Call it before `start`."""
+        assert self._start is None, "page events are asked for before the start"
+        self._on_page_events = take
+        self.backend.send_page_events()
 
     async def close(self) -> None:
         """End every open request with EngineDeadError, then the engine."""
@@ -306,10 +315,16 @@ class AsyncLLM:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
 
 
+def _ignore(events: Sequence[PageEvent]) -> None:
+    """Take page events where no one asked for them: there are none."""
+
+
 class TrackerSink:
     """Receives what the backend delivers."""
 
-    def __init__(self, tracker: Tracker, watch: StepWatcher, changes: ChangesUnderWay) -> None:
+    def __init__(
+        self, tracker: Tracker, watch: StepWatcher, changes: ChangesUnderWay, on_page_events: OnPageEvents = _ignore
+    ) -> None:
         self._tracker = tracker
         self._watch = watch
         self._changes = changes
@@ -319,6 +334,7 @@ class TrackerSink:
         self.started = tracker.on_started
         self.tokens = tracker.on_tokens
         self.refused = tracker.fail
+        self.page_events = on_page_events
 
     def died(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: _dead(error))

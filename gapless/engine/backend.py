@@ -18,7 +18,7 @@ class MessageBackend:
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
-        self._watching = False
+        self._watching = self._sends_page_events = False
         self._stats = Stats()
         self._before = Stats()
         """Counters of the cores that ran before this one."""
@@ -41,6 +41,14 @@ class MessageBackend:
         """Send step records to the sink from now on, or no more. Costs the engine nothing while off."""
         self._watching = on
         self._post(m.SetWatching(on))
+
+    def send_page_events(self) -> None:
+        """Send what enters and leaves the prefix index to the sink from now on, also of later cores.
+
+        A second call has the events begin again with a PageChange.CLEARED, since some were lost.
+        """
+        self._sends_page_events = True
+        self._post(m.SendPageEvents())
 
     def look(self, number: int, since: int) -> None:
         """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
@@ -83,6 +91,8 @@ class MessageBackend:
                         sink.steps(m.unpack_steps(message))
                     case m.View(number, steps, pages):
                         sink.view(number, m.unpack_steps(steps), pages)
+                    case m.PageEventList(events):
+                        sink.page_events(events)
                     case m.AdapterChanged(number, names, refusal):
                         self.info = self.info._replace(adapters=names)
                         sink.adapter_changed(number, refusal)
@@ -91,6 +101,8 @@ class MessageBackend:
                         self._ready.set()
                         if self._watching:
                             self._post(m.SetWatching(True))
+                        if self._sends_page_events:
+                            self._post(m.SendPageEvents())
         finally:
             if tokens:
                 sink.tokens(*tokens)

@@ -9,11 +9,13 @@ import torch
 
 from gapless.base.errors import RequestError
 from gapless.base.params import PREFIX_FUNCTION
-from gapless.base.records import Int32s, Request
+from gapless.base.records import Int32s, Request, TokenTexts
 
 
 class AllowedTokens:
     """A Matcher that asks `SamplingParams.prefix_allowed_tokens_fn`. One thread at a time calls it."""
+
+    texts: TokenTexts | None = None
 
     def __init__(self, request: Request, vocab: int) -> None:
         assert request.params.prefix_allowed_tokens_fn is not None

@@ -39,13 +39,14 @@ from gapless.loop.build import HostSizes, Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
+from gapless.memory.events import PageEvents
 from gapless.memory.pages import PageCounts
 from gapless.model.config import ModelConfig, load_config
 from gapless.model.dense import DenseModel
 from gapless.model.loader import dtype_of, load_drafter, load_model
 from gapless.step.adapters import Adapters
 from gapless.step.graphs import ALONE, ON_GPU, MixedSizes, buckets_up_to
-from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows
+from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, drafted_rows, no_guesses
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
@@ -218,6 +219,12 @@ class EngineCore:
     def page_map(self) -> bytes:
         return b"".join([pool.page_map() for pool in self.loop.pools])
 
+    def page_events(self) -> PageEvents | None:
+        index, adapters = self.loop.planner.index, self.loop.adapters
+        if index is not None:
+            index.events = PageEvents(self.loop.pools, adapters.name_of if adapters else str)
+        return index.events if index else None
+
     def close(self) -> None:
         """Stop the watchdog, the compiler and the device. May be called in any state."""
         self._compiler.close()
@@ -343,6 +350,8 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: i
     drafts, most = asked.num_speculative_tokens, drafted_rows(device.kind, rows)
     if asked.method == "ngram":
         return Speculation(drafts, PromptLookup(drafts, asked.prompt_lookup_min, asked.prompt_lookup_max), most)
+    if asked.method == "grammar":
+        return Speculation(drafts, no_guesses, most)
     if asked.method == "suffix":
         suffixes = SuffixLookup.of(asked, device.torch_device)
         learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None

@@ -12,6 +12,7 @@ from gapless.engine import messages as m
 from gapless.engine.life import Pulse
 from gapless.engine.seam import Core
 from gapless.loop.records import StepTable
+from gapless.memory.events import PageEvents
 
 REPORT_BUSY = 0.05
 """How old the numbers of a busy engine may be, seconds."""
@@ -26,6 +27,11 @@ class Port(Protocol):
     @property
     def open(self) -> bool:
         """False once the front is gone."""
+        ...
+
+    @property
+    def clear(self) -> bool:
+        """Whether the front has read, as far as can be seen, what was sent."""
         ...
 
     def ring_with(self, ring: Callable[[], None]) -> None:
@@ -83,6 +89,7 @@ class EngineDriver:
         self._pulse = pulse
         self._feed = StepFeed(core)
         self._out: list[m.FromCore] = [m.Ready(core.info)]
+        self._page_events: PageEvents | None = None
         self._reported = 0.0
         self._worked = False
         self._stopped = False
@@ -115,7 +122,12 @@ class EngineDriver:
             self._show()
 
     def _flush(self) -> None:
-        """Send what there is to say. Open requests bound what gathers for a front that does not read."""
+        """Send what there is to say. Open requests bound what gathers for a front that does not read.
+
+        Events of pages stay where they are until it does: there they cannot outgrow the pages.
+        """
+        if self._page_events is not None and self._port.clear and (events := self._page_events.take()):
+            self._out.append(m.PageEventList(tuple(events)))
         out, self._out = self._out, []
         self._port.send(out)
 
@@ -132,6 +144,8 @@ class EngineDriver:
                 self._out.append(m.View(number, steps, self._core.page_map()))
             case m.ChangeAdapter(number, change):
                 self._core.change_adapter(change, partial(self._changed, number))
+            case m.SendPageEvents():
+                self._page_events = self._core.page_events()
             case m.Stop():
                 self._stopped = True
 

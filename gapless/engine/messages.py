@@ -19,7 +19,16 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
-from gapless.base.records import NO_TRANSFER, Int32s, Int64s, KVTransfer, Request, StepLogprobs, StepTokens
+from gapless.base.records import (
+    NO_TRANSFER,
+    Int32s,
+    Int64s,
+    KVTransfer,
+    PageEvent,
+    Request,
+    StepLogprobs,
+    StepTokens,
+)
 from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
@@ -81,6 +90,10 @@ class ChangeAdapter(Message, frozen=True):
 
     number: int
     change: AdapterChange
+
+
+class SendPageEvents(Message, frozen=True):
+    """Front to core: send PageEventList from now on. A second one has it begin again with a PageChange.CLEARED."""
 
 
 class Stop(Message, frozen=True):
@@ -162,6 +175,18 @@ class AdapterChanged(Message, frozen=True):
     error: GaplessError | None
 
 
+class PageEventList(Message, frozen=True):
+    """Core to front: what has entered and left the prefix index. Raises ValueError for tokens that fill no pages."""
+
+    events: tuple[PageEvent, ...]
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            pages, tokens = len(event.digests), event.tokens
+            if tokens.ndim != 1 or (len(tokens) % pages if pages else len(tokens)):
+                raise ValueError(f"{tokens.size} tokens on {pages} pages")
+
+
 class Doing(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     """Progress of the child's start, as one JSON line on its stdout, where an empty line is a heartbeat."""
 
@@ -175,9 +200,9 @@ class Died(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | Stop
+ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | SendPageEvents | Stop
 OnControl = Doing | Died
-FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | AdapterChanged
+FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | AdapterChanged | PageEventList
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GaplessError)

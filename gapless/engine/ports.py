@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from gapless.engine import messages as m
 from gapless.engine.wire import Wire
 
+MOST_UNREAD = 64
+"""Deliveries that a loop has not taken, above which it counts as not reading."""
+
 
 class QueuePort:
     """Hands the objects over to and from the asyncio loop of the same process; `deliver` runs on that loop."""
@@ -22,6 +25,11 @@ class QueuePort:
         self._inbox: queue.SimpleQueue[m.ToCore] = queue.SimpleQueue()
         self._ring: Callable[[], None] | None = None
         self.open = True
+        self._sent = self._taken = 0
+
+    @property
+    def clear(self) -> bool:
+        return self._sent - self._taken < MOST_UNREAD
 
     def post(self, message: m.ToCore) -> None:
         """Leave a message for the core; from any thread."""
@@ -44,7 +52,12 @@ class QueuePort:
 
     def send(self, messages: Sequence[m.FromCore]) -> None:
         if messages:
-            self.call(self._deliver, messages)
+            self._sent += 1
+            self.call(self._hand_over, messages)
+
+    def _hand_over(self, messages: Sequence[m.FromCore]) -> None:
+        self._taken += 1
+        self._deliver(messages)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run something on the asyncio loop. Without that loop nothing can be said to anybody."""
@@ -67,6 +80,10 @@ class WirePort:
     @property
     def open(self) -> bool:
         return self._wire.open
+
+    @property
+    def clear(self) -> bool:
+        return self._wire.clear
 
     def ring_with(self, ring: Callable[[], None]) -> None:
         """A thread looks at the socket, since the core's thread may wait for the device. It never reads."""

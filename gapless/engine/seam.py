@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.base.bell import Bell
 from gapless.base.errors import GaplessError
-from gapless.base.records import CAUSES, Request, StepTokens
+from gapless.base.records import CAUSES, PageEvent, Request, StepTokens
 from gapless.loop.records import StepTable
+from gapless.memory.events import PageEvents
 
 
 class EngineInfo(NamedTuple):
@@ -285,6 +286,13 @@ class Core(Protocol):
         """The state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
         ...
 
+    def page_events(self) -> PageEvents | None:
+        """Collect, from now on, what enters and leaves the prefix index; None where there is no index.
+
+        A second call begins again.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -308,6 +316,9 @@ class Sink(Protocol):
     def view(self, number: int, steps: StepTable, pages: bytes) -> None:
         """Take what the MessageBackend.look of this number found; `pages` is as in Core.page_map."""
         ...
+
+    def page_events(self, events: Sequence[PageEvent]) -> None:
+        """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
 
     def adapter_changed(self, number: int, error: Exception | None) -> None:
         """Take the outcome of the MessageBackend.change_adapter of this number."""

@@ -76,7 +76,7 @@ class Grammars:
             tokens = self._vocabulary.marked(form.marks)
             made = LlgMatcher.compile(tokens, text, LIMITS)
             reason = made.error or warnings(tokens, text, LIMITS) or self._rehearse(made)
-            return fault(form, reason) if reason else Grammar(made)
+            return fault(form, reason) if reason else Grammar(made, self._vocabulary.texts)
         except RequestError as error:
             return error
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.records import Int32s, MatcherFunctions
+from gapless.base.records import Int32s, MatcherFunctions, TokenTexts
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar.library import LlgMatcher, matcher_functions
 
@@ -15,9 +15,10 @@ from gapless.grammar.library import LlgMatcher, matcher_functions
 class Grammar:
     """A compiled grammar, of which each request gets a copy. All copies share the states of one lexer."""
 
-    def __init__(self, matcher: LlgMatcher) -> None:
+    def __init__(self, matcher: LlgMatcher, texts: TokenTexts) -> None:
         self.matcher = matcher
         """Has taken over no token."""
+        self.texts = texts
         self.failed = False
         """Whether a request's output could not go on. The lexer may have as many states as its limit allows."""
 
@@ -30,6 +31,7 @@ class FormMatcher:
     """
 
     def __init__(self, grammar: Grammar, form: StructuredOutputs, stop_ids: Sequence[int]) -> None:
+        self.texts: TokenTexts | None = grammar.texts
         self._grammar = grammar
         self._matcher = grammar.matcher.copy()
         self._form = form

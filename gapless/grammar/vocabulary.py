@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from gapless.base.errors import RequestError
+from gapless.base.records import TokenTexts
 from gapless.grammar.library import LlgTokens
 from gapless.text.reply_parser import added_tokens
 from gapless.text.tokenizer import Tokenizer
@@ -27,6 +30,7 @@ class Vocabulary:
         self.special = frozenset(text for text, token in added.items() if token in special)
         """Special tokens, as grammars name them"""
         self._texts, self._special = texts, special
+        self.texts = TokenTexts(b"".join(texts), np.cumsum([len(text) for text in texts]).astype(np.uint32))
         self._made: dict[frozenset[int], LlgTokens] = {}
         self.tokens = self.marked(())
 

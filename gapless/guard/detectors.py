@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,6 +16,7 @@ import torch
 from . import race, threads, watch
 from .children import Children
 from .emulate import emulated_cuda
+from .patches import Patches
 from .race import RACE_SINKS, no_race
 from .race_report import Race
 from .report import CountedFinding, Finding, SyncReport
@@ -101,6 +103,9 @@ class Detectors:
         self._watching = Watching()
         self._children = Children(self._options, self._renew, self._state)
         self._stack.callback(self._gather)
+        patches = self._stack.enter_context(Patches())
+        patches.wrap(torch, "compile", _compile)
+        patches.callback(_compile_again)
         none_there = not torch.cuda.is_available()
         if self._emulates:
             self._stack.enter_context(emulated_cuda())
@@ -164,6 +169,17 @@ class Detectors:
     def findings(self) -> list[CountedFinding]:
         """What was found inside, by detector; equal findings are counted."""
         return [entry for report in self._reports.values() for entry in report.entries()]
+
+
+def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `torch.compile`: what it returns runs uncompiled, so that every operator is seen."""
+    torch.compiler.set_stance("force_eager")
+    return original(*args, **kwargs)
+
+
+def _compile_again() -> None:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
 
 
 def arrive(options: str) -> None:

@@ -13,8 +13,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
+from . import emulated_graphs as graphs
+from . import emulated_parts, marks
 from . import emulated_streams as streams
-from . import marks
 from .patches import Patches
 from .sites import torchs_caller, user_stack
 from .watch import current
@@ -26,7 +27,7 @@ _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
     "list_gpu_processes", "MemPool", "GreenContext", "CUDAPluggableAllocator", "change_current_allocator",
     "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
-    "CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle",
+    "make_graphed_callables",
 )  # fmt: skip
 """Names of torch.cuda that would end in the driver, and whose failure would not say so."""
 
@@ -53,7 +54,7 @@ def _refused(name: str) -> type:
 
 def _of_torch_c(name: str) -> Any:
     """Stands for the attributes that torch's core has only where it was built for CUDA."""
-    if not name.startswith(("_cuda", "_nccl")):
+    if not name.startswith(("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
     raise _refuse(torchs_caller() or f"torch._C.{name}")
 
@@ -63,6 +64,21 @@ def _start_device() -> None:
     where = user_stack()
     place = f" at {where[0].where}" if where else ""
     raise _refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
+
+
+_ABSENT = (
+    ("active drivers", "kernels of Triton"),
+    ("not compiled with CUDA", ""), ("not linked with support for cuda", ""), ("NVIDIA driver", ""),
+    ("CUDA GPUs are available", ""), ("Legacy CUDA profiling", "the profiler of CUDA"),
+)  # fmt: skip
+"""What errors say that come of the absence of CUDA, and what is absent then, where they tell."""
+
+
+def refusal_of(error: BaseException, name: str) -> NotEmulatedError | None:
+    """Return what to raise in place of an error of torch's that only says that there is no CUDA; `name` made it."""
+    text = str(error)
+    absent = next((what or name for words, what in _ABSENT if words in text), None)
+    return None if absent is None or isinstance(error, NotEmulatedError) else _refuse(absent)
 
 
 def _place(storage: Any) -> Any:
@@ -153,10 +169,17 @@ def _install(patches: Patches) -> None:
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
+    for name, made in (("CUDAGraph", graphs.EmulatedGraph), ("graph_pool_handle", graphs.pool_handle)):
+        patches.put(cuda, name, made)
+        patches.put(cuda.graphs, name, made)
+    patches.put(cuda.graphs.graph, "default_capture_stream", None)
+    patches.put(torch._C, "_host_emptyCache", lambda: None)
     patches.put(torch._C, "__getattr__", _of_torch_c)
+    emulated_parts.install(patches)
     patches.put(torch, "Generator", device.EmulatedGenerator)
     patches.wrap(torch, "set_default_device", _set_default)
     patches.wrap(torch, "get_default_device", _get_default)
+    patches.wrap(torch, "get_device_module", lambda ask, device=None: cuda if device is None else ask(device))
     patches.wrap(torch.serialization, "default_restore_location", _restored)
     patches.wrap(torch.serialization, "location_tag", _location)
     patches.wrap(torch.UntypedStorage, "cuda", _moved)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 
 NAME = "the CPU, emulating CUDA"
@@ -156,7 +157,7 @@ CUDA: dict[str, Any] = {
     "set_rng_state": _set_state,
     "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
-    "is_current_stream_capturing": lambda: False,
+    "is_current_stream_capturing": graphs.is_capturing,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .emulated_graphs import is_capturing
+
 DEVICE = torch.device("cuda", 0)
 
 _handles = count(1)
@@ -92,7 +94,7 @@ class EmulatedStream:
         return True
 
     def is_capturing(self) -> bool:
-        return False
+        return is_capturing()
 
     def synchronize(self) -> None:
         """Do nothing: nothing is queued."""

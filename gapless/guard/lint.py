@@ -228,8 +228,6 @@ class Linter(ast.NodeVisitor):
         elif module == "torch" and name in ("tensor", "as_tensor") and placed is not None:
             if not is_cpu(placed) and not first.on_device:
                 yield "list-to-device"
-        elif module == "torch" and name == "randperm" and placed is not None and not is_cpu(placed):
-            yield "random-sync"
         elif module == "torch" and first.on_device:
             yield from self._shared_rules(name, node, node.args[1:], one_argument=len(node.args) == 1)
 

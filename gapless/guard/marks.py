@@ -7,6 +7,7 @@ keep nothing alive and mean nothing outside a checked region.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,8 +49,8 @@ class Marks:
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._most = _MARKS_BEFORE_SWEEP
-        self.added = 0
-        """The number of storages that were ever added."""
+        self._counter = itertools.count(1)
+        self._next = 0
         self._lock = forks.lock()
 
     def add(self, tensor: Tensor) -> None:
@@ -58,12 +59,17 @@ class Marks:
         ref = self._refs.get(key)
         if ref is not None and ref() is owner:
             return
-        with self._lock:
-            # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
-            self._refs[key] = weakref.ref(owner)
-            self.added += 1
-            if len(self._refs) > self._most:
+        # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
+        self._refs[key] = weakref.ref(owner)
+        self._next = next(self._counter)
+        if len(self._refs) > self._most:
+            with self._lock:
                 self._sweep()
+
+    @property
+    def added(self) -> int:
+        """The number of storages that were ever added."""
+        return self._next
 
     def discard(self, tensor: Tensor) -> None:
         with self._lock:
@@ -84,8 +90,9 @@ class Marks:
             return len(self._refs)
 
     def _sweep(self) -> None:
-        for key in [key for key, ref in self._refs.items() if ref() is None]:
-            del self._refs[key]
+        # Another thread may add meanwhile.
+        for key in [key for key, ref in list(self._refs.items()) if ref() is None]:
+            self._refs.pop(key, None)
         self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self._refs))
 
 
@@ -98,10 +105,29 @@ def _owner(tensor: Tensor) -> Any:
         return tensor
 
 
+class PinnedMarks(Marks):
+    """The storages of pinned memory, which is pinned for other storages over it too: those made from numpy's arrays."""
+
+    def covering(self, storage: Any) -> Any:
+        """Return the pinned storage whose memory holds that of this one, or None."""
+        if storage.resizable():
+            return None  # its memory is its own
+        low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        for ref in list(self._refs.values()):
+            owner = ref()
+            if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
+                return owner
+        return None
+
+
+def _end(storage: torch.UntypedStorage) -> int:
+    return storage.data_ptr() + storage.nbytes()
+
+
 DEVICE = Marks()
 HOST = Marks()
 """Host copies of device tensors: a predicate does not apply to them."""
-PINNED = Marks()
+PINNED = PinnedMarks()
 
 
 def device_tensor(value: T) -> T:
@@ -145,7 +171,9 @@ def on_accelerator(tensor: Tensor) -> bool:
 
 def is_pinned(tensor: Tensor) -> bool:
     """Return whether copies from and to this host tensor can run beside the host."""
-    return tensor in PINNED or (has_accelerator() and tensor.is_pinned())
+    if tensor in PINNED or (has_accelerator() and tensor.is_pinned()):
+        return True
+    return tensor.layout is _STRIDED and PINNED.covering(tensor.untyped_storage()) is not None
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -18,6 +18,14 @@ BY_CALL = {
     ("host-read", "__contains__"): "(t == value).any() stays on the device",
     ("host-read", "equal"): "(a == b).all() stays on the device",
     ("host-read", "allclose"): "torch.isclose(a, b).all() stays on the device",
+    **dict.fromkeys(
+        (("host-read", "tensor"), ("host-read", "as_tensor"), ("host-read", "new_tensor")),
+        "torch.stack of the device scalars stays on the device; torch.tensor waits for each of them",
+    ),
+    **dict.fromkeys(
+        [("host-read", name) for name in ("inv", "inverse", "solve", "cholesky", "lu_factor", "ldl_factor")],
+        "its form torch.linalg.*_ex returns the check of its result as a tensor and does not wait",
+    ),
     ("copy-to-host", "numpy"): f"work on it with torch; where the host needs it, {_LATER}",
     ("copy-to-host", "__reduce_ex__"): "hand it to other processes by its handle (CUDA IPC), or "
     f"save from a copy: {_LATER}",

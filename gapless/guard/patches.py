@@ -8,6 +8,17 @@ from contextlib import ExitStack
 from types import MethodType
 from typing import Any
 
+from torch._C._dynamo import eval_frame as compiler
+
+
+def leave_uncompiled(function: Any) -> None:
+    """Have torch's compiler leave a function, and what it calls, as it is. It costs nothing, other than its decorator.
+
+    While a compiled function runs, every Python function that it comes to is compiled, a mode's too.
+    """
+    skips = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
+    compiler.set_code_exec_strategy(function.__code__, skips)
+
 
 class _StandIn:
     """A method that replaces another and is found in its place in every table that holds the other."""

@@ -9,6 +9,7 @@ one test into a raising region; under `--gapless-san`, where regions record, wha
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from .report import Finding
 
 FINDINGS_PROPERTY = "gapless_san"
+_SITES_SHOWN = 10
+"""The sites that the summary names, those with most reports."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,9 +101,17 @@ class _San:
             self._found += [{"test": report.nodeid, **value} for value in found if isinstance(value, dict)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from .sites import shown
+
         count = sum(entry["reports"] for entry in self._found)
         allowed = sum(len(entry["allowed"]) for entry in self._found)
         terminalreporter.write_line(f"gapless san: {count} reports, {allowed} sites allowed")
+        sites: Counter[str] = Counter()
+        for report in self._found:
+            for entry in report["findings"]:
+                sites[f"{shown(entry['file'])}:{entry['line']}: {entry['rule']}"] += entry["count"]
+        for site, times in sites.most_common(_SITES_SHOWN):
+            terminalreporter.write_line(f"  {times} x {site}")
 
     def pytest_sessionfinish(self) -> None:
         path = self._config.getoption("--gapless-san-json")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import forks, hooks, marks
 from .patches import Patches
+from .race_arrays import watched
 from .race_checker import RaceChecker
 from .race_cuda import CudaWatch
 from .race_device import DeviceWatch, Scheduled
@@ -99,8 +100,9 @@ def found() -> list[Race]:
 
 def _install(checker: RaceChecker, stack: Patches) -> None:
     """Connect the checker with everything that reports to it, until the stack is closed."""
-    for name in ("numpy", "tolist"):
-        stack.stand_in(Tensor, name, functools.partial(_read, checker))
+    stack.stand_in(Tensor, "tolist", functools.partial(_read, checker))
+    stack.stand_in(Tensor, "__array__", functools.partial(_read, checker))
+    stack.stand_in(Tensor, "numpy", functools.partial(_array, checker))
     cuda = checker.cuda = _cuda_watch(checker)
     if cuda is not None:
         cuda.install(stack)
@@ -120,6 +122,15 @@ def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
     if count is not None and count() > 0:
         return CudaWatch(checker)
     return EmulatedWatch(checker) if marks.emulated.type == "cuda" else None
+
+
+def _array(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Replace `Tensor.numpy`: an array over pinned memory reads and writes later, where it is used."""
+    with torch._C.DisableTorchFunction():
+        is_pinned = checker.everything and checker.cuda is not None and checker.cuda.is_pinned(tensor)
+    if not is_pinned:
+        return _read(checker, original, tensor, *args, **kwargs)
+    return watched(original(tensor, *args, **kwargs), functools.partial(checker.reach_part, tensor))
 
 
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

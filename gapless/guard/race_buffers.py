@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from . import marks
 from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
@@ -156,7 +157,15 @@ class WatchedBuffers:
         buffer: Buffer | None = getattr(storage, _BUFFER, None)
         # A buffer that another checker left, or from before the storage was resized, does not count.
         if buffer is None or low < buffer.start or high > buffer.end or buffer.keep is not self._mine:
-            start = storage.data_ptr()
-            buffer = Buffer(start, start + storage.nbytes(), Ranges(start), "", None, self._mine, False, site)
+            buffer = self._begin(marks.PINNED.covering(storage) or storage, site)
             setattr(storage, _BUFFER, buffer)
         return buffer, region
+
+    def _begin(self, storage: Any, site: int) -> Buffer:
+        """Return the buffer of a storage, a new one unless it has one already."""
+        buffer: Buffer | None = getattr(storage, _BUFFER, None)
+        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if buffer is None or buffer.keep is not self._mine or buffer.end != end:
+            buffer = Buffer(start, end, Ranges(start), "", None, self._mine, False, site)
+            setattr(storage, _BUFFER, buffer)
+        return buffer

@@ -45,7 +45,8 @@ class RaceChecker:
         self.buffers = WatchedBuffers()
         self._raises = raises
         self._raised = 0
-        self._plans: dict[int, race_ops.OperatorPlan] = {}
+        self.plans: dict[int, race_ops.OperatorPlan] = {}
+        """Plans of the operators that were seen, by the id of the operator."""
         self._pairs: set[Any] = set()
 
     # Calls of users.
@@ -97,29 +98,42 @@ class RaceChecker:
 
     # Calls of the mode and the watchers.
 
-    def saw(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """The calling thread is about to run this operator. Returns the number of its stack, -1 if it took none."""
-        plan = self._plans.get(id(op))
-        if plan is None:
-            plan = self._plans[id(op)] = race_ops.plan(op)
-        if not plan.args:
-            return -1
+    def plan(self, op: Any) -> race_ops.OperatorPlan:
+        """Make the plan of an operator that was not seen before."""
+        made = self.plans[id(op)] = race_ops.plan(op)
+        return made
+
+    def saw(
+        self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[int, Agent | None]:
+        """The calling thread is about to run this operator.
+
+        Returns the number of its stack, -1 if it took none, and the stream that it is given to.
+        """
         uses = together = race_ops.tensors(plan, args, kwargs)
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
-        if not uses:
-            return -1
+        if not uses or (self.cuda is not None and self.cuda.captures()):
+            return -1, None
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
         # From the dispatcher's frame on, since this one is never the user's.
         site = self.sites.here(2, host.label)
         me, now = host.index, host.time
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
+        stream: Agent | None = None
         with self.lock:
             for tensor, kind in uses:
                 if cuda is not None:
-                    actor = cuda.stream_for(tensor, together) or host
+                    # All tensors of an operator are on one device, those of a copy apart.
+                    on_device = cuda.is_device(tensor)
+                    if stream is None or plan.copies or not on_device:
+                        found_stream = cuda.stream_for(tensor, together)
+                        stream = found_stream if on_device else stream
+                        actor = found_stream or host
+                    else:
+                        actor = stream
                     actor.news += 1
                     me, now = actor.index, actor.time
                 if named and (region := region_of(tensor)) is not None:
@@ -137,6 +151,13 @@ class RaceChecker:
                     except IndexUnknown:
                         self.unknown_index += 1
                         continue
+                if (
+                    plan.copies
+                    and kind == READ
+                    and isinstance(actor, Agent)
+                    and race_ops.non_blocking(plan, args, kwargs)
+                ):
+                    self._hold(actor, buffer, region, tensor, site)
                 shadow = buffer.shadow
                 if shadow.owner == me and len(shadow.log) < PARTS_KEPT:
                     # A short form of `_put` for most accesses: memory that no other agent has touched.
@@ -150,15 +171,21 @@ class RaceChecker:
                     fresh |= self._put(actor, buffer, kind, region, site)
         if fresh:
             self.raise_pending()
-        return site
+        return site, stream
+
+    def _hold(self, actor: Agent, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
+        """A stream may read this memory later: if it is the host's, what is written there unseen must wait for it."""
+        # With gaps it is packed first, by the host.
+        if actor.is_stream and self.cuda is not None and region[2] is None and not self.cuda.is_device(tensor):
+            self.cuda.hold(actor, Checksum(buffer, region), tensor, site)
 
     def _use_named(
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
         plan: race_ops.OperatorPlan, args: Sequence[Any],
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
-        if buffer.host and kind == READ and self.cuda is not None and isinstance(actor, Agent) and actor.is_stream:
-            self.cuda.hold(actor, Checksum(buffer, region), tensor)
+        if buffer.host and kind == READ and isinstance(actor, Agent):
+            self._hold(actor, buffer, region, tensor, site)
         try:
             if plan.custom:
                 region = _stated(buffer, plan.custom, tensor, args, region)
@@ -171,9 +198,16 @@ class RaceChecker:
             pass  # what is out of range is the operator's own error to raise
         return False
 
-    def ran(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int) -> None:
-        """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did."""
-        plan = self._plans[id(op)]
+    def ran(
+        self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int,
+        stream: Agent | None,
+    ) -> None:  # fmt: skip
+        """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did.
+
+        `site` and `stream` are what `saw` returned.
+        """
+        if site < 0 and self.cuda is not None and self.cuda.captures():
+            return
         if plan.makes and self.everything:
             actor = host = self.agents.here()
             if site < 0:
@@ -184,8 +218,12 @@ class RaceChecker:
                     continue  # a tensor that existed before has been touched
                 buffer, region = place
                 if self.cuda is not None:
-                    together = () if self.cuda.is_device(tensor) else race_ops.tensors(plan, args, kwargs)
-                    actor = self.cuda.stream_for(tensor, together) or host
+                    on_device = self.cuda.is_device(tensor)
+                    if on_device and stream is not None and not plan.copies:
+                        actor = stream
+                    else:
+                        together = () if on_device else race_ops.tensors(plan, args, kwargs)
+                        actor = self.cuda.stream_for(tensor, together) or host
                     actor.news += 1
                     with self.lock:
                         if not self.cuda.made(plan, buffer, tensor, actor, site):
@@ -210,6 +248,22 @@ class RaceChecker:
                     fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site)
             if fresh:
                 self.raise_pending()
+
+    def reach_part(self, tensor: Tensor, region: Region, kind: int) -> None:
+        """Note an access of the calling thread to a part of a tensor's memory, by numpy."""
+        if not self.active:
+            return
+        actor = self.agents.here()
+        site = self.sites.here(2, actor.label)
+        actor.news += 1
+        with self.lock:
+            found = [
+                buffer for buffer in self._buffers_of(tensor, region, site)
+                if buffer.start <= region[0] and region[1] <= buffer.end
+            ]  # fmt: skip
+            fresh = any([self._put(actor, buffer, kind, region, site) for buffer in found])
+        if fresh:
+            self.raise_pending()
 
     def declared(self, uses: Iterable[tuple[Tensor, int]]) -> None:
         """The caller is a graph that touches all of these tensors; which rows of those watched by rows is not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import race_ops
+from . import marks, race_ops
 from .clocks import Agent, VectorClock
 from .patches import Patches
 from .race_buffers import Buffer, Checksum
@@ -26,18 +27,21 @@ _WAITING = {
     "item", "argwhere", "allclose",
 }  # fmt: skip
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-_COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Held:
     """Host memory that a stream uses, enqueued at its time `time`."""
 
     stream: Agent
     time: int
     checksum: Checksum
-    keep: Tensor
     site: int
+    alive: Callable[[], object]
+    """Returns None when the memory is gone: a write is no fault then."""
+
+    def changed(self) -> bool:
+        return self.alive() is not None and self.checksum.changed()
 
 
 class CudaWatch(CudaStreams):
@@ -51,7 +55,8 @@ class CudaWatch(CudaStreams):
         self._raw_stream = raw_stream or getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self._mark = f"_gapless_clock_{id(self)}"
         self._known_agents: dict[tuple[int, int], Agent] = {}
-        self._held: list[_Held] = []
+        self._held: dict[Any, _Held] = {}
+        """What is held, one for each stream and part of a buffer: the last use of it."""
         self._pools = Pools(checker)
 
     # Streams as agents.
@@ -82,6 +87,9 @@ class CudaWatch(CudaStreams):
         self._checker.agents.enqueue_again(stream)
         return stream
 
+    def captures(self) -> bool:
+        return bool(self._cuda.is_current_stream_capturing())
+
     def is_device(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
 
@@ -89,7 +97,7 @@ class CudaWatch(CudaStreams):
         return tensor.is_pinned()
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        copies = plan.name in _COPIES
+        copies = plan.copies
         if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
@@ -109,9 +117,8 @@ class CudaWatch(CudaStreams):
             sides.append(torch.device(to).type == "cuda")
         if len(set(sides)) < 2:
             return False
-        non_blocking = kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False)
         # A non-blocking copy to the host without a destination makes a pinned one.
-        return not (non_blocking and all(self.is_pinned(tensor) for tensor in host))
+        return not (race_ops.non_blocking(plan, args, kwargs) and all(self.is_pinned(tensor) for tensor in host))
 
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
         if not self.is_device(tensor):
@@ -123,18 +130,36 @@ class CudaWatch(CudaStreams):
     def reads_on_host(self, tensor: Tensor) -> bool:
         return False  # a GPU's tensor is copied to the host by an operator, which is seen
 
-    def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
-        self._held.append(_Held(stream, stream.time, checksum, keep, self._checker.sites.here()))
+    def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
+        buffer, storage = checksum.buffer, tensor.untyped_storage()
+        if buffer.site < 0:
+            alive: Callable[[], object] = lambda: buffer  # registered memory is held  # noqa: E731
+        else:
+            alive = weakref.ref(marks.PINNED.covering(storage) or storage)
+        key = (id(buffer), checksum.part, stream.index)
+        before = self._held.get(key)
+        if before is not None and before.changed():
+            self._overwritten(before)
+        self._held[key] = _Held(stream, stream.time, checksum, site, alive)
 
     def _learn(self, known: VectorClock) -> None:
         """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
-            done = [held for held in self._held if known.knows(held.stream.index, held.time)]
-            self._held = [held for held in self._held if held not in done]
-        for held in done:
-            if held.checksum.changed():
-                self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
+            done = [key for key, held in self._held.items() if known.knows(held.stream.index, held.time)]
+            found = [held for key in done if (held := self._held.pop(key)).changed()]
+        for held in found:
+            self._overwritten(held)
+
+    def _overwritten(self, held: _Held) -> None:
+        self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
+
+    def _finish(self) -> None:
+        """Look at what the host never learnt of: nothing has ordered the writes there."""
+        for held in self._held.values():
+            if held.changed():
+                self._overwritten(held)
+        self._held.clear()
 
     def _host_learns(self, stream: Agent) -> None:
         self._learn(self._checker.agents.record(stream, self._checker.sites.here()))
@@ -142,6 +167,7 @@ class CudaWatch(CudaStreams):
     # Methods that are wrapped.
 
     def install(self, patches: Patches) -> None:
+        patches.callback(self._finish)
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)

@@ -2,70 +2,100 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch._C import _len_torch_function_stack as _functions_watched
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 
+from .patches import leave_uncompiled
 from .race_checker import RaceChecker
+from .race_ops import OperatorPlan
+from .sync_ops import Run, SyncOps
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Reports every operator to the checker before it runs. Each thread has its own, since a mode keeps state."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, checker: RaceChecker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.checker = checker
 
 
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return func(*args, **kwargs) if kwargs else func(*args)
+
+
 def _dispatch(
     self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
-    kwargs = kwargs or {}
-    checker = self.checker
-    if not checker.active:
-        return func(*args, **kwargs)
+    return _watched(self.checker, _run, func, args, kwargs or {})
+
+
+def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """Run an operator, reported to the checker before and after it."""
+    plan = checker.plans.get(id(func)) or checker.plan(func)
+    if not checker.active or plan.is_idle:
+        return run(func, args, kwargs)
     if _functions_watched():
-        return _quietly(checker, func, args, kwargs)
-    site = checker.saw(func, args, kwargs)
-    result = func(*args, **kwargs)
+        return _quietly(checker, plan, run, args, kwargs)
+    site, actor = checker.saw(plan, args, kwargs)
+    result = run(func, args, kwargs)
     if checker.follows_results:
-        checker.ran(func, args, kwargs, result, site)
+        checker.ran(plan, args, kwargs, result, site, actor)
     return result
 
 
-def _quietly(checker: RaceChecker, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _quietly(checker: RaceChecker, plan: OperatorPlan, run: Run, args: Sequence[Any], kwargs: Any) -> Any:
     """Report with function modes off: asking a tensor for its address must not pass through one."""
     with torch._C.DisableTorchFunction():
-        site = checker.saw(func, args, kwargs)
-    result = func(*args, **kwargs)
+        site, actor = checker.saw(plan, args, kwargs)
+    result = run(plan.op, args, kwargs)
     if checker.follows_results:
         with torch._C.DisableTorchFunction():
-            checker.ran(func, args, kwargs, result, site)
+            checker.ran(plan, args, kwargs, result, site, actor)
     return result
 
 
 # Not in the class body: there torch wraps it against its compiler, which costs 2 us an operator and imports that.
 RaceMode.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
+leave_uncompiled(_dispatch)
 
 
-class _Wrapped(RaceMode):  # type: ignore[no-untyped-call]
-    """The mode of programs that have loaded the compiler, which must not try to trace the checker."""
+def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
+    """Let the checker see the calling thread's operators: by the mode of syncs where that is the innermost one."""
+    inner = _get_current_dispatch_mode()
+    if isinstance(inner, SyncOps) and inner.around is None:
+        return _around(inner, checker)
+    return RaceMode(checker)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        return _dispatch(self, func, types, args, kwargs)
 
-
-def mode(checker: RaceChecker) -> RaceMode:
-    """A mode for the calling thread."""
-    return _Wrapped(checker) if "torch._dynamo" in sys.modules else RaceMode(checker)
+@contextmanager
+def _around(inner: SyncOps, checker: RaceChecker) -> Iterator[None]:
+    inner.around = partial(_watched, checker)
+    try:
+        yield
+    finally:
+        inner.around = None
 
 
 def is_on(checker: RaceChecker) -> bool:
     """Return whether the calling thread's operators are seen now."""
-    return any(isinstance(m, RaceMode) and m.checker is checker for m in _get_current_dispatch_mode_stack())
+    modes = _get_current_dispatch_mode_stack()
+    return any(
+        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and _checker_of(m) is checker
+        for m in modes
+    )
+
+
+def _checker_of(mode: SyncOps) -> RaceChecker | None:
+    return mode.around.args[0] if isinstance(mode.around, partial) else None

@@ -17,6 +17,8 @@ _NO_MEMORY = {
     "_resize_output_", "is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_contiguous",
 }  # fmt: skip
 
+_COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
+
 
 class Arg(NamedTuple):
     """A tensor argument, or a list of them when `many`."""
@@ -34,10 +36,14 @@ class OperatorPlan(NamedTuple):
     """The operator, held so that its id stays its own."""
     name: str
     args: tuple[Arg, ...]
+    is_idle: bool
+    """Whether it touches no memory: a view, most of all."""
     makes: bool
     """Whether it returns tensors of its own."""
     way: int
     """How an index chooses what the operator touches of its first argument; 0 if none does."""
+    copies: bool
+    """Whether it copies between tensors, which may lie on host and device."""
     custom: str
     """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
@@ -46,17 +52,25 @@ def plan(op: Any) -> OperatorPlan:
     """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return OperatorPlan(op, "", (), False, 0, "")
+        return OperatorPlan(op, "", (), True, False, 0, False, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
+    args = () if name in _NO_MEMORY else _arguments(schema)
     return OperatorPlan(
         op,
         name,
-        () if name in _NO_MEMORY else _arguments(schema),
+        args,
+        not args and not makes,
         makes,
         way(name),
+        name in _COPIES,
         "" if space == "aten" else schema.name,
     )
+
+
+def non_blocking(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a copy was asked not to wait."""
+    return bool(kwargs.get("non_blocking", args[2] if plan.name == "copy_" and len(args) > 2 else False))
 
 
 def _arguments(schema: Any) -> tuple[Arg, ...]:

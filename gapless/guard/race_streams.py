@@ -23,8 +23,16 @@ class CudaStreams(Protocol):
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         ...
 
+    def captures(self) -> bool:
+        """Return whether the calling thread captures a graph: then operators are recorded and do not run."""
+        ...
+
     def is_device(self, tensor: Tensor) -> bool:
         """Return whether the tensor is on a device."""
+        ...
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether copies from and to this host tensor can run beside the host."""
         ...
 
     def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
@@ -39,6 +47,6 @@ class CudaStreams(Protocol):
         """`tolist` or `numpy` is about to read the tensor; returns whether nothing is left to note."""
         ...
 
-    def hold(self, stream: Agent, checksum: Checksum, keep: Tensor) -> None:
+    def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
         """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
         ...

@@ -166,10 +166,21 @@ def run_program(program: str, args: Sequence[str], module: bool) -> End:
             raise NotThereError(error) from error
         # A run that fails still has its report.
         traceback.print_exception(error.with_traceback(own or error.__traceback__))
+        if refusal := _refusal(error):
+            print(f"gapless san: {refusal}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED
         return End(1, f"the program raised {type(error).__name__}, and what comes after that was not seen")
     return End(0)
+
+
+def _refusal(error: BaseException) -> BaseException | None:
+    """Return what is not emulated, where that is why a program ended and its error does not say so."""
+    import torch
+
+    from .emulate import refusal_of
+
+    return None if torch.accelerator.is_available() else refusal_of(error, "what this line asks of CUDA")
 
 
 def _programs_own(trace: TracebackType | None) -> TracebackType | None:

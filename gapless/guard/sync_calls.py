@@ -18,9 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from . import marks
+from .emulate import refusal_of
+from .patches import leave_uncompiled
 from .sites import caller
 from .sync_ops import copy_rule, read_rule
-from .watch import ThreadState, TorchCall
+from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
 
 Handler = Callable[[ThreadState, TorchCall], Any]
@@ -167,12 +169,15 @@ def _cuda(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
-    kind = _argument(call, 1, "dtype")
+    kind, source = _argument(call, 1, "dtype"), call.args[0]
+    if kind is None and not marks.on_accelerator(source) and watch.is_device(source):
+        return _run(call).replace("torch.", "torch.cuda.")
     if kind is None or isinstance(kind, torch.dtype):
         return _run(call)
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
     if "cuda" in name:
-        return _upload(watch, call, call.args[0], "cuda", False)
+        plain = TorchCall(Tensor.to, (source, "cuda", getattr(torch, name.rpartition(".")[2]).dtype), {})
+        return _upload(watch, call if marks.has_accelerator() else plain, source, "cuda", False)
     return _download(watch, call, "type-hop")
 
 
@@ -182,17 +187,31 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
 def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     """Check torch.tensor, as_tensor and asarray."""
     device, data = call.kwargs.get("device"), _argument(call, 0, "data")
+    reads = _holds_device(watch, data)
+    if reads:
+        watch.flag("host-read")
     if not marks.names_device(device):
         return _placed(watch, call)
     on_device = isinstance(data, Tensor) and watch.is_device(data)
     if not on_device and not _is_empty(data):
         TALLY.add("copies")
-        watch.flag("list-to-device")
+        if not reads:
+            watch.flag("list-to-device")
     with watch.silence():
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
             return _placed(watch, call)
         # as_tensor and asarray share the memory of host data, which a device cannot.
         return _device_copy(watch, _run(_with_device(call, HOST)), False)
+
+
+def _holds_device(watch: ThreadState, data: Any) -> bool:
+    """Return whether lists hold a device tensor: each is read on the host, one after the other."""
+    if not isinstance(data, (list, tuple)):
+        return False
+    return any(
+        watch.is_device(item) if isinstance(item, Tensor) else _holds_device(watch, item)
+        for item in data if isinstance(item, (Tensor, list, tuple))
+    )  # fmt: skip
 
 
 def _is_empty(data: Any) -> bool:
@@ -205,11 +224,16 @@ def _is_empty(data: Any) -> bool:
 def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
+    data = _argument(call, 1, "data")
+    reads = _holds_device(watch, data)
+    if reads:
+        watch.flag("host-read")
     if not goes_up:
         return _run(call)
-    if not _is_empty(_argument(call, 1, "data")):
+    if not _is_empty(data):
         TALLY.add("copies")
-        watch.flag("list-to-device")
+        if not reads:
+            watch.flag("list-to-device")
     with watch.silence():
         result = _placed(watch, call)
         marks.DEVICE.add(result)
@@ -270,12 +294,6 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
 
 
-def _random_order(watch: ThreadState, call: TorchCall) -> Any:
-    if marks.names_device(call.kwargs.get("device")):
-        watch.flag("random-sync")
-    return _placed(watch, call)
-
-
 def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
 
@@ -320,7 +338,6 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
-    torch.randperm: _random_order,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
@@ -369,5 +386,13 @@ class SyncCalls(TorchFunctionMode):
             if slow and (took := time.perf_counter_ns() - start) > slow and not watch.reported:
                 watch.flag("slow-call", detail=f"{took / 1e6:.2f} ms")
             return result
+        except (RuntimeError, AssertionError, TypeError) as error:
+            refusal = None if watch.real else refusal_of(error, function_name(func))
+            if refusal is None:
+                raise
+            raise refusal from error
         finally:
             watch.call = outer
+
+
+leave_uncompiled(SyncCalls.__torch_function__)

@@ -34,6 +34,8 @@ CUDA_WAITS = (
     ("torch.cuda.Event", "query", "event-poll"),
     ("torch.cuda", "empty_cache", "empty-cache"),
     ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
+    # It synchronises and empties the cache before it begins the capture: one cause, one finding.
+    ("torch.cuda.graph", "__enter__", "graph-capture"),
     ("torch.accelerator", "synchronize", "stream-wait"),
 )
 """Functions that wait, by name, since an emulated CUDA has classes of its own."""

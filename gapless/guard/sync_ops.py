@@ -10,10 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import marks
+from .patches import leave_uncompiled
 from .watch import ThreadState
 from .watched import TALLY
 
 Args = Sequence[Any]
+Run = Callable[[Any, Args, dict[str, Any]], Any]
+"""Runs an operator on its arguments."""
 Check = Callable[[ThreadState, Args, dict[str, Any]], str | None]
 """Sees the arguments of an operation with a device tensor among them; returns the rule that it breaks."""
 
@@ -47,6 +50,10 @@ def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
 
 def _always(rule: str) -> Check:
     return lambda watch, args, kwargs: rule
+
+
+def _if_checked(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
+    return "host-read" if kwargs.get("check_errors") else None
 
 
 def _repeat(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
@@ -138,6 +145,31 @@ _CHECKS: dict[str, Check] = {
     "aten::is_nonzero": _always("host-read"),
     "aten::allclose": _always("host-read"),
     "aten::_linalg_check_errors": _always("host-read"),
+    # These check their results inside of one operator.
+    **dict.fromkeys(
+        (
+            "aten::_linalg_eigh",
+            "aten::_linalg_svd",
+            "aten::linalg_eig",
+            "aten::_linalg_eigvals",
+            "aten::linalg_lstsq",
+            "aten::linalg_pinv",
+            "aten::linalg_matrix_exp",
+            "aten::cholesky",
+            "aten::cholesky_inverse",
+        ),
+        _always("host-read"),
+    ),
+    **dict.fromkeys(
+        (
+            "aten::linalg_inv_ex",
+            "aten::linalg_cholesky_ex",
+            "aten::linalg_lu_factor_ex",
+            "aten::_linalg_solve_ex",
+            "aten::linalg_ldl_factor_ex",
+        ),
+        lambda watch, args, kwargs: "host-read" if kwargs.get("check_errors") else None,
+    ),
     # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
     "aten::linspace": _always("host-read"),
     "aten::logspace": _always("host-read"),
@@ -215,7 +247,9 @@ def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
 
 def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
-    schema = func._schema
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator, whose arguments are functions and what they need
+        return Op(_always(""), True, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
     if check is None and not schema.name.startswith(_TORCHS) and not func._can_decompose():
@@ -235,9 +269,13 @@ _OPS: dict[int, Op] = {}
 class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Checks every operation of one thread, and passes the device mark on to results."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, watch: ThreadState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+        self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
+        """What runs around each operation in place of a mode of its own, which would cost more than its work."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -247,13 +285,17 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.around is None:
+            return self._checked(func, args, kwargs or {})
+        return self.around(self._checked, func, args, kwargs or {})
+
+    def _checked(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         watch = self._watch
         op = _OPS.get(id(func))
         if op is None:
             op = _OPS[id(func)] = describe(func)
         if op.view:
             return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
         if op.composite:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -262,7 +304,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
             if rule:
                 watch.flag(rule, "" if watch.call else str(func))
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if kwargs else func(*args)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             _mark(out)
             if op.reduces and isinstance(out, Tensor):
@@ -270,13 +312,17 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+leave_uncompiled(SyncOps.__torch_dispatch__)
+
+
 def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool, bool, bool]:
     """Return whether the arguments hold a device tensor, a host tensor with dimensions, any tensor at all."""
     device = host = tensors = False
+    is_device = watch.is_device
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             tensors = True
-            if watch.is_device(value):
+            if value in marks.DEVICE or is_device(value):
                 device = True
             elif value.dim():
                 host = True
@@ -284,7 +330,7 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
             for item in value:
                 if isinstance(item, Tensor):
                     tensors = True
-                    if watch.is_device(item):
+                    if is_device(item):
                         device = True
                     elif item.dim():
                         host = True

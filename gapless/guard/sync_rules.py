@@ -87,9 +87,9 @@ _RULES = (
         "keep the lengths on the host, or index with offsets on the device",
     ),
     SyncRule(
-        "random-sync", 10, "multinomial or randperm on the device",
-        "multinomial checks its input on the host; randperm waits in some releases",
-        "sample by Gumbel noise or exponentials and argmax; sort random keys for a permutation",
+        "random-sync", 10, "multinomial on the device",
+        "it reads on the host whether its input is finite and not negative",
+        "sample by Gumbel noise or exponentials and argmax",
     ),
     SyncRule(
         "type-hop", 11, "a device tensor is converted to a CPU tensor type: .type(torch.BoolTensor)",

@@ -1,7 +1,7 @@
 """Low-rank adapters in Triton: two small products grouped by slot, which read the adapters of their rows alone.
 
-A program works on one block of tokens. It looks at each slot in turn, and skips those that no token of its block has;
-a block without any adapter reads none and writes nothing, so that its rows are as they were to the bit.
+A program works on one slot and one block of tokens, and ends at once where no token of its block has that slot. A row
+without an adapter is written by none, so that it is as it was to the bit.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -29,30 +29,35 @@ MOST_SHARES = 16
 """Shares of the inputs, each of which a program of its own sums where tokens are few."""
 
 
+@triton.jit
+def block_of_slot(slots, tokens, used, BLOCK_T: tl.constexpr):
+    """Return the program's slot and tokens, and which of these have that slot. Programs of one block are adjacent."""
+    one = tl.program_id(0) % (used - 1) + 1
+    token = tl.program_id(0) // (used - 1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    return one.to(tl.int64), token, tl.load(slots + token, mask=token < tokens, other=0) == one
+
+
 @triton.jit(do_not_specialize=["tokens", "used"])
 def down_kernel(
     x, down, slots, parts, tokens, used, K: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr,
     DEPTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of tokens, projection, share of K): parts [shares, tokens, WIDTH] float32."""
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    rank = tl.program_id(1) * RANK + tl.arange(0, RANK)
-    share = tl.program_id(2)
-    slot = tl.load(slots + token, mask=token < tokens, other=0)
-    k = tl.arange(0, BLOCK_K)
-    values = x + token.to(tl.int64)[:, None] * K + k[None, :]
-    total = tl.zeros([BLOCK_T, RANK], tl.float32)
-    for one in range(1, used):
-        mine = slot == one
-        if tl.max(mine.to(tl.int32), axis=0) > 0:
-            lines = down + tl.full([], one, tl.int64) * WIDTH * K + rank[None, :] * K + k[:, None]
-            for at in range(share * DEPTH, tl.minimum((share + 1) * DEPTH, K), BLOCK_K):
-                there = at + k < K
-                value = tl.load(values + at, mask=mine[:, None] & there[None, :], other=0.0)
-                tile = tl.load(lines + at, mask=there[:, None], other=0.0)
-                total = tl.dot(value, tile, total, input_precision="ieee")
-    place = (share * tokens + token).to(tl.int64)[:, None] * WIDTH + rank[None, :]
-    tl.store(parts + place, total, mask=(slot > 0)[:, None])
+    """Program (block of tokens and slot, projection, share of K): parts [shares, tokens, WIDTH] float32."""
+    one, token, mine = block_of_slot(slots, tokens, used, BLOCK_T)
+    if tl.max(mine.to(tl.int32), axis=0) > 0:
+        rank = tl.program_id(1) * RANK + tl.arange(0, RANK)
+        share = tl.program_id(2)
+        k = tl.arange(0, BLOCK_K)
+        values = x + token.to(tl.int64)[:, None] * K + k[None, :]
+        lines = down + one * WIDTH * K + rank[None, :] * K + k[:, None]
+        total = tl.zeros([BLOCK_T, RANK], tl.float32)
+        for at in range(share * DEPTH, tl.minimum((share + 1) * DEPTH, K), BLOCK_K):
+            there = at + k < K
+            value = tl.load(values + at, mask=mine[:, None] & there[None, :], other=0.0)
+            tile = tl.load(lines + at, mask=there[:, None], other=0.0)
+            total = tl.dot(value, tile, total, input_precision="ieee")
+        place = (share * tokens + token).to(tl.int64)[:, None] * WIDTH + rank[None, :]
+        tl.store(parts + place, total, mask=mine[:, None])
 
 
 @triton.jit(do_not_specialize=["tokens", "used"])
@@ -60,34 +65,27 @@ def up_kernel(
     y, up, slots, parts, tokens, used, first, second, last, N: tl.constexpr, WIDTH: tl.constexpr, RANK: tl.constexpr,
     SHARES: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of tokens, block of columns, projection): adds to y [tokens, N].
+    """Program (block of tokens and slot, block of columns, projection): adds to y [tokens, N].
 
     The columns of the projections end at `first`, `second` and `last`.
     """
     number = tl.program_id(2)
     begin = tl.where(number == 0, 0, tl.where(number == 1, first, second))
     end = tl.where(number == 0, first, tl.where(number == 1, second, last))
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    one, token, mine = block_of_slot(slots, tokens, used, BLOCK_T)
     column = begin + tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = column < end
-    slot = tl.load(slots + token, mask=token < tokens, other=0)
-    if (tl.max(slot, axis=0) > 0) & (begin + tl.program_id(1) * BLOCK_N < end):
-        has = slot > 0
+    if (tl.max(mine.to(tl.int32), axis=0) > 0) & (begin + tl.program_id(1) * BLOCK_N < end):
         rank = tl.arange(0, RANK)
         inner = tl.zeros([BLOCK_T, RANK], tl.float32)
         for share in range(SHARES):
             place = (share * tokens + token).to(tl.int64)[:, None] * WIDTH + number * RANK + rank[None, :]
-            inner += tl.load(parts + place, mask=has[:, None], other=0.0)
+            inner += tl.load(parts + place, mask=mine[:, None], other=0.0)
         found = y + token.to(tl.int64)[:, None] * N + column[None, :]
-        changed = has[:, None] & inside[None, :]
+        changed = mine[:, None] & inside[None, :]
         total = tl.load(found, mask=changed, other=0.0).to(tl.float32)
-        for one in range(1, used):
-            mine = slot == one
-            if tl.max(mine.to(tl.int32), axis=0) > 0:
-                lines = up + (tl.full([], one, tl.int64) * RANK + rank)[:, None] * N + column[None, :]
-                tile = tl.load(lines, mask=inside[None, :], other=0.0)
-                own = tl.where(mine[:, None], inner, 0.0).to(tile.dtype)
-                total = tl.dot(own, tile, total, input_precision="ieee")
+        tile = tl.load(up + (one * RANK + rank)[:, None] * N + column[None, :], mask=inside[None, :], other=0.0)
+        total = tl.dot(inner.to(tile.dtype), tile, total, input_precision="ieee")
         tl.store(found, total.to(y.dtype.element_ty), mask=changed)
 
 
@@ -101,12 +99,12 @@ def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends:
     shares = 1 if tokens >= MANY_TOKENS else max(1, min(MOST_SHARES, depth // LEAST_DEPTH))
     share = triton.cdiv(triton.cdiv(depth, shares), BLOCK_K) * BLOCK_K
     parts = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
-    down_kernel[blocks, width // rank, shares](
+    down_kernel[blocks * (used - 1), width // rank, shares](
         x, down, slots, parts, tokens, used, depth, width, rank, share, high, BLOCK_K, num_warps=4, num_stages=3
     )
     first, second, last = ends[0], ends[min(1, len(ends) - 1)], ends[-1]
     widest = max(end - begin for begin, end in zip((0, *ends), ends, strict=False))
-    up_kernel[blocks, triton.cdiv(widest, BLOCK_N), len(ends)](
+    up_kernel[blocks * (used - 1), triton.cdiv(widest, BLOCK_N), len(ends)](
         y, up, slots, parts, tokens, used, first, second, last, columns, width, rank, shares, high, BLOCK_N,
         num_warps=4, num_stages=2,
     )  # fmt: skip

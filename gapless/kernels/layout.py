@@ -64,7 +64,8 @@ BANNED = -1e30
 """The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
 
 # Words of a slot's mail. The host writes masks: the tag of the mask at each place, which draft each mask after the
-# first follows, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. The device writes replies:
+# first follows, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. It also writes what it
+# expects: the tag of the row's tokens, and the number and ids of the tokens after them. The device writes replies:
 # their tag, the tokens that the row got, the number of its next drafts, these drafts. A tag is one int64: the slot's
 # OWNER, and in the low half a number of tokens of its row. An owner is another number each time that a row leases the
 # slot; 0 gets no masks.
@@ -74,8 +75,13 @@ MAIL_TOKENS = MAIL_TOLD + 2
 MAIL_DRAFTED = MAIL_TOKENS + 1 + MAX_DRAFTS
 MAIL_DRAFTS = MAIL_DRAFTED + 1
 MAIL_ALONG = MAIL_DRAFTS + MAX_DRAFTS
-MAIL_MASK = 48
-assert MAIL_ALONG + MAX_DRAFTS <= MAIL_MASK
+MAIL_AHEAD = MAIL_ALONG + MAX_DRAFTS
+MAIL_EXPECTED = MAIL_AHEAD + 2
+MAIL_RUN = MAIL_EXPECTED + 1
+MOST_EXPECTED = 2 * MAX_DRAFTS + 1
+"""Tokens that the host may expect: all that a step may give, and the drafts after them"""
+MAIL_MASK = 80
+assert MAIL_AHEAD % 2 == 0 and MAIL_RUN + MOST_EXPECTED <= MAIL_MASK
 
 
 def mask_words(vocab: int) -> int:

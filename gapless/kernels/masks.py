@@ -6,6 +6,9 @@ row's next tokens only after it has read the last reply, and that reply proves t
 
 A mask after drafts counts only for a row that has these very drafts. So it does not matter where the host has them
 from, and a row whose drafts have no mask runs without them.
+
+Where a form leaves only one text, the host expects its tokens. A row that got those that come first has the next ones
+as drafts, unless it has drafts that begin with them.
 """
 
 from __future__ import annotations
@@ -66,17 +69,42 @@ def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: 
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
-) -> None:
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
+    most: int = 0,
+) -> None:  # fmt: skip
     """See `seam.Kernels.reply`."""
-    at = _masked_rows(index, rows, tables, slots)
-    given = tokens.index_select(0, index)
+    at, given = _masked_rows(index, rows, tables, slots), tokens.index_select(0, index)
+    if most:
+        _expect(at, given, tables, mail, most)
+        at = at._replace(state=tables.state.index_select(0, at.rows))
     goes_on = (given[:, 0] != L.NO_TOKEN) & at.state[:, L.ACTIVE].bool()
     slot = torch.where(goes_on, at.slots, 0)
     mail[:, L.MAIL_TOKENS : L.MAIL_TOKENS + tokens.shape[1]].index_copy_(0, slot, given)
     mail[:, L.MAIL_DRAFTED].index_copy_(0, slot, drafts_of(at.state, drafts + 1).int())
     mail[:, L.MAIL_DRAFTS : L.MAIL_DRAFTS + drafts].index_copy_(0, slot, at.drafts(tables, drafts))
     mail.view(torch.int64)[:, L.MAIL_TOLD // 2].index_copy_(0, slot, at.tags)
+
+
+def _expect(at: MaskedRows, given: Tensor, tables: Tables, mail: Tensor, most: int) -> None:
+    """Make drafts of what the mail expects after the tokens `given` [F, W], where these are what it expected."""
+    count, place = (given >= 0).sum(1), torch.arange(given.shape[1], device=given.device)
+    tags = mail.view(torch.int64)[:, L.MAIL_AHEAD // 2].index_select(0, at.slots)
+    # After the tags, like masks.
+    expected = mail[:, L.MAIL_EXPECTED].index_select(0, at.slots)
+    run = mail[:, L.MAIL_RUN : L.MAIL_RUN + L.MOST_EXPECTED].index_select(0, at.slots)
+    right = ((given == run[:, : given.shape[1]]) | (place >= count[:, None])).all(1)
+    right &= (tags == at.tags - count) & (count > 0) & (at.slots > 0) & at.state[:, L.ACTIVE].bool()
+    params, length = tables.params.index_select(0, at.rows), at.state[:, L.LENGTH]
+    room = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - length)
+    left = torch.where(right, torch.minimum(expected - count, room).clamp(0, most), 0)
+    number = torch.arange(most, device=given.device)
+    where = (length[:, None] + number).clamp(max=tables.history.shape[1] - 1).long()
+    mine, own = number < left[:, None], at.drafts(tables, most)
+    drafts = torch.where(mine, run.gather(1, count[:, None] + number), own)
+    tables.history.index_put_((at.rows[:, None].expand_as(where), where), drafts)
+    further = (drafts == own).all(1) & (drafts_of(at.state, most + 1) >= left)
+    drafted = torch.where(further, at.state[:, L.DRAFTED], length + left)
+    tables.state[:, L.DRAFTED].index_copy_(0, at.rows, drafted.int())
 
 
 def _masked_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> MaskedRows:

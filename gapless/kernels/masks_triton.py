@@ -27,7 +27,8 @@ _SLOT, _OWNER, _LATE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.OWNER), tl.co
 _TAG, _TOLD, _TOKENS = tl.constexpr(L.MAIL_TAG), tl.constexpr(L.MAIL_TOLD), tl.constexpr(L.MAIL_TOKENS)
 _MASK, _NO_TOKEN = tl.constexpr(L.MAIL_MASK), tl.constexpr(L.NO_TOKEN)
 _COUNT, _DRAFTS, _ALONG = tl.constexpr(L.MAIL_DRAFTED), tl.constexpr(L.MAIL_DRAFTS), tl.constexpr(L.MAIL_ALONG)
-_DRAFTED = tl.constexpr(L.DRAFTED)
+_DRAFTED, _ASKED, _MAX_LEN = tl.constexpr(L.DRAFTED), tl.constexpr(L.DRAFTS), tl.constexpr(L.MAX_LEN)
+_AHEAD, _EXPECTED, _RUN = tl.constexpr(L.MAIL_AHEAD), tl.constexpr(L.MAIL_EXPECTED), tl.constexpr(L.MAIL_RUN)
 
 
 @triton.jit
@@ -120,17 +121,37 @@ def mask_kernel(
 @triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
 def reply_kernel(
     index, rows, tokens, state, settings, history, wishes, mail, word_count,
-    HISTORY: tl.constexpr, WIDTH: tl.constexpr, DRAFTS: tl.constexpr, LANES: tl.constexpr,
+    HISTORY: tl.constexpr, WIDTH: tl.constexpr, DRAFTS: tl.constexpr, MOST: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """LANES: WIDTH as a power of two, which is more than DRAFTS."""
+    """LANES: WIDTH as a power of two, which is more than DRAFTS and MOST."""
     sample, row, slot = _masked(index, rows, settings, wishes)
     line, own = state + row * _STATE, mail + slot * word_count
     if slot != 0 and tl.load(tokens + sample * WIDTH) != _NO_TOKEN and tl.load(line + _ACTIVE) != 0:
-        lane, count = tl.arange(0, LANES), _drafted(line, DRAFTS + 1)
+        lane, count, length = tl.arange(0, LANES), _drafted(line, DRAFTS + 1), tl.load(line + _LENGTH)
         given = tl.load(tokens + sample * WIDTH + lane, mask=lane < WIDTH, other=_NO_TOKEN)
         tl.store(own + _TOKENS + lane, given, mask=lane < WIDTH)
+        after, left = history + row * HISTORY + length + lane, 0
+        if MOST > 0:
+            got = tl.sum((given >= 0).to(tl.int32), axis=0)
+            tag = tl.load(_place(mail, slot, word_count, _AHEAD), volatile=True)
+            _fence(state)  # what is expected is read after its tag
+            run = tl.load(own + _RUN + lane, mask=lane < got, other=0, volatile=True)
+            right = tl.sum(((lane < got) & (run != given)).to(tl.int32), axis=0) == 0
+            asked = settings + row * _PARAMS
+            room = tl.minimum(tl.load(asked + _ASKED), tl.load(asked + _MAX_LEN) - 1 - length)
+            left = tl.minimum(tl.minimum(tl.load(own + _EXPECTED, volatile=True) - got, room), MOST)
+            left = tl.where(right & (tag == _tag(line, wishes, slot) - got), left, 0)
+            ahead = tl.load(own + _RUN + got + lane, mask=lane < left, other=0, volatile=True)
+            before = tl.load(after, mask=lane < left, other=0)
+            others = tl.sum(((lane < left) & (before != ahead)).to(tl.int32), axis=0)
+            takes = (left > 0) & ((others > 0) | (_drafted(line, MOST + 1) < left))
+            tl.store(after, ahead, mask=lane < left)
+            tl.store(line + _DRAFTED, length + left, mask=takes)
+            count = tl.where(takes, tl.minimum(left, DRAFTS), count)
         tl.store(own + _COUNT, count)
-        drafts = tl.load(history + row * HISTORY + tl.load(line + _LENGTH) + lane, mask=lane < count, other=0)
+        drafts = tl.load(after, mask=(lane < count) & (lane >= left), other=0)
+        if MOST > 0:
+            drafts = tl.where(lane < left, ahead, drafts)
         tl.store(own + _DRAFTS + lane, drafts, mask=lane < count)
         _fence(state)
         tl.store(_place(mail, slot, word_count, _TOLD), _tag(line, wishes, slot))
@@ -154,12 +175,12 @@ def _mask(
 
 def _reply(
     index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor,
-    mail: Tensor, drafts: int,
+    mail: Tensor, drafts: int, most: int,
 ) -> None:  # fmt: skip
     _check(state, params, history, wishes, tokens, mail)
     given, width = (index, rows, tokens, state, params, history, wishes, mail), tokens.shape[1]
     lanes = triton.next_power_of_2(width)
-    reply_kernel[(index.shape[0],)](*given, mail.stride(0), history.shape[1], width, drafts, lanes, num_warps=1)
+    reply_kernel[(index.shape[0],)](*given, mail.stride(0), history.shape[1], width, drafts, most, lanes, num_warps=1)
 
 
 def _check(*tables: Tensor) -> None:
@@ -174,8 +195,8 @@ triton_mask = operator(
     _mask,
 )
 triton_reply = operator(
-    "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, "
-    "Tensor wishes, Tensor(a!) mail, int drafts) -> ()",
+    "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
+    "Tensor wishes, Tensor(c!) mail, int drafts, int most) -> ()",
     _reply,
 )
 
@@ -186,7 +207,8 @@ def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: 
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
-) -> None:
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
+    most: int = 0,
+) -> None:  # fmt: skip
     """See `seam.Kernels.reply`. `mail` likewise."""
-    triton_reply(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts)
+    triton_reply(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts, most)

@@ -203,10 +203,11 @@ class Kernels(NamedTuple):
     other tokens of the vocabulary get -inf in the slot; if not, the row is LATE, and `finish` holds it. Likewise at the
     places after, up to its drafts; DRAFTED of a row that is not late then leaves out the drafts without a mask. Padding
     as in `cut`; an entry whose slot has no owner is left out."""
-    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor, int], None] = reply
-    """(index, rows, tokens int32 [R, W], tables, adjustments, mail, drafts), after `finish`, whose `out` are the
+    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor, int, int], None] = reply
+    """(index, rows, tokens int32 [R, W], tables, adjustments, mail, drafts, most), after `finish`, whose `out` are the
     tokens, and after what drafts: writes the tokens that each such row got, and up to `drafts` that it may get next, to
-    the mail of its slot, if the row goes on."""
+    the mail of its slot, if the row goes on. Before that, a row that got the tokens that its mail expects gets those
+    expected next as its drafts, up to `most`, unless its drafts begin with them."""
     adapt: Callable[[Tensor, Tensor, Tensor, AdapterPart], None] = adapt
     """(x [T, in], y [T, out], slots int64 [T], part): y += (x @ down.T) @ up in place, with the tables' slot of each
     token, a projection's columns by its own ranks; equal numbers for tokens of slot 0."""

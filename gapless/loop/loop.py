@@ -70,8 +70,7 @@ class Loop:
         """
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
-        """Rung when something waits for the next turn, such as a message or a transfer that has ended: it ends the
-        wait, and so the turn."""
+        """Rung when something waits for the next turn, such as a message: it ends the wait, and so the turn."""
         self.planner = planner
         self.device = device
         self.launcher = launcher
@@ -454,9 +453,10 @@ class Loop:
         """Append tokens: one entry per token, those of a row together and in order."""
         table, length = self.rows, self.rows.length.take(rows)
         if len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
-            first = np.concatenate(([True], ~again))
-            start = np.flatnonzero(first)
-            length += np.arange(len(rows)) - np.repeat(start, np.diff(start, append=len(rows)))
+            number = np.arange(len(rows), dtype=np.int32)
+            start = number.copy()  # of each token: the first one of its row
+            start[1:][again] = 0
+            length += number - np.maximum.accumulate(start)
         table.tokens[rows, length] = tokens
         # Of one row's entries the last one counts: numpy assigns in order.
         table.length[rows] = length + 1

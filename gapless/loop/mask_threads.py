@@ -10,10 +10,13 @@ from typing import Any
 from gapless.base.host import usable_cores
 from gapless.device import build
 from gapless.kernels.layout import (
+    MAIL_AHEAD,
     MAIL_ALONG,
     MAIL_DRAFTED,
     MAIL_DRAFTS,
+    MAIL_EXPECTED,
     MAIL_MASK,
+    MAIL_RUN,
     MAIL_TAG,
     MAIL_TOKENS,
     MAIL_TOLD,
@@ -50,6 +53,9 @@ def start(mail: Mail, polls: bool) -> Any:
 def geometry(mail: Mail) -> tuple[int, list[int], tuple[int, int], int]:
     """Return where the first record is, at which words its parts are, how many records of how many bytes there are,
     and the bytes of a mask."""
-    parts = [MAIL_TAG, MAIL_TOLD, MAIL_TOKENS, MAIL_DRAFTED, MAIL_DRAFTS, MAIL_ALONG, MAIL_MASK, MOST_TOKENS]
+    parts = [
+        MAIL_TAG, MAIL_TOLD, MAIL_TOKENS, MAIL_DRAFTED, MAIL_DRAFTS, MAIL_ALONG, MAIL_AHEAD, MAIL_EXPECTED, MAIL_RUN,
+        MAIL_MASK, MOST_TOKENS,
+    ]  # fmt: skip
     slots, words = mail.words.shape
     return mail.words.data_ptr(), parts, (slots, 4 * words), mail.new_mask().nbytes

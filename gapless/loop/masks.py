@@ -4,7 +4,8 @@ Matchers that are native are followed by threads that need no interpreter, other
 the loop nor the device waits for them. They look at the mail after every step that has such rows, also in the middle of
 a chain. A row whose mask is late is held by the device; when it has been held for LATE_SECONDS, the request whose
 matcher is at work for as long ends with an error. Masks after drafts come last, and a row that is without runs without
-those drafts. Matchers follow drafts for their masks alone, and go back.
+those drafts. Matchers follow drafts for their masks alone, and go back. Where the form leaves only one text, they go on
+along its tokens, for the drafts of the step after.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from typing import Any
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.records import Int32s, Matcher, NativeMatcher, Request
+from gapless.base.records import Int32s, Matcher, NativeMatcher, Request, TokenTexts
 from gapless.device import Device, Fence
 from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
+from gapless.step.speculation import most_drafts
 
 NOTHING = -(2**62)
 """The tag of a slot that no row has whose matcher is in Python"""
+NARROW = 16
+"""Tokens of a mask that are compared for what their text must be, at most"""
 LATE_SECONDS = 10.0
 """How long a matcher may take for one token."""
 MOST_NS = 1_000_000_000
@@ -36,8 +40,10 @@ TOO_LONG = f"the mask of a token took longer than {LATE_SECONDS:g} s"
 class MaskedRow:
     """A request whose matcher decides. After `begin`, only the attendant uses it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, drafts: int) -> None:
+        """It has up to `drafts` drafts in a step."""
         assert request.matcher is not None
+        self.drafts = drafts
         self.key = request.key
         self.matcher: Matcher = request.matcher
         self.name = request.params.masked_by
@@ -76,6 +82,8 @@ class Masks:
         self._device = device
         self._natives: dict[int, NativeMatcher] = {}
         """Those that the threads have, by key."""
+        self._texts: TokenTexts | None = None
+        """Those that the threads have."""
         self._rows: dict[int, MaskedRow] = {}
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
@@ -116,12 +124,15 @@ class Masks:
 
     def begin(self, request: Request) -> None:
         """Take over a request's matcher, which has followed nothing yet."""
-        matcher = request.matcher
+        matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
         if self.threads and isinstance(matcher, NativeMatcher):
             self._natives[request.key] = matcher
-            self.threads.begin(request.key, *matcher.give_away(), len(request.tokens), request.stop_ids)
+            if (texts := matcher.texts) is not None and texts is not self._texts:
+                self._texts = texts
+                self.threads.set_texts(*texts)
+            self.threads.begin(request.key, *matcher.give_away(), len(request.tokens), request.stop_ids, drafts)
         else:
-            self._rows[request.key] = MaskedRow(request)
+            self._rows[request.key] = MaskedRow(request, drafts)
 
     def admit(self, key: int, slot: int, owner: int, tokens: Int32s) -> None:
         """The request gets a row, with this slot, which knows it as `owner`; it goes on after `tokens`."""
@@ -212,8 +223,7 @@ class Masks:
             self._post(row)
             self._written += 1
             self._ns += time.monotonic_ns() - since
-            if drafts:
-                self._post_along(row, drafts)
+            self._go_ahead(row, drafts)
         except BaseException as error:  # a panic of a library is no Exception
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 raise  # the device is closed
@@ -235,22 +245,40 @@ class Masks:
         else:
             self.mail.post(row.slot, tag, self._words)
 
-    def _post_along(self, row: MaskedRow, drafts: list[int]) -> None:
-        """Post the masks after each draft, up to the first that may not come or after which nothing may."""
-        tag, count = tag_of(row.owner, row.length), 0
+    def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> None:
+        """Post the masks after each draft, up to the first that may not come or after which nothing may. Then post what
+        is expected to come: these drafts, and the tokens after them as long as the form leaves one text."""
+        tag = tag_of(row.owner, row.length)
+        run = self._post_along(row, tag, drafts)
+        most, known = len(run) + 1 + row.drafts if row.drafts else 0, len(run)
+        while len(run) < most and (token := expected_next(self._words, row.matcher.texts)) is not None:
+            row.matcher.advance([token])
+            run.append(token)
+            row.matcher.write_mask(self._words)
+        if len(run) > known:
+            if self.threads:
+                self.threads.post_ahead(row.key, row.slot, tag, run)
+            else:
+                self.mail.post_ahead(row.slot, tag, run)
+        if run:
+            row.matcher.rollback(len(run))
+
+    def _post_along(self, row: MaskedRow, tag: int, drafts: list[int]) -> list[int]:
+        """Post the masks after drafts. Returns those that the matcher has followed."""
+        run: list[int] = []
         for draft in drafts:
             if not self._words[draft // 32] >> draft % 32 & 1:
                 break
             row.matcher.advance([draft])
-            count += 1
+            run.append(draft)
             row.matcher.write_mask(self._words)
             if not allows_some(self._words):
                 break
             if self.threads:
-                self.threads.post(row.key, row.slot, tag, self._words, count, draft)
+                self.threads.post(row.key, row.slot, tag, self._words, len(run), draft)
             else:
-                self.mail.post_after(row.slot, tag, self._words, count, draft)
-        row.matcher.rollback(count)
+                self.mail.post_after(row.slot, tag, self._words, len(run), draft)
+        return run
 
     def _forget(self, row: MaskedRow) -> None:
         if self._serving.get(row.slot) is row:
@@ -261,6 +289,21 @@ class Masks:
 def allows_some(words: Int32s) -> bool:
     """Return whether a mask allows any token: with none, the row would fail as if its KV were in doubt."""
     return bool(words.any())
+
+
+def expected_next(words: Int32s, texts: TokenTexts | None) -> int | None:
+    """Return the token that a mask leaves, or the longest one where all that it leaves begin it: their text is certain.
+
+    None where the text is open, or the mask leaves more than NARROW tokens.
+    """
+    where = words.nonzero()[0][: NARROW + 1]
+    if not 0 < len(where) <= NARROW:
+        return None
+    bits = np.unpackbits(words[where].view(np.uint8), bitorder="little").nonzero()[0]
+    tokens = (where[bits // 32] * 32 + bits % 32).tolist()
+    if len(tokens) == 1:
+        return int(tokens[0])
+    return texts.longest(tokens) if texts is not None and len(tokens) <= NARROW else None
 
 
 def _failure(row: MaskedRow, reason: str) -> RequestError:

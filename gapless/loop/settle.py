@@ -19,10 +19,14 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int
         some_held = np.count_nonzero(going) < len(going)
         return (rows[going], tokens[going], flags[going]) if some_held else (rows, tokens, flags)
     taken = tokens >= 0
+    if not np.count_nonzero(flags):  # all are live
+        index = taken.nonzero()[0]
+        return rows.take(index), tokens[taken], np.zeros(len(index), np.int32)
     taken[:, 0] |= flags == int(Flag.ERROR)
-    counts = np.count_nonzero(taken, axis=1)
-    entries = np.where(np.arange(tokens.shape[1]) == counts[:, None] - 1, flags[:, None], live).astype(np.int32)
-    return np.repeat(rows, counts), tokens[taken], entries[taken]
+    index = taken.nonzero()[0]
+    last = np.ones(len(index), bool)
+    np.not_equal(index[1:], index[:-1], out=last[:-1])
+    return rows.take(index), tokens[taken], np.where(last, flags.take(index), live)
 
 
 def of_decode_rows(plan: StepPlan, rows: Int32s, tokens: Int32s) -> tuple[Int32s, Int32s]:

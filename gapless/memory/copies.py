@@ -56,8 +56,6 @@ class GroupCopies:
         self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
         self.fresh: deque[tuple[int, bytes]] = deque()
         """Pages to store, in the order in which they were published."""
-        self.coming: set[bytes] = set()
-        """Digests whose pages are being loaded."""
         self.doubted: Callable[[bytes], None] | None = None
         """Called with the digest of a page that is in doubt: tiers below may have it too."""
         self._counts = counts

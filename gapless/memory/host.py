@@ -19,9 +19,9 @@ from gapless.tiers.seam import key_of
 LEAST_TOKENS = 256
 """A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
 LATE_NS = 1_000_000_000
-"""A request that has waited for a load this long computes its prompt."""
+"""A request that waits computes its prompt when no load has ended for this long."""
 BATCH_PAGES = 32
-"""Pages of one transfer, at most; a direction has one transfer at a time."""
+"""Pages of one transfer, unless there is a reason for more; a direction has one transfer at a time."""
 
 
 class PageMove(NamedTuple):
@@ -40,13 +40,29 @@ class MoveBatch(NamedTuple):
     moves: list[PageMove]
 
 
-class LoadTicket(NamedTuple):
+class LoadTicket:
     """What a request waits for."""
 
-    pages: int
-    """It goes on when this many pages in all have been loaded or refused,"""
-    late_at: int
-    """or at this time of the device's clock, ns."""
+    __slots__ = ("asked_at", "given_up", "left")
+
+    def __init__(self, asked_at: int) -> None:
+        self.asked_at = asked_at
+        """The time of the device's clock, ns"""
+        self.left = 0
+        """Pages that have neither come nor been refused"""
+        self.given_up = False
+        """Whether the request waits no more"""
+
+
+class PageLoad:
+    """A copy to load, and the tickets of the requests that wait for it."""
+
+    __slots__ = ("copy", "group", "tickets")
+
+    def __init__(self, group: GroupCopies, copy: PageCopy) -> None:
+        self.group = group
+        self.copy = copy
+        self.tickets: list[LoadTicket] = []
 
 
 class HostTier:
@@ -65,12 +81,17 @@ class HostTier:
         self._clock = clock
         self._late_ns = late_ns
         self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
-        self._waiting: deque[PageMove] = deque()
-        """Loads that are not begun; their pages and copies are pinned."""
-        self._asked = self._ended = 0
-        """Pages whose load was asked for, and whose load has ended."""
+        self.running = 0
+        """Rows that run: each of them may need a page at any step, and loads leave as many."""
+        self._waiting: deque[PageLoad] = deque()
+        """Loads that are not begun. Their copies are pinned; they get pages when they begin."""
+        self._coming: dict[tuple[int, bytes], PageLoad] = {}
+        """Loads that have not ended, by group and digest"""
         self._stores = self._loads = 0
         """Transfers begun"""
+        self._loads_ended = 0
+        self._progress_at = 0
+        """When a load ended last"""
         self._ending: list[tuple[str, list[bytes]]] = []
         """Requests that peers name, which have ended, and the digests of their pages"""
         self.below: LowerTiers | None = None
@@ -93,24 +114,30 @@ class HostTier:
     # For the planner.
 
     def has(self, pool: PagePool, digest: bytes) -> bool:
-        """Return whether the page of this digest can be loaded, or is being."""
+        """Return whether the page of this digest can be loaded."""
         return self._group_of[pool].find(digest) is not None
 
     def load(self, missing: Sequence[tuple[PagePool, bytes]]) -> LoadTicket:
-        """Load these pages, which the tier has and the index lacks; the pools have room for them."""
+        """Load these pages, which the tier has and the index lacks, after all that were asked for before."""
+        ticket = LoadTicket(self._clock())
         for pool, digest in missing:
-            group = self._group_of[pool]
-            copy = group.find(digest)
-            assert copy is not None, "a load of what the tier lacks"
-            if digest not in group.coming:
-                group.coming.add(digest)
-                group.copies.move_to_end(digest)
-                copy.pins += 1
-                self._waiting.append(PageMove(group.number, pool.take(Pin.LOAD), copy))
-                self._asked += 1
+            load = self._load_of(self._group_of[pool], digest)
+            load.tickets.append(ticket)
+            ticket.left += 1
         if self.below is not None:
             self.below.touch([self.key(pool, digest) for pool, digest in missing])
-        return LoadTicket(self._asked, self._clock() + self._late_ns)
+        return ticket
+
+    def _load_of(self, group: GroupCopies, digest: bytes) -> PageLoad:
+        place = group.number, digest
+        if place not in self._coming:
+            copy = group.find(digest)
+            assert copy is not None, "a load of what the tier lacks"
+            group.copies.move_to_end(digest)
+            copy.pins += 1
+            self._coming[place] = load = PageLoad(group, copy)
+            self._waiting.append(load)
+        return self._coming[place]
 
     def key(self, pool: PagePool, digest: bytes) -> bytes:
         """Return the key of a page for the tiers below."""
@@ -156,16 +183,22 @@ class HostTier:
             self._ending.remove((name, digests))
             below.end(name, whole=True)
 
-    def loads(self, ticket: LoadTicket | Search) -> bool:
+    def waits(self, ticket: LoadTicket | Search) -> bool:
         """Return whether a request should still wait for its load."""
         if isinstance(ticket, Search):
             return self.below is not None and self.below.waits(ticket)
-        if self._ended >= ticket.pages:
+        if not ticket.left:
             return False
-        if self._clock() < ticket.late_at:
+        if self._clock() < max(ticket.asked_at, self._progress_at) + self._late_ns:
             return True
         self.counts.late += 1
+        ticket.given_up = True
         return False
+
+    @property
+    def loading(self) -> bool:
+        """Return whether a load is on its way: its pages can be given to others when it has ended."""
+        return self._loads > self._loads_ended
 
     # For the transfers.
 
@@ -174,13 +207,13 @@ class HostTier:
         """Return whether something is to be stored or loaded that is not on its way."""
         return bool(self._waiting or self._ending) or any(group.fresh for group in self.groups)
 
-    def next_store(self) -> MoveBatch | None:
-        """Begin the next transfer of settled pages to their copies, if there are some."""
+    def next_store(self, most: int = BATCH_PAGES) -> MoveBatch | None:
+        """Begin the next transfer of settled pages to their copies, `most` at most, if there are some."""
         if self.below is not None:
             self._end_stored(self.below)
         moves: list[PageMove] = []
         for number, group in enumerate(self.groups):
-            while group.fresh and len(moves) < BATCH_PAGES:
+            while group.fresh and len(moves) < most:
                 page, digest = group.fresh[0]
                 known = group.pool.digest_of.get(page) == digest
                 if known and not group.pool.settled(page):
@@ -214,15 +247,33 @@ class HostTier:
         self.counts.stored += len(batch.moves)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
-    def next_load(self) -> MoveBatch | None:
-        """Begin the next transfer of copies to their pages, if there are some."""
-        moves = [self._waiting.popleft() for _ in range(min(BATCH_PAGES, len(self._waiting)))]
+    def next_load(self, most: int = BATCH_PAGES) -> MoveBatch | None:
+        """Begin the next transfer of copies to their pages, `most` at most, if there are some that a request waits for
+        and pages for them."""
+        moves: list[PageMove] = []
+        while self._waiting and len(moves) < most:
+            load = self._waiting[0]
+            pool = load.group.pool
+            wanted = pool.find(load.copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
+            if wanted and pool.available() <= self.running:
+                break
+            self._waiting.popleft()
+            if wanted:
+                moves.append(PageMove(load.group.number, pool.take(Pin.LOAD), load.copy))
+            else:
+                self._end(load)
         if not moves:
             return None
         self._loads += 1
         for move in moves:
             self.groups[move.group].pool.fill(move.page, move.copy.digest, self._loads)
         return MoveBatch(self._loads, moves)
+
+    def _end(self, load: PageLoad) -> None:
+        del self._coming[load.group.number, load.copy.digest]
+        for ticket in load.tickets:
+            ticket.left -= 1
+        load.group.unpin(load.copy)
 
     def loaded(self, batch: MoveBatch, checksums: Sequence[int]) -> None:
         """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order.
@@ -241,9 +292,8 @@ class HostTier:
                     self.below.refused(copy.source)
                 if not copy.gone:
                     group.hidden(copy.digest)
-            group.coming.discard(copy.digest)
-            group.unpin(copy)
-        self._ended += len(batch.moves)
+            self._end(self._coming[move.group, copy.digest])
+        self._loads_ended, self._progress_at = batch.number, self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
 
     # What may be seen.
@@ -262,7 +312,7 @@ class HostTier:
 
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""
-        moving = [(self.groups[move.group], move.copy) for move in self._waiting]
+        moving = [(load.group, load.copy) for load in self._coming.values()]
         for job in self.below.jobs.values() if self.below is not None else ():
             moving += [(group, copy) for group, copy, _ in job.moves]
         for group in self.groups:

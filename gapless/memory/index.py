@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gapless.base.records import Int32s
+from gapless.memory.events import PageEvents
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.prefix import PrefixChain, PrefixHasher
 
@@ -29,6 +30,8 @@ class PrefixIndex:
 
     def __init__(self, hasher: PrefixHasher, pools: Sequence[PagePool]) -> None:
         self.hasher = hasher
+        self.events: PageEvents | None = None
+        """Collects what other programs may know, where some want to."""
         self._pools = pools
         self._full = [pool for pool in pools if not pool.group.window]
         self._windows = [pool for pool in pools if pool.group.window]
@@ -105,12 +108,19 @@ class PrefixIndex:
             found.append([NULL_PAGE] * first + [page for page in pages if page is not None])
         return found
 
-    def publish(self, digests: list[bytes], held: Tables, first: int, end: int, step: int) -> None:
-        """Pages first..end of a sequence are full once `step` has run; `digests` are those of all its pages."""
+    def publish(self, chain: PrefixChain, tokens: Int32s, held: Tables, first: int, end: int, step: int) -> None:
+        """Pages first..end of a sequence with these tokens are full once `step` has run."""
+        digests = chain.reach(end, tokens)
         for pool, pages in zip(self._pools, held, strict=True):
             for number in range(first, end):
                 if pages[number] != NULL_PAGE:
                     pool.publish(pages[number], digests[number], step)
+        self.describe(chain, tokens, first, end)
+
+    def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
+        """A sequence with these tokens holds its pages first..end, wherever they came from."""
+        if self.events is not None:
+            self.events.describe(chain, tokens, first, end)
 
 
 def first_entry(pool: PagePool, position: int) -> int:

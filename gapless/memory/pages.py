@@ -53,6 +53,18 @@ class PageWatcher(Protocol):
         ...
 
 
+class PageJournal(Protocol):
+    """Hears every digest that enters or leaves the index of a pool."""
+
+    def added(self, digest: bytes) -> None: ...
+
+    def removed(self, digest: bytes) -> None: ...
+
+    def cleared(self) -> None:
+        """The index was emptied."""
+        ...
+
+
 class PagePool:
     """Pages of one group's KV memory, with an index of the full ones by digest of their prefix.
 
@@ -84,6 +96,7 @@ class PagePool:
         self._refused: set[int] = set()
         """Pages whose transfer brings something else than it should."""
         self.watcher: PageWatcher | None = None
+        self.journal: PageJournal | None = None
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
@@ -177,6 +190,8 @@ class PagePool:
             self.version += 1
             if self.watcher is not None:
                 self.watcher.published(page, digest)
+            if self.journal is not None:
+                self.journal.added(digest)
 
     def fill(self, page: int, digest: bytes, transfer: int) -> None:
         """Transfer `transfer` of BULK_IN fills a page under a LOAD pin; when it is acknowledged, the page is shared."""
@@ -204,8 +219,11 @@ class PagePool:
                 self._forget(page)
 
     def _forget(self, page: int) -> None:
-        del self._page_of[self.digest_of.pop(page)]
+        digest = self.digest_of.pop(page)
+        del self._page_of[digest]
         self.version += 1
+        if self.journal is not None:
+            self.journal.removed(digest)
 
     def forget(self) -> None:
         """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
@@ -216,6 +234,8 @@ class PagePool:
         self.version += 1
         if self.watcher is not None:
             self.watcher.forgotten()
+        if self.journal is not None:
+            self.journal.cleared()
 
     # What may be seen.
 

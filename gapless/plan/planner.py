@@ -26,7 +26,7 @@ LOOK_BEHIND = 8
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
 MAX_AWAITING = 32
-"""Waiting sequences passed over in one step because a row computes their prefix."""
+"""Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
 
 
 class Planner:
@@ -337,15 +337,15 @@ class Planner:
         if pages > seq.published:
             if not seq.private:
                 seq.chain = seq.chain.up_to(pages)
-                digests = seq.chain.reach(pages, self._rows.tokens[seq.row])
-                self.index.publish(digests, seq.by_group, seq.published, pages, step)
+                tokens = self._rows.tokens[seq.row]
+                self.index.publish(seq.chain, tokens, seq.by_group, seq.published, pages, step)
             seq.published = pages
 
     # Preemption.
 
     def _make_room(self) -> None:
         """A pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
-        if self.leaving or self.ending or any([pool.fenced for pool in self.pools]):
+        if self.leaving or self.ending or self.room.loading or any([pool.fenced for pool in self.pools]):
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
@@ -374,6 +374,7 @@ class Planner:
         del self.by_key[seq.key]
         if state is State.WAITING:
             self.waiting.remove(seq)
+            self.room.give_up(seq)
             self._refused_at = None  # those after it have moved up
         else:
             self.give_up_row(seq)
@@ -440,13 +441,11 @@ class Planner:
         room, state = self.room, self.room.state()
         if state == self._refused_at:
             return budget
-        passed: list[Sequence] = []
-        awaiting: list[Sequence] = []
+        passed, awaiting, loading = list[Sequence](), list[Sequence](), list[Sequence]()
         fill = self._limits.fill
         self.waiting.unpark(self._rows.lends)
-        while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND and len(awaiting) < MAX_AWAITING:
-            seq = self.waiting.pop()
-            if seq is None:
+        while budget > 0 and self._rows.available() and len(passed) <= LOOK_BEHIND:
+            if len(awaiting) + len(loading) // 8 >= MAX_AWAITING or (seq := self.waiting.pop()) is None:
                 break
             if not self._rows.lends(seq.leases):
                 self.waiting.park(seq)
@@ -455,8 +454,9 @@ class Planner:
             else:
                 matched = room.match(seq)
                 words = seq.fill + matched * self._page_size if seq.sends_past else 0
-                loads = room.loads(seq, matched)
-                if loads or words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
+                if room.waits_for_load(seq, matched):
+                    loading.append(seq)
+                elif words > fill or self.prefill.computes_for(seq, matched, room.cacheable(seq)):
                     awaiting.append(seq)
                 elif self.claim(seq, matched):
                     fill -= words
@@ -469,9 +469,9 @@ class Planner:
                     passed.append(seq)
             if passed and passed[-1].skips >= MAX_SKIPS:
                 break
-        for seq in passed + awaiting:
+        for seq in passed + awaiting + loading:
             self.waiting.put_back(seq)
-        if passed and not (admissions or awaiting or self.waiting.parked):
+        if passed and not (admissions or awaiting or loading or self.waiting.parked):
             self._refused_at = state
         return budget
 

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Pools
+from typing import NamedTuple
 
 from gapless.base.records import PageWrite
 from gapless.memory.below import LowerTiers
-from gapless.memory.host import HostTier
+from gapless.memory.host import HostTier, LoadTicket
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 
-LOADS = 2
+MOST_LOADS = 2
 """How often a sequence waits for pages of the host tier before it computes what others took from under it."""
+
+
+class PageNeed(NamedTuple):
+    """What a sequence that is to begin needs."""
+
+    fresh: list[int]
+    """Pages that it takes, by group"""
+    pool: PagePool
+    """The pool that has the fewest for it"""
+    lack: int
+    """What that pool lacks; negative where it has more"""
+    reserve: int
+    """Pages that must stay free beside"""
+
+    @property
+    def fits(self) -> bool:
+        return self.lack + self.reserve <= 0
 
 
 class Room:
@@ -46,6 +64,13 @@ class Room:
         """A sequence has taken a row (1) or left it (-1)."""
         self.running += rows
         self._changes += 1
+        if self.host is not None:
+            self.host.running = self.running
+
+    @property
+    def loading(self) -> bool:
+        """Return whether pages of a tier are on their way; these are there for all when they have come."""
+        return self.host is not None and self.host.loading
 
     def begin(self, seq: Sequence) -> None:
         """A sequence was queued: peers may wait for its pages."""
@@ -70,9 +95,8 @@ class Room:
     def match(self, seq: Sequence) -> int:
         """Pages in front that the prefix index has for a waiting sequence. The digest of the next one is known then."""
         seq.refused_by = None
-        if seq.load is not None and self.host is not None and self.host.loads(seq.load):
+        if seq.ticket is not None and self.host is not None and self._waits(self.host, seq):
             return 0
-        seq.load = None
         if self.index is None or seq.chain is None or seq.tokens is None:
             return 0
         most = self.cacheable(seq)
@@ -81,14 +105,30 @@ class Room:
         seq.chain.reach(min(matched + 1, most), seq.tokens)
         return matched
 
-    def loads(self, seq: Sequence, matched: int) -> bool:
-        """Return whether a sequence that was just matched waits for pages of the host tier, beyond the `matched` ones.
+    def _waits(self, host: HostTier, seq: Sequence) -> bool:
+        """Return whether a sequence still waits for what it asked the tiers; one that waited in vain asks no more."""
+        assert seq.ticket is not None
+        if host.waits(seq.ticket):
+            return True
+        if isinstance(seq.ticket, LoadTicket) and seq.ticket.given_up:
+            seq.loads_begun = MOST_LOADS
+        seq.ticket = None
+        return False
 
-        Loads are begun for a sequence that could be admitted now: they take the pages that it needs anyway.
+    def waits_for_load(self, seq: Sequence, matched: int) -> bool:
+        """Return whether a sequence that was just matched waits for pages of the tiers, beyond the `matched` ones.
+
+        A load is asked for where the sequence could be admitted now: it needs these pages anyway.
         """
-        if self.host is None or seq.load is not None:
-            return seq.load is not None
-        return seq.loads < LOADS and self._begin_load(self.host, seq, matched)
+        if self.host is None or seq.ticket is not None:
+            return seq.ticket is not None
+        return seq.loads_begun < MOST_LOADS and self._begin_load(self.host, seq, matched)
+
+    def give_up(self, seq: Sequence) -> None:
+        """A sequence ends while it waits: what only it has asked for is not loaded."""
+        if isinstance(seq.ticket, LoadTicket):
+            seq.ticket.given_up = True
+        seq.ticket = None
 
     def _begin_load(self, host: HostTier, seq: Sequence, matched: int) -> bool:
         if self.index is None or seq.chain is None or seq.tokens is None:
@@ -99,27 +139,29 @@ class Room:
         if host.below is not None and seq.search is None and self._asks_below(host, host.below, seq, most):
             return True
         found = seq.search.found if seq.search is not None else {}
-        count, _ = self.index.match(
-            seq.chain, seq.tokens, most, lambda pool, digest: host.has(pool, digest) or host.key(pool, digest) in found
-        )
+
+        def has(pool: PagePool, digest: bytes) -> bool:
+            return host.has(pool, digest) or host.key(pool, digest) in found
+
+        if not any([has(pool, digest) for pool, digests in seq.gaps.items() for digest in digests]):
+            return False  # while these are missing, there is no longer match
+        count, _ = self.index.match(seq.chain, seq.tokens, most, has)
         shared = self.index.shared(seq.chain, matched)
-        if count - matched < host.least_pages or self._fresh(seq, matched, shared) is None:
+        if count - matched < host.least_pages or not self._need(seq, matched, shared).fits:
             return False
         missing = self.index.missing(seq.chain, count)
         if seq.search is not None and host.fetch(seq.search, missing):
             if not seq.search.open:  # transfers hold every slot: what the host has must do
                 return self._begin_load(host, seq, matched)
-            seq.load = seq.search
+            seq.ticket = seq.search
             return True
-        resting = [
-            (pool, page) for pool, pages in zip(self._pools, shared, strict=True) for page in pages if page != NULL_PAGE
-        ]
-        for pool, page in resting:
-            pool.pin(page)
-        seq.load = host.load(missing)
-        for pool, page in resting:
-            pool.unpin(page, ())
-        seq.loads += 1
+        for pool, pages in zip(self._pools, shared, strict=True):
+            for page in pages:
+                if page != NULL_PAGE:  # what it has is not to make room for what it lacks
+                    pool.pin(page)
+                    pool.unpin(page, ())
+        seq.ticket = host.load(missing)
+        seq.loads_begun += 1
         return True
 
     def _asks_below(self, host: HostTier, below: LowerTiers, seq: Sequence, most: int) -> bool:
@@ -129,7 +171,7 @@ class Room:
         if most - count < host.least_pages:
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
-        seq.load = seq.search = below.ask(
+        seq.ticket = seq.search = below.ask(
             [host.key(pool, digest) for pool in self._pools for digest in digests], seq.transfer
         )
         return True
@@ -169,21 +211,27 @@ class Room:
     def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
         """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
         shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
-        fresh = self._fresh(seq, matched, shared)
-        if fresh is None or len(self._pools) * self.pages_for(seq, seq.length) > most_writes:
+        need = self._need(seq, matched, shared)
+        if not need.fits:
+            seq.refused_by, seq.needs = need.pool, need.lack + need.pool.released
+            seq.reserve, seq.refused_at = need.reserve, self._changes
             return False
-        for pool, pages, count in zip(self._pools, shared, fresh, strict=True):
+        if len(self._pools) * self.pages_for(seq, seq.length) > most_writes:
+            return False
+        for pool, pages, count in zip(self._pools, shared, need.fresh, strict=True):
             for page in pages:
                 if page != NULL_PAGE:
                     pool.pin(page)
             pages += [pool.take() for _ in range(count)]
+        if self.index and seq.chain and seq.tokens is not None:
+            self.index.describe(seq.chain, seq.tokens, 0, matched)
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
-        seq.published, seq.skips, seq.loads, seq.search = matched, 0, 0, None
+        seq.published, seq.skips, seq.loads_begun, seq.search = matched, 0, 0, None
         return True
 
-    def _fresh(self, seq: Sequence, matched: int, shared: list[list[int]]) -> list[int] | None:
-        """Return the pages that the sequence would take beside its `shared` ones, by group; None where they lack."""
+    def _need(self, seq: Sequence, matched: int, shared: list[list[int]]) -> PageNeed:
+        """Return what the sequence needs beside its `shared` pages."""
         total = self.pages_for(seq, seq.length)
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
@@ -196,12 +244,8 @@ class Room:
             lacks.append(wanted + pool.resting(pages) - pool.available())
         lack = max(lacks)
         # Counting the growth takes longer than all else here: not where there is room for more than it can come to.
-        if lack + self.most_reserve(seq) > 0 and lack + (reserve := self.reserve(seq)) > 0:
-            seq.refused_by = pool = self._pools[lacks.index(lack)]
-            seq.needs = lack + pool.released
-            seq.reserve, seq.refused_at = reserve, self._changes
-            return None
-        return fresh
+        reserve = self.reserve(seq) if lack + self.most_reserve(seq) > 0 else 0
+        return PageNeed(fresh, self._pools[lacks.index(lack)], lack, reserve)
 
     def writes(self, seq: Sequence) -> list[PageWrite]:
         """The page table entries of a row that begins."""

@@ -33,9 +33,9 @@ class Sequence:
 
     __slots__ = (
         "adapter", "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "held", "key", "last_step",
-        "leases", "length", "load", "loads", "max_len", "needs", "order", "priority", "private", "prompt", "published",
+        "leases", "length", "loads_begun", "max_len", "needs", "order", "priority", "private", "prompt", "published",
         "refused_at", "refused_by", "reserve", "row", "salt", "scored", "search", "sends_past", "skips", "state",
-        "to_score", "tokens", "transfer",
+        "ticket", "to_score", "tokens", "transfer",
     )  # fmt: skip
 
     def __init__(
@@ -94,11 +94,11 @@ class Sequence:
         """Number of leading prompt positions whose log-probabilities are wanted."""
         self.scored = 0
         """How many of these are settled. Only their pages may come from the prefix index, which holds KV alone."""
-        self.load: LoadTicket | Search | None = None
+        self.ticket: LoadTicket | Search | None = None
         """Pages on their way from the host tier, or what it asked of tiers below, for which it waits."""
         self.search: Search | None = None
         """What the tiers below have of it, where they were asked since it last had a row"""
-        self.loads = 0
+        self.loads_begun = 0
         """How often it has waited for such pages since it last had a row."""
         self.skips = 0
         """How often a younger request was admitted past this one."""

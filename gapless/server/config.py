@@ -52,6 +52,12 @@ class ServerConfig:
         "OTLP collector over HTTP that gets a trace of each generation request, like http://localhost:4318/v1/traces",
     )
 
+    kv_events_config: str | None = _server(
+        None,
+        "publish over ZeroMQ which KV blocks enter and leave the prefix cache, for routers: JSON as vLLM's, with "
+        "enable_kv_cache_events, endpoint, replay_endpoint, buffer_steps, topic, hwm and max_queue_size",
+    )
+
     enable_force_include_usage: bool = _api(
         False, "a usage chunk at the end of every stream", aliases=("--stream-response-default-include-usage",)
     )
@@ -69,6 +75,10 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.kv_events_config is not None:
+            from gapless.server.kv_events_config import KvEventsConfig  # brings msgspec, which --help has no need of
+
+            KvEventsConfig.parse(self.kv_events_config)
 
     def __repr__(self) -> str:
         return f"ServerConfig({', '.join(f'{f.name}={shown(f.name, getattr(self, f.name))!r}' for f in fields(self))})"

@@ -30,6 +30,7 @@ from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
 from gapless.server.app import App, build_app
 from gapless.server.config import ServerConfig
+from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.logs import log_settings, log_start, logging_to_stderr, say, wants
 from gapless.server.stats_line import log_stats
 from gapless.server.tracing import Tracing, open_tracing
@@ -58,8 +59,11 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener:
             located = locate(engine)
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                return runner.run(Serving(engine, located, server, listener, worker, tracing).run())
+            with (
+                kv_events(server.kv_events_config, engine) as events,
+                asyncio.Runner(loop_factory=loop_factory()) as runner,
+            ):
+                return runner.run(Serving(engine, located, server, listener, worker, tracing, events).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return 1
@@ -76,6 +80,7 @@ class Serving:
         listener: socket.socket,
         worker: Sequence[str],
         tracing: Tracing | None = None,
+        events: KvEventPublisher | None = None,
     ) -> None:
         self._engine = engine
         self._located = located
@@ -83,6 +88,7 @@ class Serving:
         self._listener = listener
         self._worker = worker
         self._tracing = tracing
+        self._events = events
         self.failure: GaplessError | None = None
         self.asked_to_end = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -92,6 +98,9 @@ class Serving:
         self._catch_signals()
         backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
         llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
+        if self._events is not None:
+            self._events.lost = backend.send_page_events
+            llm.send_page_events(self._events.publish)
         app = build_app(llm, self._config, self._engine.model, self._tracing)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))

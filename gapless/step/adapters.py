@@ -78,6 +78,10 @@ class AdapterLoader:
         del self.names[name]
         self._forget()
 
+    def name_of(self, digest: str) -> str:
+        """Return the name under which requests ask for an adapter, or its digest where it has none any more."""
+        return next((name for name, held in self.names.items() if held == digest), digest)
+
     def _forget(self) -> None:
         self._nameless = self.contents.keys() - self.names.values()
         for digest in filter(self.slots.forget, [*self._nameless]):

@@ -256,7 +256,8 @@ class StepGraphs:
             AdjustKey(size, some, processors=(number,))
             for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
         ]  # fmt: skip
-        replies = [ReplyKey(size) for size in lanes]
+        told = (None, 0, self.shapes.places - 1) if self.shapes.places > 1 else (None,)
+        replies = [ReplyKey(size, drafts) for size in lanes for drafts in told]
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
 
     def _drafted(self) -> Iterator[ProgramKey]:

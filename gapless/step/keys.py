@@ -54,8 +54,8 @@ class ReplyKey(NamedTuple):
 
     rows: int
     """Length of the padded list, which is that of the adjusted rows."""
-    drafts: int = 0
-    """Drafts that may follow"""
+    drafts: int | None = None
+    """Drafts that a reply holds, at most; None where no row gets drafts"""
 
 
 class CutKey(NamedTuple):
@@ -138,7 +138,7 @@ class StepKey(NamedTuple):
         if self.adjust is None or not self.adjust.masked:
             return None
         # Drafts after a step without are seldom verified, and their masks cost more than one.
-        return ReplyKey(self.adjust.rows, self.sample.places - 1 if self.sample.drafts else 0)
+        return ReplyKey(self.adjust.rows, self.sample.places - 1 if self.sample.drafts else None)
 
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the programs that the step has, in their order."""

@@ -15,13 +15,17 @@ from gapless.base.records import Int32s, Int64s
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import Ring
 from gapless.kernels.layout import (
+    MAIL_AHEAD,
     MAIL_ALONG,
     MAIL_DRAFTED,
     MAIL_DRAFTS,
+    MAIL_EXPECTED,
     MAIL_MASK,
+    MAIL_RUN,
     MAIL_TAG,
     MAIL_TOKENS,
     MAIL_TOLD,
+    MOST_EXPECTED,
     mask_words,
 )
 
@@ -62,6 +66,8 @@ class Mail:
         self._tokens = array[:, MAIL_TOKENS : MAIL_TOKENS + MOST_TOKENS]
         self._drafted = array[:, MAIL_DRAFTED]
         self._drafts, self._along = (array[:, at : at + places - 1] for at in (MAIL_DRAFTS, MAIL_ALONG))
+        self._ahead, self._expected = tags[:, MAIL_AHEAD // 2], array[:, MAIL_EXPECTED]
+        self._run = array[:, MAIL_RUN : MAIL_RUN + MOST_EXPECTED]
         size = mask_words(vocab)
         self._masks = array[:, MAIL_MASK : MAIL_MASK + places * size].reshape(len(array), places, size)
 
@@ -75,6 +81,17 @@ class Mail:
         self._masks[slot, place] = words
         self._along[slot, place - 1] = draft
         self.tags[slot, place] = tag + place
+
+    def post_ahead(self, slot: int, tag: int, tokens: list[int]) -> None:
+        """Write what is expected to come after the tokens of `tag`, MOST_EXPECTED tokens at most."""
+        self._run[slot, : len(tokens)] = tokens
+        self._expected[slot] = len(tokens)
+        self._ahead[slot] = tag
+
+    @property
+    def drafts(self) -> int:
+        """Drafts of a row in a step, at most."""
+        return int(self.tags.shape[1]) - 1
 
     def new_mask(self) -> Int32s:
         """Return words for a mask."""

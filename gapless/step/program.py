@@ -166,8 +166,9 @@ class StepProgram:
 
     def reply(self, key: ReplyKey, at: Buffers) -> None:
         """Write what the listed rows got, and may get next, to the mail of those that get masks."""
-        index = at.adjust[: key.rows]
-        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, self.adjustments, at.mail, key.drafts)
+        index, slots, drafts = at.adjust[: key.rows], self.adjustments, key.drafts or 0
+        most = 0 if key.drafts is None else self.width - 1
+        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, slots, at.mail, drafts, most)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
         """Score the tokens that the listed rows got from their raw logits."""

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request
 from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
-from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
+from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.tables import Tables
@@ -117,6 +118,12 @@ class SuffixLookup:
     def learn(self, kernels: Kernels, rows: Tensor, tokens: Tensor, tables: Tables) -> None:
         """Note what rows got, for other rows of their tenants."""
         kernels.remember(rows, tokens, tables, self.table)
+
+
+def no_guesses(kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+    """A drafter that has no drafts of its own: rows with forms get those that their matchers expect."""
+    rows = rows.long()
+    tables.state[:, DRAFTED].index_copy_(0, rows, tables.state[:, LENGTH].index_select(0, rows))
 
 
 class Tenants:
@@ -230,10 +237,14 @@ class Gate:
         self._steps, self._now = 0, PLAIN
         self._ns: dict[tuple[Kind, bool], float] = {}
         """Least time lately of a step of each kind, or of each of its prompt tokens, and whether it has drafts"""
-        self.counts = DraftCounts(speculation.drafts)
+        self._counts = DraftCounts(speculation.drafts)
+        self._seen: list[tuple[Int32s, Int32s]] = []
+        """Steps that were observed and not taken in: rows [N] and their tokens [N, W]"""
+        self._places_seen = 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
+        self._take_in()
         self._may[row] = most_drafts(request) > 0
         self.there[row], self.right[row] = self._hopes if self._may[row] else (0.0, 0.0)
 
@@ -246,6 +257,7 @@ class Gate:
         self._steps += 1
         if self._steps % LOOKS != 1:
             return self._now
+        self._take_in()
         kind, gain = kind_of(len(decode)), self._gain(self._index)
         measured = self._looks or (kind, False) in self._ns
         self._now = self._verifies if measured and self._tries(kind, gain) else self._otherwise
@@ -256,6 +268,7 @@ class Gate:
         without these too. `ending` is how many prompts end in it."""
         if not 0 < len(decode) <= self._most or ending > ENDING:
             return PLAIN
+        self._take_in()
         gain = self._gain(self._index if decode is self._rows else np.array(decode, np.int64))
         pays = 1 + gain >= PAYS * self._costs(kind_of(len(decode)))
         return self._verifies if pays and self._tries(kind_of(len(decode), prompt), gain) else PLAIN
@@ -285,26 +298,53 @@ class Gate:
         return max(1.0, with_drafts / without) if with_drafts and without else COSTS
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
-        """A step gave these rows `tokens` [N, W], as `step.outbox` has them."""
+        """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
         if places == 1 and (self._steps % LOOKS or not self._looks):
             return
+        if self._seen and places != self._places_seen:
+            self._take_in()
+        self._places_seen = places
+        self._seen.append((rows.copy(), tokens.copy()))
+        if len(self._seen) == 4 * LOOKS:  # decisions take them in before
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Learn from the steps that were observed since the last call."""
+        if not self._seen:
+            return
+        steps = len(self._seen)
+        rows, tokens = (np.concatenate(part) for part in zip(*self._seen, strict=True))
+        self._seen.clear()
         held = tokens[:, 0] == NO_TOKEN  # without its mask, nothing is known of what a row sampled
         if np.count_nonzero(held):
             rows, tokens = rows[~held], tokens[~held]
         there = tokens[:, 1] != NO_TOKEN
-        self.there[rows] += LEARNS * (there - self.there[rows])
+        _move(self.there, rows, there)
         rows, tokens = rows[there], tokens[there]
-        if places > 1:
+        if self._places_seen > 1:
             given = tokens[:, 1:] >= 0
-            self.counts.drafts += len(rows)
-            self.counts.draft_tokens += int(np.count_nonzero(tokens[:, 1:] != NO_TOKEN))
-            self.counts.accepted += given.sum(0)
+            self._counts.drafts += len(rows)
+            self._counts.draft_tokens += int(np.count_nonzero(tokens[:, 1:] != NO_TOKEN))
+            self._counts.accepted += given.sum(0)
             # As many were right as were taken, and one more was looked at unless that were all.
             right = given.sum(1)
             share = right / np.maximum(1, right + (tokens[:, 1:] == REJECTED).any(1))
         else:
             share = tokens[:, 1] == RIGHT
-        self.right[rows] += LEARNS * (share - self.right[rows])
+        _move(self.right, rows, share)
         if not self._looks and len(share):
             usual = self._hopes[1]
-            self._hopes = 1.0, usual + USUAL * (float(share.mean()) - usual)
+            self._hopes = 1.0, usual + (1 - (1 - USUAL) ** steps) * (float(share.mean()) - usual)
+
+    @property
+    def counts(self) -> DraftCounts:
+        """What became of drafts so far."""
+        self._take_in()
+        return self._counts
+
+
+def _move(expected: npt.NDArray[np.float64], rows: Int32s, seen: npt.NDArray[Any]) -> None:
+    """Move what is expected of each row by LEARNS towards what was seen of it, for each time that it is listed."""
+    times = np.bincount(rows, minlength=len(expected))
+    mean = np.bincount(rows, seen, len(expected)) / np.maximum(1, times)
+    expected += (1 - (1 - LEARNS) ** times) * (mean - expected)

@@ -23,6 +23,11 @@ from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
 
+MOST_BATCH = 256
+"""Pages of one transfer, at most"""
+HOST_SHARE = 0.1
+"""What beginning a transfer may take of the loop's time between two looks at transfers"""
+
 Words = list[Tensor]
 """One tensor a page group, [pages or slots, words]: a page as words of 8 bytes, or the largest that fit it."""
 
@@ -47,26 +52,29 @@ class Transfers:
             raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
             self.memory.append(raw.numpy().reshape(-1).data)
-        self._out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
-        self._in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
+        self.bulk_out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
+        self.bulk_in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
+        self._polled_at = device.clock()
 
     @property
     def busy(self) -> bool:
         """Return whether a transfer is on its way or has to begin."""
         news = self.host.below is not None and self.host.below.has_news
-        return self._in.on_its_way or self._out.on_its_way or self.host.busy or news
+        return self.bulk_in.on_its_way or self.bulk_out.on_its_way or self.host.busy or news
 
     def poll(self) -> bool:
         """Take in transfers that have ended, and begin the next of each direction; then the same of tiers below.
         Returns whether something came from there."""
-        if (ended := self._in.ended()) is not None:
+        before, self._polled_at = self._polled_at, self._device.clock()
+        passed = self._polled_at - before
+        if (ended := self.bulk_in.ended()) is not None:
             self.host.loaded(*ended)
-        if (ended := self._out.ended()) is not None:
+        if (ended := self.bulk_out.ended()) is not None:
             self.host.stored(*ended)
-        if not self._in.on_its_way and (batch := self.host.next_load()) is not None:
-            self._in.begin(batch)
-        if not self._out.on_its_way and (batch := self.host.next_store()) is not None:
-            self._out.begin(batch)
+        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.bulk_in.most(passed))) is not None:
+            self.bulk_in.begin(batch)
+        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.bulk_out.most(passed))) is not None:
+            self.bulk_out.begin(batch)
         return self.host.below is not None and self.host.below.poll()
 
     def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
@@ -100,7 +108,7 @@ class Transfers:
     def warm_up(self) -> None:
         """Move the null page there and back, and wait: what copies and kernels fetch for themselves, they then have."""
         null = MoveBatch(0, [PageMove(number, NULL_PAGE, PageCopy(b"", 0)) for number in range(len(self.slots))])
-        for way in (self._out, self._in):
+        for way in (self.bulk_out, self.bulk_in):
             way.begin(null)
             self._device.drain()
             way.ended()
@@ -108,7 +116,7 @@ class Transfers:
     def wait(self, bell: Bell) -> bool:
         """Wait for a transfer on its way, a load first, or the bell; return whether there was one. Only the loop's
         observe does."""
-        way = self._in if self._in.on_its_way else self._out
+        way = self.bulk_in if self.bulk_in.on_its_way else self.bulk_out
         return way.wait(bell)
 
 
@@ -120,15 +128,25 @@ class TransferWay:
     ) -> None:
         self._device, self._stream, self._program = device, stream, program
         self._pages, self._slots = pages, slots
-        self._sums = torch.zeros(BATCH_PAGES, dtype=torch.int64, device=device.torch_device)
-        (self._home,) = device.ring(1, 8 * BATCH_PAGES).slots
+        self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        (self._home,) = device.ring(1, 8 * MOST_BATCH).slots
         self._batch: tuple[MoveBatch, Fence] | None = None
+        self._page_ns = 0.0
+        """What a page of the latest transfer took the host to begin"""
 
     @property
     def on_its_way(self) -> bool:
         return self._batch is not None
 
+    def most(self, passed: int) -> int:
+        """Return how many pages the next transfer may have, `passed` ns after the look before: more where steps are
+        long, since a look comes once a step."""
+        if not self._page_ns:
+            return BATCH_PAGES
+        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self._page_ns)))
+
     def begin(self, batch: MoveBatch) -> None:
+        began = self._device.clock()
         moves = [(self._pages[move.group][move.page], self._slots[move.group][move.copy.slot]) for move in batch.moves]
         pages, slots = [page for page, _ in moves], [slot for _, slot in moves]
         ends = (pages, slots) if self._program is _store else (slots, pages)
@@ -138,6 +156,7 @@ class TransferWay:
             reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
         )  # fmt: skip
         self._batch = batch, self._stream.record()
+        self._page_ns = (self._device.clock() - began) / len(moves)
 
     def ended(self) -> tuple[MoveBatch, Sequence[int]] | None:
         """Return a transfer that has ended, and the checksums of its pages."""

@@ -14,6 +14,7 @@ from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
 from gapless.loop.records import StepRing, StepTable
+from gapless.memory.events import PageEvents
 
 RECORDS = 1024
 
@@ -78,6 +79,8 @@ class FakeCore:
         self._steps = 0
         self._generated = 0
         self.records = StepRing(RECORDS)
+        self.events: PageEvents | None = None
+        """What a test has put there: this core has no pages."""
         self.bell = HostBell()
 
     def submit(self, request: Request) -> None:
@@ -177,6 +180,9 @@ class FakeCore:
 
     def page_map(self) -> bytes:
         return b""
+
+    def page_events(self) -> PageEvents | None:
+        return self.events
 
     def close(self) -> None:
         self.closed = True

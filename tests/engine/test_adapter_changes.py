@@ -10,6 +10,7 @@ from adapter_files import write_adapter
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, RequestError
+from gapless.base.records import PageChange
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import AdapterChange
 from gapless.model.adapters import WEIGHTS
@@ -101,6 +102,18 @@ async def test_a_name_of_other_files_shares_no_pages_with_what_it_was(folder, wa
         await llm.change_adapter(AdapterChange("b", "one"))
         tokens, cached = await run(llm, "b")
         assert tokens == wanted["one"][:24] and cached > 0, "the same files have the same KV, whatever their name"
+
+
+async def test_page_events_name_the_adapter(folder):
+    llm, seen = engine(folder), []
+    llm.send_page_events(seen.extend)
+    async with llm:
+        await llm.change_adapter(AdapterChange("a", "one"))
+        await asyncio.gather(run(llm, "a"), run(llm, ""))
+        async with asyncio.timeout(10):
+            while {event.adapter for event in seen if event.change is PageChange.STORED} != {"a", ""}:
+                await asyncio.sleep(0.01)
+    assert seen[0].change is PageChange.CLEARED and len({event.digests for event in seen}) == len(seen)
 
 
 async def test_what_cannot_be_loaded_is_refused_by_name_and_changes_nothing(folder, tmp_path):

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from page_router import Router
 
 from gapless.base.errors import DeviceError, EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -18,6 +19,11 @@ from gapless.engine.driver import EngineDriver
 from gapless.engine.ports import QueuePort, WirePort
 from gapless.engine.seam import Started
 from gapless.engine.wire import Wire
+from gapless.memory.events import PageEvents
+from gapless.memory.index import PrefixIndex
+from gapless.memory.ledger import Ledger
+from gapless.memory.pages import PagePool
+from gapless.memory.prefix import PrefixHasher
 from gapless.testing.core import FakeCore, next_token
 
 
@@ -297,10 +303,10 @@ def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
 class Scripted:
     """A port whose messages are known beforehand; it notes how long each look at it may wait."""
 
-    open = True
+    open = clear = True
 
     def __init__(self, *messages):
-        self._messages, self.waits = list(messages), []
+        self._messages, self.waits, self.sent = list(messages), [], []
 
     def ring_with(self, ring):
         """Nothing comes but what is written down."""
@@ -310,7 +316,7 @@ class Scripted:
         return self._messages.pop(0) if self._messages else []
 
     def send(self, messages):
-        """Not looked at."""
+        self.sent += messages
 
 
 def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
@@ -326,3 +332,60 @@ def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
         assert core.prepared == prepared and not any(port.waits)
     turns.turn()
     assert core.prepared == 3 and port.waits[-2:] == [0.0, driver.REPORT_IDLE]
+
+
+def filled(page, pool, index, length=8):
+    """Page `page` and the one after it are written, observed, and given up."""
+    tokens = np.full(length, page, np.int32)
+    pages = [pool.take() for _ in range(length // pool.page_size)]
+    index.publish(index.chain(tokens, ""), tokens, [pages], 0, len(pages), 0)
+    pool.retire(pages, 0)
+
+
+def test_page_events_wait_in_the_core_while_the_front_does_not_read():
+    ledger = Ledger()
+    pool = PagePool(5, 4, ledger)
+    index = PrefixIndex(PrefixHasher("m", 4), [pool])
+    core, port = FakeCore(), Scripted([m.SendPageEvents()])
+    core.events = index.events = PageEvents([pool])
+    turns, router = EngineDriver(core, port), Router(index.hasher)
+    turns.turn()
+    port.clear = False
+    for number in range(1_000):
+        filled(number, pool, index)
+        turns.turn()
+    assert not any(isinstance(one, m.PageEventList) for one in port.sent)
+    port.clear = True
+    turns.turn()
+    turns.turn()
+    (message,) = [one for one in port.sent if isinstance(one, m.PageEventList)]
+    assert len(message.events) < 4
+    router.apply(message.events)
+    assert router.known() == {*pool.digest_of.values()} and len(router.known()) == 4
+
+
+@pytest.mark.parametrize("front", [ThreadFront, WireFront])
+def test_a_port_is_clear_again_when_the_front_has_read(front):
+    made = front()
+    for _ in range(200):
+        made.port.send([m.Refused(1, RequestError("x" * 1_000))])
+    end = time.monotonic() + 10
+    while not (made.port.clear and len(made.seen) == 200):
+        made.port.send([])
+        assert time.monotonic() < end
+    made.leave()
+    made.close()
+
+
+def test_a_port_whose_front_does_not_read_is_not_clear():
+    loop = asyncio.new_event_loop()
+    thread, (ours, theirs) = QueuePort(loop, print), socket.socketpair()
+    wire = WirePort(Wire(ours))
+    for port in (thread, wire):
+        assert port.clear
+        for _ in range(1_000):
+            port.send([m.Refused(1, RequestError("x" * 1_000))])
+        assert not port.clear
+    loop.close()
+    wire.close()
+    theirs.close()

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import validate
 
 from gapless import LLM, SamplingParams, StructuredOutputs
+from gapless.loop import mask_threads
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("gapless.loop.masks") is None, reason="the loop does not sample by masks yet"
@@ -92,3 +93,27 @@ def test_the_program_of_the_manual_for_offline_calls_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "guides" / "tools.md").read_text(encoding="utf-8")
     exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1], {"__name__": "manual"})
     assert re.fullmatch(r'(get_weather {"city": ?"Paris"}\n)+', capsys.readouterr().out)
+
+
+FIELDS = {f"measurement_{number}": {"type": "integer", "minimum": 0, "maximum": 99} for number in range(8)}
+TABLE = StructuredOutputs(
+    json={"type": "object", "properties": FIELDS, "required": [*FIELDS], "additionalProperties": False}
+)
+
+
+@pytest.mark.parametrize(("method", "natives"), [("grammar", True), ("ngram", False), ("eagle3", True)])
+def test_text_that_a_form_leaves_no_choice_about_is_drafted_and_changes_no_token(method, natives, monkeypatch):
+    """What is expected comes from threads, or from the attendant."""
+    if not natives:
+        monkeypatch.setattr(mask_threads, "load", lambda: None)
+    params = [asks(TABLE, temperature, seed=1) for temperature in (0, 1)]
+    tokens = []
+    for config in (None, {"method": method, "num_speculative_tokens": 4}):
+        with LLM("demo", device="cpu", max_num_seqs=1, max_model_len=512, speculative_config=config) as llm:
+            outputs = llm.generate([PROMPT] * 2, params)
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+            stats = llm.stats()
+    assert tokens[0] == tokens[1]
+    accepted = sum(stats.accepted)
+    assert accepted or method == "eagle3"  # its steps run drafts where they are measured to pay
+    assert accepted > 0.5 * stats.draft_tokens or method != "grammar"

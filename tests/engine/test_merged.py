@@ -9,7 +9,7 @@ from merging import together
 
 from gapless.base.errors import EngineDeadError, QueueFullError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request, StepTokens
+from gapless.base.records import Flag, PageChange, PageEvent, Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM, TrackerSink
 from gapless.engine.backend import MessageBackend
@@ -20,7 +20,7 @@ from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
-from gapless.testing.core import next_token
+from gapless.testing.core import FakeCore, next_token
 
 VOCAB = TOKENIZER.vocab_size
 SIZES = (1, 2, 3, 5, 40)
@@ -195,3 +195,12 @@ async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again(monkeyp
     with pytest.raises(EngineDeadError):
         backend.receive([step(1), m.Refused(2, QueueFullError("full"))])
     assert len(seen) == 1
+
+
+def test_page_events_go_to_who_asked_and_are_asked_for_again_of_every_new_engine():
+    backend, seen = Delivered(), []
+    backend.sink = TrackerSink(backend.tracker, StepWatcher(backend), ChangesUnderWay(backend), seen.append)
+    backend.send_page_events()
+    events = (PageEvent(PageChange.CLEARED),)
+    backend.receive([m.Ready(FakeCore().info), m.PageEventList(events)])
+    assert backend.posted == [m.SendPageEvents()] * 2 and seen == [events]

@@ -8,7 +8,7 @@ import pytest
 
 from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request, StepLogprobs, StepTokens
+from gapless.base.records import PageChange, PageEvent, Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
@@ -220,6 +220,29 @@ def test_parts_of_steps_must_fit(part, place, change):
         data = values.tobytes()
     with pytest.raises(ValueError, match=r"fit|reshape|buffer"):
         m.unpack_steps(msgspec.structs.replace(message, **{part: data}))
+
+
+def page_events():
+    tokens = np.arange(8, dtype=np.int32)
+    stored = PageEvent(PageChange.STORED, 1, (b"a" * 32, b"b" * 32), b"p" * 32, tokens, "t:s", "lora", 6)
+    return (PageEvent(PageChange.CLEARED), stored, PageEvent(PageChange.REMOVED, 0, (b"c" * 32,)))
+
+
+def test_page_events_survive_their_encoding():
+    before = page_events()
+    assert m.decode_to_core(m.encode([m.SendPageEvents()])) == [m.SendPageEvents()]
+    (message,) = m.decode_from_core(m.encode([m.PageEventList(before)]))
+    assert len(message.events) == len(before)
+    for one, other in zip(message.events, before, strict=True):
+        assert one.tokens.dtype == np.int32 and one.tokens.tolist() == other.tokens.tolist()
+        assert one._replace(tokens=other.tokens) == other
+
+
+@pytest.mark.parametrize("change", [{"digests": ()}, {"digests": (b"a",) * 3}, {"tokens": np.zeros((2, 4), np.int32)}])
+def test_page_events_whose_tokens_fill_no_pages_are_refused(change):
+    stored = page_events()[1]._replace(**change)
+    with pytest.raises(ValueError, match="8 tokens on"):
+        m.PageEventList((stored,))
 
 
 def test_one_frame_holds_a_turn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ def test_the_project_is_clean(project, command):
     done = run(project, command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "gapless san: 0 reports" in done.stdout + done.stderr
+    assert command[0] == "pytest" or json.loads((project / "san.sarif").read_text())["runs"][0]["results"][0]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
@@ -53,3 +55,13 @@ def test_a_line_that_waits_fails_the_job(project, command):
     done = run(project, command)
     assert done.returncode == 1
     assert f"draft.py:{line}: mask-index" in done.stdout + done.stderr
+    if command[0] == "pytest":
+        assert f"x draft.py:{line}: mask-index\n" in done.stdout, "the summary names the site"
+        return
+    results = json.loads((project / "san.sarif").read_text())["runs"][0]["results"]
+    new = [result for result in results if result["baselineState"] == "new" and "suppressions" not in result]
+    assert [result["ruleId"] for result in new] == ["mask-index"]
+    # Once it is known, it does not fail the job.
+    known = [word if word != "--diff" else "--json" for word in command[: command.index("--sarif")]]
+    assert run(project, [*known, *command[command.index("--") :]]).returncode == 1
+    assert run(project, command).returncode == 0

@@ -31,7 +31,6 @@ TRIES = 3
 """Runs of each form, of which the fastest counts: the first ones load kernels and take memory."""
 
 MAY_WAIT = {
-    "random-sync": "randperm waits in some releases, by its size",
     "pageable-async": "a small copy is staged at once, a large one waits",
     "gapped-async": "packed first, into memory that is not pinned",
     "unpinned-download": "the driver may wait or not",

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "loop"))
 from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
 from oracle_drafter import cost
 from score_cases import check_score
+from suffix_cases import check_recall, check_remember
 from test_draft_oracle import play
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
 from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.views import Recall
 from gapless.step.speculation import Gate
 
 pytestmark = [
@@ -80,3 +82,9 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
         if config:
             assert sum(stats.accepted) > 0.5 * stats.draft_tokens > 20
     assert all(tokens == found[0] for tokens in found[1:])
+
+
+@pytest.mark.parametrize(("width", "lengths"), [(1, 3), (5, 2)])
+def test_what_followed_in_other_answers_is_noted_and_drafted(width: int, lengths: int) -> None:
+    assert sum(check_remember(KERNELS, "cuda", seed, width, lengths, steps=40) for seed in range(6)) > 30
+    assert sum(check_recall(KERNELS, "cuda", seed, Recall(4, 1000, 100), lengths) for seed in range(6)) > 0

@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 from automaton import ASKED, Automaton
-from mask_cases import check_mask, check_reply
+from mask_cases import check_expected, check_mask, check_reply
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -40,6 +40,12 @@ def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab: int
 def test_a_live_row_that_got_a_token_has_it_in_its_mail(width: int) -> None:
     for seed in range(6):
         check_reply(KERNELS, 131, "cuda", seed, width)
+
+
+@pytest.mark.parametrize("width", [2, 5, 9])
+def test_a_row_that_got_what_was_expected_drafts_what_is_expected_next(width: int) -> None:
+    for seed in range(6):
+        check_expected(KERNELS, 131, "cuda", seed, width)
 
 
 class Slow(Automaton):

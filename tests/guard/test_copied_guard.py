@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -160,6 +161,26 @@ def test_gapless_san_runs_where_torch_and_numpy_alone_are_installed(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and "program.py:3: host-size" in done.stderr, done.stderr
     assert (tmp_path / "log.sarif").exists() and "msgspec" in away
+
+
+def test_gapless_san_imports_what_torch_imports_and_itself_alone(tmp_path):
+    """A module of any installed package that the program's own imports do not bring would be one more dependency."""
+    source = """
+        import sys, torch
+        x = torch.ones(3, device=sys.argv[1])
+        found = {name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names
+        print("modules", *sorted(name for name in found if not name.startswith("_")))
+    """
+    (tmp_path / "program.py").write_text(textwrap.dedent(source))
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parents[1])}
+    said = []
+    for words in (["program.py", "cpu"], ["-m", "gapless", "san", "--json", "a", "--", "python", "program.py", "cuda"]):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0 and done.stdout.startswith("modules "), done.stderr
+        said.append(set(done.stdout.split()[1:]))
+    assert "torch" in said[0] and said[1] - said[0] == {"gapless"}
 
 
 def test_the_runner_of_a_copy_reports_a_sync_of_a_whole_program(tmp_path):

@@ -51,8 +51,9 @@ def fake_cuda():
 
     Stream.current = Stream(0)
     return SimpleNamespace(
-        Stream=Stream, Event=Event, current_stream=lambda: Stream.current, synchronize=lambda device=None: None
-    )
+        Stream=Stream, Event=Event, current_stream=lambda: Stream.current, synchronize=lambda device=None: None,
+        is_current_stream_capturing=lambda: False,
+    )  # fmt: skip
 
 
 class Watch(CudaWatch):

@@ -81,3 +81,22 @@ def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     rules = found.pop(fit)
     assert found == marks_of(path)
     assert "upload" in rules["once"] | rules["loop"] and "host-read" in rules["loop"], rules
+
+
+def test_continuous_batching_waits_each_step_and_computes_before_its_inputs_are_ordered(tmp_path):
+    """Its loop is the library's own. Inputs are written on the default stream, and read on another that waits for no
+    event of it."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    report = found_in("batching.py", tmp_path)
+    findings = report["findings"]
+    assert isinstance(findings, list)
+    places = {(entry["rule"], entry["function"].rpartition(".")[2], entry["in_loop"]) for entry in findings}
+    for rule, function in (
+        ("list-to-device", "prepare_batch_tensors"), ("stream-wait", "retrieve_device_outputs"),
+        ("host-read", "prepare_batch_update"),
+    ):  # fmt: skip
+        assert (rule, function, True) in places
+    races = [entry for entry in findings if entry["rule"] == "race"]
+    assert any("prepare_batch_tensors" in line for entry in races for line in entry["details"])
+    assert all(entry["what"].startswith("stream cuda:0 0x1") for entry in races), races

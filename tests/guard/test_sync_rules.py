@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.linalg import lstsq
 from torch.nn.functional import one_hot
 
 from gapless import guard
@@ -80,6 +81,11 @@ def plan_attention(lengths: Tensor) -> list[int]:
     return starts
 
 
+def square(w: World) -> Tensor:
+    """A matrix that has an inverse and a root."""
+    return w.grid[:3] + 4 * torch.diag_embed(w.grid[0])
+
+
 CASES = [
     # 1: reads on the host
     Case(1, "host-read", lambda w: w.x[0].item(), lambda w: torch.where(w.x[0] > 0, w.x, 0.0)),
@@ -102,6 +108,14 @@ CASES = [
     Case(1, "host-read", lambda w: torch.linspace(0, w.x[1], 3), lambda w: w.x[1] * w.x.new_ones(3).cumsum(0)),
     Case(1, "host-read", lambda w: torch.logspace(w.x[1], 2, 3), lambda w: w.x[1].pow(w.x[:3])),
     # 2: sizes
+    Case(1, "host-read", lambda w: torch.tensor([w.x[0], 2.0]), lambda w: torch.stack([w.x[0], w.x[1]])),
+    Case(1, "host-read", lambda w: torch.tensor([[w.x[0]]], device=CUDA), lambda w: w.x[:1].view(1, 1).clone()),
+    Case(1, "host-read", lambda w: w.x.new_tensor([w.x[0]]), lambda w: w.x[:1].clone()),
+    Case(1, "host-read", lambda w: torch.linalg.inv(square(w)), lambda w: torch.linalg.inv_ex(square(w))),
+    Case(1, "host-read", lambda w: torch.linalg.cholesky_ex(square(w), check_errors=True), lambda w: square(w).det()),
+    Case(1, "host-read", lambda w: torch.linalg.eigh(square(w)), lambda w: torch.linalg.qr(square(w))),
+    Case(1, "host-read", lambda w: torch.linalg.svdvals(square(w)).argmax(), lambda w: square(w).norm()),
+    Case(1, "host-read", lambda w: lstsq(square(w), square(w))[0].round(), lambda w: torch.linalg.lu(square(w))),
     Case(2, "host-size", lambda w: torch.zeros(w.index.max().item()), lambda w: torch.zeros(5)),
     Case(2, "host-size", lambda w: one_hot(w.index, int(w.index.max()) + 1), lambda w: one_hot(w.index, 3)),
     # 3: copies to the host
@@ -167,7 +181,7 @@ CASES = [
         10, "random-sync", lambda w: torch.multinomial(w.grid, 1),
         lambda w: (w.grid / torch.empty_like(w.grid).exponential_()).argmax(-1),
     ),
-    Case(10, "random-sync", lambda w: torch.randperm(6, device=CUDA), lambda w: torch.rand(6, device=CUDA).argsort()),
+    Case(10, "random-sync", lambda w: w.x.multinomial(2), lambda w: torch.randperm(6, device=CUDA)),
     Case(10, "host-size", lambda w: w.x.topk(w.index.max().item()), lambda w: w.x.topk(2)),
     # 11: types that name the host, and flags
     Case(11, "type-hop", lambda w: w.x.type(torch.BoolTensor), lambda w: w.x.bool()),

@@ -13,10 +13,12 @@ from gapless.kernels.layout import (
     ACTIVE,
     ADJUST_SLOT,
     DRAFTED,
+    DRAFTS,
     LATE,
     LENGTH,
     MAIL_ALONG,
     MAIL_TOLD,
+    MAX_LEN,
     NO_TOKEN,
     OWNER,
 )
@@ -125,10 +127,62 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     for slot in range(1, slots):
         row, given = expected.get(slot, (0, [NO_TOKEN]))
         if given[0] != NO_TOKEN and world.tables.state[row, ACTIVE]:
-            followed = np.full(slots, world.tags[row] - width)
-            (reply,) = [one for one in world.mail.replies(followed) if one.slot == slot]
+            (reply,) = [one for one in replies_of(world, row, width) if one.slot == slot]
             assert reply.tokens == given and reply.drafts == world.drafts(row, count)
             assert torch.equal(world.mail.words[slot, MAIL_ALONG:], before[slot, MAIL_ALONG:])
             assert torch.equal(world.mail.words[slot, :MAIL_TOLD], before[slot, :MAIL_TOLD])
         else:
             assert torch.equal(world.mail.words[slot], before[slot])
+
+
+def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: int) -> None:
+    """A live row that got the tokens that its mail expects has the next ones as drafts, or more that begin with them.
+
+    Its mail has the same drafts.
+    """
+    rng = random.Random(seed)
+    world, most = World(rng, rng.choice((1, 3, 9)), vocab, device, width), width - 1
+    tables, history, drafted = world.tables, *(one.cpu().clone() for one in (world.tables.history, world.tables.state))
+    tokens, told = torch.full((len(world.rows), width), NO_TOKEN, dtype=torch.int32), {}
+    for sample, row, slot in world.masked():
+        count, length = rng.randrange(width + 1), int(drafted[row, LENGTH])
+        given = [rng.randrange(vocab) for _ in range(count)]
+        tokens[sample, :count] = torch.tensor(given, dtype=torch.int32)
+        asked, max_len = rng.choice((0, 2, 9)), length + rng.choice((0, 1, 3, 20)) if length < 99 else length
+        tables.params[row, DRAFTS], tables.params[row, MAX_LEN] = asked, max_len
+        run = [*given, *(rng.randrange(vocab) for _ in range(rng.randrange(width)))]
+        if run and rng.random() < 0.2:
+            place = rng.randrange(len(run))
+            run[place] = (run[place] + 1) % vocab
+        tag = world.tags[row] - count
+        found = rng.choice((*[tag] * 6, tag - 1, tag + 1, tag + 2**32, 0))
+        world.mail.post_ahead(slot, found, run)
+        if not tables.state[row, ACTIVE] or not count:
+            continue
+        right = found == tag and run[:count] == given
+        left = max(0, min(len(run) - count, asked, max_len - 1 - length, most)) if right else 0
+        expected = torch.tensor(run[count : count + left], dtype=torch.int32)
+        if left and rng.random() < 0.5:
+            tables.history[row, length : length + left] = history[row, length : length + left] = expected
+        if left and not (
+            drafted[row, DRAFTED] - length >= left and history[row, length : length + left].equal(expected)
+        ):
+            history[row, length : length + left] = expected
+            drafted[row, DRAFTED] = length + left
+        told[slot] = row
+    before = world.mail.words.clone()
+    kernels.reply(
+        world.index, world.rows, tokens.to(device), tables, world.adjustments, world.mail.words, most, most
+    )  # fmt: skip
+    assert torch.equal(tables.history.cpu()[1:], history[1:]) and torch.equal(tables.state.cpu()[1:], drafted[1:])
+    for slot in range(1, len(world.slots)):
+        if slot in told:
+            (reply,) = [one for one in replies_of(world, told[slot], width) if one.slot == slot]
+            assert reply.drafts == world.drafts(told[slot], most)
+        else:
+            assert torch.equal(world.mail.words[slot], before[slot])
+
+
+def replies_of(world: World, row: int, width: int) -> list[Any]:
+    """The replies that a host would find which knows all but `width` of this row's tokens."""
+    return world.mail.replies(np.full(len(world.slots), world.tags[row] - width))

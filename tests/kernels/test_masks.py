@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mask_cases import check_mask, check_reply
+from mask_cases import check_expected, check_mask, check_reply
 
 from gapless.kernels import native, plain
 from gapless.kernels.seam import Kernels
@@ -29,3 +29,10 @@ def test_a_live_row_that_got_a_token_has_it_in_its_mail(width: int) -> None:
     for kernels in both():
         for seed in range(20):
             check_reply(kernels, 131, "cpu", seed, width)
+
+
+@pytest.mark.parametrize("width", [2, 5, 9])
+def test_a_row_that_got_what_was_expected_drafts_what_is_expected_next(width: int) -> None:
+    for kernels in both():
+        for seed in range(40):
+            check_expected(kernels, 131, "cpu", seed, width)

@@ -13,14 +13,19 @@ from gapless.kernels.masks_triton import LOOKS, WORDS, late_kernel, mask_kernel,
 
 COMMON = dict.fromkeys(("index", "rows", "state", "settings", "wishes", "mail", "word_count"), "*i32") | {
     "word_count": "i32"
-}
+}  # fmt: skip
 HISTORY, SHAPE = {"history": "*i32"}, {"HISTORY": 4096}
 KERNELS = {
     "late": (late_kernel, HISTORY, SHAPE | {"PLACES": 1, "LANES": 2, "LOOKS": LOOKS}, 1),
     "late after drafts": (late_kernel, HISTORY, SHAPE | {"PLACES": 5, "LANES": 8, "LOOKS": LOOKS}, 1),
     "mask": (mask_kernel, {"adjusted": "*fp32", "slots": "i32"}, {"VOCAB": 151_936, "PLACES": 5, "WORDS": WORDS}, 4),
-    "reply": (reply_kernel, HISTORY | {"tokens": "*i32"}, SHAPE | {"WIDTH": 1, "DRAFTS": 0, "LANES": 1}, 1),
-    "reply with drafts": (reply_kernel, HISTORY | {"tokens": "*i32"}, SHAPE | {"WIDTH": 5, "DRAFTS": 4, "LANES": 8}, 1),
+    "reply": (reply_kernel, HISTORY | {"tokens": "*i32"}, SHAPE | {"WIDTH": 1, "DRAFTS": 0, "MOST": 0, "LANES": 1}, 1),
+    "reply with drafts": (
+        reply_kernel,
+        HISTORY | {"tokens": "*i32"},
+        SHAPE | {"WIDTH": 5, "DRAFTS": 4, "MOST": 4, "LANES": 8},
+        1,
+    ),
 }
 
 

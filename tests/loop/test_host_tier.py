@@ -46,9 +46,10 @@ def rounds(loop, *, times=2):
 
 
 @pytest.mark.parametrize("batch", range(4))
-def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, guarded_steps):
+def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, request, guarded_steps):
     loaded = late = evicted = preempted = 0
-    for seed in range(batch, 24, 4):
+    races = request.config.getoption("--guard-races")
+    for seed in range(batch, 12 if races else 24, 4):
         for depth in (1, 2, 4, 8):
             shape = sizes(seed)
             jobs = script(seed, shape.max_len)
@@ -68,7 +69,7 @@ def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, guarded_ste
             loaded, late, evicted = loaded + counts.loaded, late + counts.late, evicted + counts.evicted
             preempted += loop.planner.preemptions
             device.close()
-    assert loaded > 10 and late and evicted and preempted
+    assert loaded > 10 and evicted and preempted and (late or races)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, None])
@@ -110,6 +111,51 @@ def test_a_load_is_begun_by_the_turn_that_asks_for_it():
     before = device.host_now
     counts = rounds(loop, times=1)
     assert counts.loaded and device.host_now - before < NEWS_SECONDS * 10**9, "the loop waited for the bell in vain"
+    device.close()
+
+
+def evict(loop):
+    pages = [loop.pool.take() for _ in range(loop.pool.available())]
+    loop.pool.retire(pages, 0)
+
+
+def test_a_request_waits_once_for_a_load_that_does_not_come():
+    late_ns = 5_000_000
+    device, (known, other, *_) = SimDevice(1, "eager"), prompts()
+    shape = Sizes(rows=2, max_len=2_000, pages=600, page_size=4, step_tokens=64, queue=8)
+    loop = checksum_loop(device, shape, 2, host=HostSizes(100 * SLOT, 1, late_ns))
+    run(loop, [ask(1, known)])
+    evict(loop)
+    bulk_in = loop.transfers.bulk_in
+    bulk_in.ended = lambda: None
+    loop.submit(ask(2, other, new=1_900).request)  # decodes meanwhile
+    loop.turn()
+    loop.submit(ask(3, known).request)
+    began = device.host_now
+    while not any(key == 3 for key, _ in loop.turn().started):
+        assert device.host_now - began < 2 * late_ns
+    assert loop.transfers.host.counts.late == 1
+    del bulk_in.ended
+    loop.abort(2)
+    while loop.has_work():
+        loop.turn()
+    check_at_rest(loop)
+    device.close()
+
+
+def test_a_load_for_one_that_waits_preempts_nobody():
+    device, (known, other) = SimDevice(1, "lazy"), prompts(2, 120)
+    loop = checksum_loop(
+        device, Sizes(2, 160, 41, 4, 64, 8), 2, by_priority=True, host=HostSizes(100 * SLOT, 1, 10**12)
+    )
+    run(loop, [ask(1, known)])
+    evict(loop)
+    loop.planner.room.expected = 0
+    running = ask(2, other[:8], new=120)
+    running.request = running.request._replace(priority=-1)
+    run(loop, [running, ask(3, known, arrives=6)])
+    running.check()
+    assert loop.planner.preemptions == 0
     device.close()
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from automaton import FORCING, allowed_after
 from harness import VOCAB, captures_at_once, sizes
 from scripted_drafter import MOST, Scripted
 from test_mask_oracle import masked_jobs
@@ -31,13 +32,15 @@ class Played(NamedTuple):
     loop: Loop
     drafted: int
     accepted: int
+    certain: int
+    """Of those that were accepted, how many stand where their matcher allows one token alone"""
 
 
 class Drafts:
     """Counts the drafts of rows with matchers that were verified."""
 
     def __init__(self, loop: Loop) -> None:
-        self.loop, self.drafted, self.accepted = loop, 0, 0
+        self.loop, self.drafted, self.accepted, self.certain = loop, 0, 0, 0
         self._observe = loop.launcher.gate.observe
         loop.launcher.gate.observe = self.observe
 
@@ -46,7 +49,16 @@ class Drafts:
             masked = np.array([self._masked(row) for row in rows.tolist()], bool) & (tokens[:, 0] != -1)  # no held ones
             self.drafted += int(np.count_nonzero(tokens[masked, 1:] != -1))
             self.accepted += int(np.count_nonzero(tokens[masked, 1:] >= 0))
+            self.certain += sum(map(self._certain, rows[masked].tolist(), tokens[masked].tolist()))
         self._observe(rows, tokens, places)
+
+    def _certain(self, row: int, tokens: list[int]) -> int:
+        """How many of a row's accepted drafts its automaton leaves no choice about, by definition."""
+        request = self.loop.requests[int(self.loop.rows.key[row])]
+        output = self.loop.rows.settled(row)[len(request.tokens) :].tolist()
+        given = [token for token in tokens if token >= 0]
+        seed = request.matcher.seed
+        return sum(len(allowed_after(seed, [*output, *given[:at]], VOCAB)) == 1 for at in range(len(given) - 1))
 
     def _masked(self, row: int) -> bool:
         request = self.loop.requests.get(int(self.loop.rows.key[row]))
@@ -59,12 +71,16 @@ def answers_of(seed: int, natives: bool) -> list[list[int]]:
 
 
 def play(
-    seed: int, device: Device, depth: int | None, errs: float, chain: int | None = None, polls: bool | None = None
-) -> Played:
-    shape, jobs = sizes(seed), masked_jobs(seed, 48, natives=polls is not None)
+    seed: int, device: Device, depth: int | None, errs: float | None, chain: int | None = None,
+    polls: bool | None = None,
+) -> Played:  # fmt: skip
+    """`errs` None: a drafter that has no drafts, and matchers that mostly allow one token."""
+    first = FORCING if errs is None else 0
+    shape, jobs = sizes(seed), masked_jobs(seed, 48, polls is not None, first)
     graphs = captures_at_once(shape) if seed % 3 else {}
     kernels = native.load() if seed % 2 else None
-    speculation = Speculation(MOST, Scripted.new(answers_of(seed, polls is not None), errs), shape.rows)
+    answers = [] if errs is None else answers_of(seed, polls is not None)
+    speculation = Speculation(MOST, Scripted.new(answers, errs or 0.0), shape.rows)
     loop = build_loop(
         device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, speculation=speculation, **graphs
     )
@@ -72,21 +88,47 @@ def play(
         loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
     drafts = Drafts(loop)
     run_directly(loop, jobs)
-    return Played(loop, drafts.drafted, drafts.accepted)
+    return Played(loop, drafts.drafted, drafts.accepted, drafts.certain)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
 def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, errs, request, guarded_steps):
-    seeds = range(104, 107) if request.config.getoption("--guard-races") else range(100, 108)
+    seeds = range(105, 107) if request.config.getoption("--guard-races") else range(100, 108)
     with guarded_steps.rest():
         played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, errs) for seed in seeds]
     drafted, accepted = sum(one.drafted for one in played), sum(one.accepted for one in played)
-    # Of most wrong drafts the masks say so before: these are not verified.
+    # Of most wrong drafts the masks say so before: these are not verified. What the matchers expect is right.
     if errs == 1.0:
-        assert drafted and not accepted
+        assert drafted > accepted == sum(one.certain for one in played)
     else:
         assert drafted > 50 and (accepted < drafted) == (errs > 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_tokens_that_a_matcher_leaves_no_choice_about_are_drafts_and_always_right(depth, request, guarded_steps):
+    seeds = range(104, 107) if request.config.getoption("--guard-races") else range(100, 108)
+    with guarded_steps.rest():
+        played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, None) for seed in seeds]
+    assert expected_drafts(played) > 30
+
+
+def expected_drafts(played: list[Played]) -> int:
+    """How many drafts there were of which a matcher left no choice; there are no others, and all of them are right."""
+    drafted = sum(one.drafted for one in played)
+    assert drafted == sum(one.accepted for one in played) == sum(one.certain for one in played)
+    return drafted
+
+
+@pytest.mark.parametrize("polls", [None, True, False])
+def test_threads_expect_the_tokens_that_a_matcher_leaves_no_choice_about(polls, guarded_steps):
+    played = []
+    for seed in range(300, 306):
+        device = CpuDevice(threads=1)
+        with guarded_steps.rest():
+            played.append(play(seed, device, 1, None, polls=polls))
+        device.close()
+    assert expected_drafts(played)
 
 
 @pytest.mark.parametrize("mood", ["lazy", "eager", "starve", "bursts", "single"])

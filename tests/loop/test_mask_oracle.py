@@ -30,8 +30,8 @@ BESIDE = [*[{}] * 4, *(asks for asks in ASKS if "allowed_token_ids" not in asks)
 """What else is asked: allowed ids might leave no token."""
 
 
-def masked_jobs(seed: int, max_len: int, natives: bool) -> list[Job]:
-    """The script of a seed, in which about half the requests have a matcher."""
+def masked_jobs(seed: int, max_len: int, natives: bool, first: int = 0) -> list[Job]:
+    """The script of a seed, in which about half the requests have a matcher, whose seeds begin with `first`."""
     rng, jobs = random.Random(seed), script(seed, max_len)
     for job in jobs:
         masked = rng.random() < 0.6
@@ -39,7 +39,7 @@ def masked_jobs(seed: int, max_len: int, natives: bool) -> list[Job]:
         params = SamplingParams(**rng.choice(SETTINGS), **rng.choice(BESIDE), **asks, max_tokens=None)
         words = bad_words(rng, params) if params.bad_words else ()
         kind = NativeAutomaton if natives and rng.random() < 0.6 else Automaton
-        matcher = kind(rng.randrange(1000), VOCAB) if masked else None
+        matcher = kind(first + rng.randrange(1000), VOCAB) if masked else None
         job.request = job.request._replace(params=params, bad_words=words, matcher=matcher)
     return jobs
 

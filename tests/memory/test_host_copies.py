@@ -74,9 +74,9 @@ def test_a_loaded_page_is_shared_and_takes_no_second_copy():
     world.evict()
     assert world.pool.find(b"a") is None
     ticket, batch = world.load(b"a")
-    assert world.tier.loads(ticket) and world.pool.find(b"a") is None
+    assert world.tier.waits(ticket) and world.pool.find(b"a") is None
     world.tier.loaded(batch, [ord("a")])
-    assert not world.tier.loads(ticket) and world.pool.settled(world.pool.find(b"a"))
+    assert not world.tier.waits(ticket) and world.pool.settled(world.pool.find(b"a"))
     assert not world.tier.busy and world.tier.counts.loaded == 1 and world.pool.counts() == (4, 1, 0, 0)
 
 
@@ -86,7 +86,7 @@ def test_a_page_with_another_checksum_is_refused_and_its_copy_dropped():
     world.evict()
     ticket, batch = world.load(b"a")
     world.tier.loaded(batch, [7])
-    assert not world.tier.loads(ticket), "the request goes on and computes"
+    assert not world.tier.waits(ticket), "the request goes on and computes"
     assert world.pool.find(b"a") is None and world.pool.counts() == (5, 0, 0, 0)
     assert not world.tier.has(world.pool, b"a") and world.tier.used() == 0 and world.tier.counts.refused == 1
 
@@ -125,7 +125,7 @@ def test_a_request_stops_waiting_for_a_late_load_whose_page_still_comes():
     world.evict()
     ticket, batch = world.load(b"a")
     world.now = 100
-    assert not world.tier.loads(ticket) and world.tier.counts.late == 1
+    assert not world.tier.waits(ticket) and world.tier.counts.late == 1
     assert world.pool.counts().owned + world.pool.counts().fenced == 1, "late bytes must not meet a new owner"
     world.tier.loaded(batch, [ord("a")])
     assert world.pool.find(b"a") is not None
@@ -161,9 +161,47 @@ def test_two_requests_for_one_page_share_its_load():
     world.evict()
     first, batch = world.load(b"a")
     second, none = world.load(b"a")
-    assert none is None and second.pages == first.pages
+    assert none is None and first.left == second.left == 1
     world.tier.loaded(batch, [ord("a")])
-    assert not world.tier.loads(second)
+    assert not world.tier.waits(second)
+
+
+def test_a_load_is_not_late_while_those_before_it_end():
+    world = World(pages=12, slots=8)
+    world.store(b"a", b"b")
+    world.evict()
+    first, batch = world.load(b"a")
+    second = world.tier.load([(world.pool, b"b")])
+    world.now = 90
+    world.tier.loaded(batch, [ord("a")])
+    assert not world.tier.waits(first) and world.tier.next_load()
+    world.now = 189
+    assert world.tier.waits(second)
+    world.now = 190
+    assert not world.tier.waits(second) and world.tier.counts.late == 1
+
+
+def test_what_no_request_waits_for_any_more_is_not_loaded():
+    world = World()
+    world.store(b"a", b"b")
+    world.evict()
+    tickets = [world.tier.load([(world.pool, b"a")]), world.tier.load([(world.pool, b"a"), (world.pool, b"b")])]
+    tickets[1].given_up = True
+    (move,) = world.tier.next_load().moves
+    assert move.copy.digest == b"a" and not world.tier.busy
+    world.tier.check()
+
+
+def test_loads_leave_a_page_to_each_row_that_runs():
+    world = World(pages=5)
+    world.store(b"a", b"b", b"c")
+    world.evict()
+    world.tier.running = 2
+    world.tier.load([(world.pool, digest) for digest in (b"a", b"b", b"c")])
+    first = world.tier.next_load()
+    assert len(first.moves) == 2 and world.pool.available() == 2 and world.tier.next_load() is None
+    world.tier.loaded(first, [ord("a"), ord("b")])
+    assert len(world.tier.next_load().moves) == 1, "what has come may make room, as all that is cached"
 
 
 def test_a_filled_page_without_a_load_pin_is_an_error():

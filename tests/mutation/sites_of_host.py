@@ -78,12 +78,17 @@ def spoils(scenario: Scenario) -> bool:
     return hosts(scenario) and any(fault.kind == "spoil" for fault in scenario.faults)
 
 
+def nothing_in_doubt(scenario: Scenario) -> bool:
+    """A copy that is refused is a fault of the engine's."""
+    return hosts(scenario) and not any(fault.kind in ("flip", "raise", "spoil") for fault in scenario.faults)
+
+
 SITES = (
     Site("the host tier stores what was observed", 1, stored_before_observed, where=hosts),
     Site("the host tier's transfers end at their fences", 6, ended_when_begun, where=hosts),
-    Site("a page of the host tier's store is not given away", 3, store_without_pin, where=hosts),
+    Site("a page of the host tier's store is not given away", 3, store_without_pin, where=nothing_in_doubt),
     Site("a page is loaded where no step reads or writes", 4, load_without_pin, where=hosts),
-    Site("a copy stays while a load reads it", 9, evicted_under_a_transfer, where=hosts),
+    Site("a copy stays while a load reads it", 9, evicted_under_a_transfer, where=nothing_in_doubt),
     Site("what is loaded is compared with what was stored", 24, shared_unchecked, where=flips),
     Site("a copy in doubt is dropped", 10, doubtful_copies_stay, where=spoils),
 )

@@ -6,13 +6,15 @@ import random
 from unittest.mock import patch
 
 import numpy as np
-from harness import VOCAB, captures_at_once, checksum_loop, script, sizes
-from oracle_drafter import Oracle
-from scenes import broken, job, must_fail, play, request, tokens
+import torch
+from harness import VOCAB, captures_at_once, checksum_loop, model_loop, script, sizes
+from oracle_drafter import Oracle, SharingModel, drafted_by_model
+from scenes import broken, job, must_fail, one_batch_for_all, play, request, tokens
 
 from gapless.kernels.layout import LENGTH
 from gapless.loop.loop import Loop
 from gapless.plan.bounds import Bounds
+from gapless.step.executor import Executor
 from gapless.step.launcher import Launcher
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -171,3 +173,49 @@ def test_row_018_pages_of_later_drafts_are_there_before_their_step():
 
     with must_fail(), patch.object(Packer, "write", without_last):
         crowd()
+
+
+def test_row_013_the_passes_of_a_draft_model_are_planned_in_their_own_step():
+    """What the host had prepared for the draft loop was rewritten while the loop ran. Here the passes of a draft model
+    are part of the step that verifies, and are planned from that step's own frozen shape."""
+
+    def scene(mood, depth):
+        verified = 0
+        for seed in range(6):
+            shape = sizes(seed)
+            model = SharingModel(VOCAB, shape.max_len)
+            speculation = drafted_by_model(model, DRAFTS, 0.3, shape.rows)
+            loop = play(
+                model_loop(model, SimDevice(seed, mood), shape, depth, speculation=speculation), script(seed, 48)
+            )
+            verified += loop.launcher.gate.counts.draft_tokens
+        assert verified > 100
+
+    scene("lazy", 8)
+    with one_batch_for_all():
+        scene("eager", 1)
+        with must_fail():
+            scene("lazy", 8)
+
+
+def test_row_023_drafts_are_made_before_the_next_step_begins():
+    """The drafter ran beside the preparation of the next step: fewer drafts were right, and any synchronisation cured
+    it. Here it is the last part of a step's own program, so the next step's first operation comes after it; drafts of
+    an oracle are right in any mood of the device."""
+
+    def scene():
+        for mood in MOODS:
+            loops = [play(drafting(seed, 8, 0.0, mood), script(seed, sizes(seed).max_len)) for seed in range(6)]
+            drafted = sum(loop.launcher.gate.counts.draft_tokens for loop in loops)
+            assert sum(int(loop.launcher.gate.counts.accepted.sum()) for loop in loops) > 0.9 * drafted > 100
+
+    def beside(executor, steps):
+        enqueue(executor, steps)
+        program = executor.program
+        rows = torch.arange(len(program.tables.state), dtype=torch.int32)
+        executor.device.bulk_out.launch(draft, program.drafter, program.kernels, rows, program.tables)
+
+    scene()
+    draft, enqueue = Oracle.__call__, Executor.enqueue
+    with patch.object(Oracle, "__call__", lambda *_: None), broken(Executor, "enqueue", beside):
+        scene()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from harness import VOCAB, Job, checksum_loop, one_line_for_all, script, sizes
+from grouped_model import GroupedModel, continue_grouped
+from harness import VOCAB, Job, check_at_rest, checksum_loop, model_loop, one_line_for_all, run, script, sizes
 from scenes import (
     broken,
     crowd,
@@ -21,6 +22,7 @@ from gapless.loop.build import Sizes
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import RowTable
+from gapless.plan import planner
 from gapless.plan.planner import Planner
 from gapless.testing.checksum import continue_prompt, entry
 from gapless.testing.sim import SimDevice
@@ -215,4 +217,28 @@ def test_lifetime_L5_one_victim_at_a_time_while_pages_are_on_their_way_back():
 
     assert scene() > 0
     with broken(PagePool, "fenced", 0):
+        scene()
+
+
+def test_row_045_pages_leave_a_window_by_the_settled_length():
+    """Pages before a window were freed by a length that counted tokens of steps in flight, which still read them. Here
+    a page leaves by the length that the host has observed, and is free after the steps that were launched by then."""
+
+    def scene():
+        for seed in SEEDS:
+            shape = sizes(seed)
+            shape = shape._replace(page_size=2, pages=2 + shape.max_len // 2 + seed % 4)
+            loop = model_loop(GroupedModel(VOCAB, shape.max_len), SimDevice(seed, "lazy"), shape, 8)
+            for one in play_all(loop, script(seed, shape.max_len)):
+                direct = continue_grouped(one.request.tokens.tolist(), len(one.tokens), VOCAB)
+                assert one.tokens == direct, f"request {one.request.key} has wrong tokens"
+
+    def play_all(loop, jobs):
+        run(loop, jobs, check=False)
+        check_at_rest(loop)
+        return jobs
+
+    scene()
+    first = planner.first_entry
+    with broken(planner, "first_entry", lambda pool, position: first(pool, position + 8)):
         scene()

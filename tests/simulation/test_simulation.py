@@ -13,7 +13,7 @@ from simulation.world import World
 from gapless.testing.adversary import MOODS
 
 SEEDS = 400
-SHARES = 4
+SHARES = 8
 FIRST = 200
 """Seeds that run in one test, which looks at all that they reach."""
 

@@ -82,9 +82,10 @@ def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: 
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int
-) -> None:
-    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts)
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
+    most: int = 0,
+) -> None:  # fmt: skip
+    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts, most)
 
 
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:

@@ -37,6 +37,21 @@ void mask(const Masked& row, const Places& slot) {
   if (place > 0 && slot.places > 1) row.state[DRAFTED] = int32_t(row.state[LENGTH] + place - 1);
 }
 
+void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int64_t width, int64_t most) {
+  int64_t count = 0;
+  while (count < width && tokens[count] >= 0) count++;
+  if (!row.state[ACTIVE] || count == 0) return;
+  if (__atomic_load_n(tag_at(row, MAIL_AHEAD), __ATOMIC_ACQUIRE) != row.tag() - count) return;
+  const int32_t* run = row.mail + MAIL_RUN;
+  if (!std::equal(tokens, tokens + count, run)) return;
+  int64_t room = std::min<int64_t>({params[DRAFTS], int64_t(params[MAX_LEN]) - 1 - row.state[LENGTH], most});
+  int64_t left = std::min(row.mail[MAIL_EXPECTED] - count, room);
+  if (left <= 0) return;
+  if (drafts_of(row.state, most + 1) >= left && std::equal(run + count, run + count + left, row.drafts)) return;
+  std::copy_n(run + count, left, row.drafts);
+  row.state[DRAFTED] = int32_t(row.state[LENGTH] + left);
+}
+
 void reply(const Masked& row, const int32_t* tokens, int64_t width, int64_t drafts) {
   if (!row.state[ACTIVE] || tokens[0] == NO_TOKEN) return;
   std::copy_n(tokens, width, row.mail + MAIL_TOKENS);

@@ -15,7 +15,10 @@ enum Mail {
   MAIL_DRAFTED = MAIL_TOKENS + 1 + MAX_DRAFTS,
   MAIL_DRAFTS,
   MAIL_ALONG = MAIL_DRAFTS + MAX_DRAFTS,
-  MAIL_MASK = 48
+  MAIL_AHEAD = MAIL_ALONG + MAX_DRAFTS,
+  MAIL_EXPECTED = MAIL_AHEAD + 2,
+  MAIL_RUN,
+  MAIL_MASK = 80
 };
 
 // A row that gets masks: its line of the state, what its history has after its tokens, its slot's mail and owner.
@@ -34,6 +37,10 @@ struct Places {
 // Notes whether the mask of the row's next token is late; if not, tokens that it leaves out get -inf, and so at the
 // places of drafts, up to the first one whose mask is not there.
 void mask(const Masked& row, const Places& slot);
+
+// A live row that got what its mail expects has up to `most` of the tokens expected after that as its drafts,
+// unless its drafts begin with these.
+void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int64_t width, int64_t most);
 
 // What a live row got in a step of `width` tokens, where it got a token, and the drafts that come next.
 void reply(const Masked& row, const int32_t* tokens, int64_t width, int64_t drafts);

@@ -417,11 +417,14 @@ void mask_op(
 
 void reply_op(
     const Tensor& index, const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params,
-    const Tensor& history, const Tensor& wishes, const Tensor& mail, int64_t drafts) {
+    const Tensor& history, const Tensor& wishes, const Tensor& mail, int64_t drafts, int64_t most) {
   whole(tokens);
   int64_t width = tokens.size(1);
-  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, wishes, mail))
-    reply(row, tokens.const_data_ptr<int32_t>() + sample * width, width, drafts);
+  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, wishes, mail)) {
+    const int32_t* given = tokens.const_data_ptr<int32_t>() + sample * width;
+    if (most) expect(row, table(params).row(rows.const_data_ptr<int32_t>()[sample]), given, width, most);
+    reply(row, given, width, drafts);
+  }
 }
 
 void cut_op(
@@ -598,8 +601,8 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor wishes, "
       "Tensor(b!) adjusted, Tensor mail, int places) -> ()");
   m.def(
-      "reply(Tensor index, Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor wishes, "
-      "Tensor(a!) mail, int drafts) -> ()");
+      "reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
+      "Tensor wishes, Tensor(c!) mail, int drafts, int most) -> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -34,6 +36,7 @@ using std::chrono::nanoseconds;
 using Tokens = std::vector<int32_t>;
 
 constexpr int64_t kNothing = -1, kAbandoned = -2;
+constexpr size_t kNarrow = 16;  // loop.masks.NARROW
 // Between two looks at the mail pass this part of the time since the last event, within these bounds.
 constexpr int kPart = 16;
 constexpr nanoseconds kShortest{2'000}, kLongest{100'000}, kGivesUp{10'000'000'000}, kCloses{1'000'000'000};
@@ -48,12 +51,23 @@ struct Functions {
   void (*free)(void*);
 };
 
+// gapless.base.records.TokenTexts
+struct Texts {
+  std::string joined;
+  std::vector<uint32_t> ends;
+
+  std::string_view of(int32_t token) const {
+    const size_t first = token ? ends[token - 1] : 0;
+    return std::string_view(joined).substr(first, ends[token] - first);
+  }
+};
+
 // A slot of the mail, `layout` says what it holds; and who may write to it.
 struct Slot {
-  int64_t* tags;
+  int64_t *tags, *ahead;
   const int64_t* told;
   const int32_t *tokens, *drafted, *drafts;
-  int32_t* along;
+  int32_t *along, *expected, *run;
   uint32_t* masks;
   std::mutex mutex;                    // held while a mask is written
   std::atomic<int64_t> key{kNothing};  // of the row that has the slot
@@ -65,6 +79,8 @@ struct Row {
   std::shared_ptr<void> matcher;
   int64_t length;  // tokens that the matcher has followed, the prompt's included
   std::vector<uint32_t> ends;
+  size_t drafts = 0;  // in a step, at most
+  std::shared_ptr<const Texts> texts;
   int64_t ended = 0;  // tokens since the end of the output
   Slot* slot = nullptr;
   int64_t owner = 0;
@@ -82,6 +98,15 @@ bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes,
   if (place) slot.along[place - 1] = draft;
   __atomic_store_n(slot.tags + place, tag + static_cast<int64_t>(place), __ATOMIC_RELEASE);
   return true;
+}
+
+// Writes what is expected to come after the tokens of a tag, unless another row has got the slot.
+void post_ahead(Slot& slot, int64_t key, int64_t tag, const Tokens& run) {
+  std::lock_guard lock(slot.mutex);
+  if (slot.key != key) return;
+  std::copy(run.begin(), run.end(), slot.run);
+  *slot.expected = static_cast<int32_t>(run.size());
+  __atomic_store_n(slot.ahead, tag, __ATOMIC_RELEASE);
 }
 
 // What every thread reads.
@@ -257,7 +282,7 @@ class Worker {
     bool posted = false;
     if (!wrong && at_ == row.key) {
       posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
-      if (posted) wrong = post_along(row, drafts, since);
+      if (posted) wrong = go_ahead(row, drafts, since);
     }
     int64_t at = row.key;
     if (!at_.compare_exchange_strong(at, kNothing)) return false;
@@ -271,20 +296,52 @@ class Worker {
     return true;
   }
 
-  // Posts the masks after each draft, up to the first that may not come or after which nothing may. Returns what is wrong.
-  const char* post_along(Row& row, const Tokens& drafts, Clock::time_point since) {
+  // Posts the masks after each draft, up to the first that may not come or after which nothing may. Then posts what is
+  // expected to come: these drafts, and the tokens after them as long as the form leaves one text. Returns what is wrong.
+  const char* go_ahead(Row& row, const Tokens& drafts, Clock::time_point since) {
     ++shared_->written;
     shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
-    size_t count = 0;
+    Tokens run;
     const char* wrong = nullptr;
     for (int32_t draft : drafts) {
       if (at_ != row.key || !(words_[draft / 32] >> draft % 32 & 1)) break;
-      if ((wrong = advance(row, static_cast<uint32_t>(draft)))) return wrong;
-      ++count;
-      if ((wrong = write(row))) return wrong;
-      if (empty() || !post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes, count, draft)) break;
+      if ((wrong = follow(row, draft, run))) return wrong;
+      if (empty() || !post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes, run.size(), draft)) break;
     }
-    return rollback(row, count);
+    const size_t known = run.size(), most = row.drafts ? known + 1 + row.drafts : 0;
+    while (run.size() < most && at_ == row.key) {
+      const int32_t token = expected_next(row);
+      if (token < 0) break;
+      if ((wrong = follow(row, token, run))) return wrong;
+    }
+    if (run.size() > known) post_ahead(*row.slot, row.key, row.tag(), run);
+    return rollback(row, run.size());
+  }
+
+  // Has the matcher follow a token that may come, and makes the mask after it. Returns what is wrong.
+  const char* follow(Row& row, int32_t token, Tokens& run) {
+    if (const char* wrong = advance(row, static_cast<uint32_t>(token))) return wrong;
+    run.push_back(token);
+    return write(row);
+  }
+
+  // The token that the mask leaves, or the longest one where all that it leaves begin it; else -1.
+  int32_t expected_next(const Row& row) const {
+    std::array<int32_t, kNarrow> found;
+    size_t count = 0;
+    for (size_t at = 0; at < words_.size(); ++at)
+      for (uint32_t word = words_[at]; word; word &= word - 1) {
+        if (count == kNarrow) return -1;
+        found[count++] = static_cast<int32_t>(32 * at) + std::countr_zero(word);
+      }
+    if (count == 1) return found[0];
+    if (count == 0 || !row.texts || static_cast<size_t>(found[count - 1]) >= row.texts->ends.size()) return -1;
+    const Texts& texts = *row.texts;
+    const int32_t* longest = std::max_element(found.begin(), found.begin() + count, [&](int32_t one, int32_t other) {
+      return texts.of(one).size() < texts.of(other).size();
+    });
+    const auto begins = [&](int32_t token) { return texts.of(*longest).starts_with(texts.of(token)); };
+    return std::all_of(found.begin(), found.begin() + count, begins) ? *longest : -1;
   }
 
   // These three are `grammar.matcher.FormMatcher`. They return what is wrong.
@@ -340,16 +397,17 @@ class Worker {
 class MaskThreads {
  public:
   // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
-  MaskThreads(int threads, size_t mail, const std::array<size_t, 8>& parts, std::pair<size_t, size_t> records,
+  MaskThreads(int threads, size_t mail, const std::array<size_t, 11>& parts, std::pair<size_t, size_t> records,
               size_t mask_bytes, bool polls)
       : threads_(threads) {
-    const auto [tag, told, tokens, drafted, drafts, along, mask, most] = parts;
+    const auto [tag, told, tokens, drafted, drafts, along, ahead, expected, run, mask, most] = parts;
     shared_->mask_bytes = mask_bytes, shared_->most = static_cast<int64_t>(most), shared_->polls = polls;
     for (size_t slot = 0; slot < records.first; ++slot) {
       auto* words = reinterpret_cast<int32_t*>(mail + slot * records.second);
       auto at = std::make_unique<Slot>();
       at->tags = reinterpret_cast<int64_t*>(words + tag), at->told = reinterpret_cast<int64_t*>(words + told);
       at->tokens = words + tokens, at->drafted = words + drafted, at->drafts = words + drafts;
+      at->ahead = reinterpret_cast<int64_t*>(words + ahead), at->expected = words + expected, at->run = words + run;
       at->along = words + along, at->masks = reinterpret_cast<uint32_t*>(words + mask);
       shared_->slots.push_back(std::move(at));
     }
@@ -371,7 +429,7 @@ class MaskThreads {
 
   // Takes over a matcher. The first one starts the threads.
   void begin(int64_t key, const std::array<size_t, 6>& functions, size_t matcher, int64_t length,
-             std::vector<uint32_t> ends) {
+             std::vector<uint32_t> ends, size_t drafts) {
     const auto [consume, write_mask, rollback, accepts, error, free] = functions;
     const Functions calls{reinterpret_cast<decltype(Functions::consume)>(consume),
                           reinterpret_cast<decltype(Functions::write_mask)>(write_mask),
@@ -383,7 +441,13 @@ class MaskThreads {
     while (workers_.size() < static_cast<size_t>(threads_)) workers_.push_back(std::make_unique<Worker>(shared_));
     // Ends of sequence that the model has no logits for cannot come.
     std::erase_if(ends, [this](uint32_t token) { return token / 8 >= shared_->mask_bytes; });
-    of(key)->begin({.key = key, .functions = calls, .matcher = owned, .length = length, .ends = std::move(ends)});
+    of(key)->begin({.key = key, .functions = calls, .matcher = owned, .length = length, .ends = std::move(ends),
+                    .drafts = drafts, .texts = texts_});
+  }
+
+  // Rows that begin from now on are of this vocabulary.
+  void set_texts(std::string joined, const py::array_t<uint32_t, py::array::c_style>& ends) {
+    texts_ = std::make_shared<Texts>(Texts{std::move(joined), {ends.data(), ends.data() + ends.size()}});
   }
 
   // From now on the row that had the slot writes no mask there; one that it is writing is waited for, by a thread.
@@ -398,6 +462,10 @@ class MaskThreads {
   void post_made(int64_t key, int64_t slot, int64_t tag, const py::array_t<int32_t, py::array::c_style>& words,
                  size_t place, int32_t draft) {
     post(*shared_->slots.at(slot), key, tag, words.data(), shared_->mask_bytes, place, draft);
+  }
+
+  void post_run(int64_t key, int64_t slot, int64_t tag, const Tokens& run) {
+    post_ahead(*shared_->slots.at(slot), key, tag, run);
   }
 
   void end(int64_t key) {
@@ -435,6 +503,7 @@ class MaskThreads {
 
   const int threads_;
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::shared_ptr<const Texts> texts_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
@@ -442,10 +511,12 @@ class MaskThreads {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::class_<MaskThreads>(m, "MaskThreads")
-      .def(py::init<int, size_t, std::array<size_t, 8>, std::pair<size_t, size_t>, size_t, bool>())
+      .def(py::init<int, size_t, std::array<size_t, 11>, std::pair<size_t, size_t>, size_t, bool>())
       .def("begin", &MaskThreads::begin)
+      .def("set_texts", &MaskThreads::set_texts)
       .def("give_slot", &MaskThreads::give_slot)
       .def("post", &MaskThreads::post_made)
+      .def("post_ahead", &MaskThreads::post_run)
       .def("admit", &MaskThreads::admit)
       .def("end", &MaskThreads::end)
       .def("give_up", &MaskThreads::give_up)

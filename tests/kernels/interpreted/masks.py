@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mask_cases import check_mask, check_reply
+from mask_cases import check_expected, check_mask, check_reply
 
 from gapless.kernels import all_triton
 
@@ -24,3 +24,9 @@ def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab, pla
 def test_a_live_row_that_got_a_token_has_it_in_its_mail(width):
     for seed in range(8):
         check_reply(all_triton.KERNELS, 131, "cpu", seed, width)
+
+
+@pytest.mark.parametrize("width", [2, 5, 9])
+def test_a_row_that_got_what_was_expected_drafts_what_is_expected_next(width):
+    for seed in range(12):
+        check_expected(all_triton.KERNELS, 131, "cpu", seed, width)

@@ -1,0 +1,62 @@
+"""What `gapless san` costs: 64 tokens of transformers' generate on a tiny random model, off, with syncs, with races.
+
+`python benchmarks/san_cost.py`. Processor time of the thread; the three take turns, and the medians are compared. Where
+there is no CUDA it is emulated, as `gapless san` does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gapless.guard.detectors import Detectors
+
+DETECTORS = {"off": [], "syncs": ["sync"], "syncs and races": ["sync", "race"]}
+TOKENS = 64
+
+
+def generate(device: str, hidden: int, layers: int) -> float:
+    """Return the milliseconds that a generate took, after a short one."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(device).eval()
+    prompt = torch.arange(1, 9, device=device)[None]
+    for tokens in (4, TOKENS):
+        start = time.thread_time_ns()
+        model.generate(prompt, max_new_tokens=tokens, do_sample=False)
+    return (time.thread_time_ns() - start) / 1e6
+
+
+def measured(names: list[str], hidden: int, layers: int) -> float:
+    if not names:
+        return generate("cuda" if torch.cuda.is_available() else "cpu", hidden, layers)
+    with Detectors(names, emulate_cuda=True):
+        return generate("cuda", hidden, layers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    times: dict[str, list[float]] = {name: [] for name in DETECTORS}
+    for _ in range(options.rounds):
+        for name, names in DETECTORS.items():
+            times[name].append(measured(names, options.hidden, options.layers))
+    off = statistics.median(times["off"])
+    for name, spent in times.items():
+        middle = statistics.median(spent)
+        print(f"{name:16} {middle:7.0f} ms, {middle / off:.1f} x off ({min(spent):.0f} to {max(spent):.0f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The flag `--kv-events-config`, as vLLM spells it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from gapless.base.errors import ConfigError
+
+NAME = "kv_events_config"
+EXAMPLE = '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'
+_HERE = r"\*|0\.0\.0\.0|\[::\]|localhost|127(?:\.\d+){3}|\[::1\]"
+_ENDPOINT = re.compile(rf"ipc://.+|tcp://(?:{_HERE}|\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{{1,5}})")
+_LISTENS = re.compile(rf"ipc://.+|tcp://(?:{_HERE}):\d+")
+
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+
+
+class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the publisher of KV events; defaults are vLLM's, but that `endpoint` is on this machine alone."""
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["zmq", "null"] | None = None
+    """Kind of publisher: zmq (also where it is left out), or null for none"""
+    endpoint: str = "tcp://127.0.0.1:5557"
+    """Address to listen on, or that of a subscriber on another machine, to connect to"""
+    replay_endpoint: str | None = None
+    """Address to listen on for those who have missed batches; none where it is left out"""
+    buffer_steps: Count = 10_000
+    """Batches kept for them"""
+    hwm: Count = 100_000
+    """Batches kept for a subscriber that does not read"""
+    max_queue_size: Count = 100_000
+    """Batches that wait for the publisher's thread"""
+    topic: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> KvEventsConfig:
+        """Read the JSON of the flag. Raises ConfigError naming what is wrong in it."""
+        try:
+            config = msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            fields = ", ".join(cls.__struct_fields__)
+            raise ConfigError(f"{NAME} must be JSON such as {EXAMPLE}, with the fields {fields}: {error}") from error
+        for name, endpoint in (("endpoint", config.endpoint), ("replay_endpoint", config.replay_endpoint)):
+            match = _ENDPOINT.fullmatch(endpoint or config.endpoint)
+            if endpoint == "" or match is None or not 0 < int(match[1] or 1) < 2**16:
+                good = "tcp://127.0.0.1:5557 or ipc:///run/kv-events"
+                raise ConfigError(f"{NAME}.{name} must be like {good}, got {endpoint!r}")
+        if config.replay_endpoint == config.endpoint:
+            raise ConfigError(f"{NAME}.replay_endpoint must be another one than endpoint, got {config.endpoint!r}")
+        return config
+
+
+def listens(endpoint: str) -> bool:
+    """Return whether an endpoint is of this machine, or else of a subscriber's."""
+    return _LISTENS.fullmatch(endpoint) is not None
