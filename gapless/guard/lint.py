@@ -259,8 +259,6 @@ class Linter(ast.NodeVisitor):
             yield "data-size"
         elif name in _COUNTED or (name == "histc" and keyword(node, "max") is None and len(rest) < 3):
             yield "counted-size"
-        elif name == "multinomial":
-            yield "random-sync"
         elif name in ("equal", "allclose", "is_nonzero"):
             yield "host-read"
         elif name == "tensor_split" and rest and self._names.of(rest[0]).on_device:

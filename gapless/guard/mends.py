@@ -32,7 +32,6 @@ BY_CALL = {
     ("data-size", "where"): "three-argument torch.where(mask, a, b) has the size of its arguments",
     ("data-size", "masked_select"): "multiply by the mask and sum, or masked_scatter_ into a buffer of a fixed size",
     ("data-size", "nonzero"): "nonzero_static(size=most) with a bound that the host knows",
-    ("random-sync", "multinomial"): "(probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)",
     ("counted-size", "bincount"): "zeros(most).scatter_add_(0, index, ones) with a bound that the host knows",
 }
 """Advice by rule and by the last name of the call."""

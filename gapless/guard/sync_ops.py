@@ -186,7 +186,6 @@ _CHECKS: dict[str, Check] = {
     "aten::bincount": _always("counted-size"),
     "aten::histc": _histc,
     "aten::repeat_interleave.Tensor": _repeat,
-    "aten::multinomial": _always("random-sync"),
     "aten::index.Tensor": _index,
     "aten::index_put": _index_put,
     "aten::index_put_": _index_put,

@@ -87,11 +87,6 @@ _RULES = (
         "keep the lengths on the host, or index with offsets on the device",
     ),
     SyncRule(
-        "random-sync", 10, "multinomial on the device",
-        "it reads on the host whether its input is finite and not negative",
-        "sample by Gumbel noise or exponentials and argmax",
-    ),
-    SyncRule(
         "type-hop", 11, "a device tensor is converted to a CPU tensor type: .type(torch.BoolTensor)",
         "the type names CPU memory, so this is a blocking copy to the host",
         ".bool(), .long(), .to(dtype): the same conversion on the device",

@@ -15,7 +15,7 @@ pytestmark = [
 
 TORCH_ROWS = range(1, 12)
 """Rows of the catalogue that torch's debug mode is said to flag."""
-ONLY_OURS = ("host-operand", "record-stream", "random-sync")
+ONLY_OURS = ("host-operand", "record-stream")
 """Rules of which torch says nothing, or not in every release."""
 
 REFUSED = {("copy-to-host", 1), ("copy-to-host", 2), ("device-split", 0)}

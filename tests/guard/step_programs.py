@@ -74,7 +74,7 @@ def draws_by_multinomial(device: str) -> Steps:
     logits = torch.randn(4, 64, device=device)
     yield
     while True:
-        torch.multinomial(logits.softmax(-1), 1)  # waits
+        torch.multinomial(logits.softmax(-1), 1)
         yield
 
 

@@ -73,7 +73,6 @@ BAD = [
     ("torch.histc(x)", "counted-size"),
     ("torch.split(x, index.tolist())", "host-read"),
     ("torch.tensor_split(x, index)", "device-split"),
-    ("torch.multinomial(x, 1)", "random-sync"),
     ("x.type(torch.BoolTensor)", "type-hop"),
     ("torch.from_numpy(array).pin_memory()", "pinned-alloc"),
     ("torch.empty(n, pin_memory=True)", "pinned-alloc"),

@@ -177,11 +177,6 @@ CASES = [
     Case(9, "device-split", lambda w: torch.tensor_split(w.x, w.index), lambda w: torch.tensor_split(w.x, [1, 2])),
     # 10: rejection sampling, and sampling at all
     Case(10, "mask-index", lambda w: w.grid[w.grid[:, 0] > 0], lambda w: torch.where(w.grid[:, :1] > 0, w.grid, 0)),
-    Case(
-        10, "random-sync", lambda w: torch.multinomial(w.grid, 1),
-        lambda w: (w.grid / torch.empty_like(w.grid).exponential_()).argmax(-1),
-    ),
-    Case(10, "random-sync", lambda w: w.x.multinomial(2), lambda w: torch.randperm(6, device=CUDA)),
     Case(10, "host-size", lambda w: w.x.topk(w.index.max().item()), lambda w: w.x.topk(2)),
     # 11: types that name the host, and flags
     Case(11, "type-hop", lambda w: w.x.type(torch.BoolTensor), lambda w: w.x.bool()),
@@ -289,7 +284,7 @@ def test_the_good_form_passes(world, case, inference):
 
 def runs_alone(case: Case) -> bool:
     """Not random, and not in need of an accelerator that only emulation has here."""
-    needs_device = case.rule in ("random-sync", "record-stream", "pinned-alloc")
+    needs_device = case.rule in ("record-stream", "pinned-alloc")
     return not needs_device and "cuda" not in inspect.getsource(case.bad).lower()
 
 

@@ -101,13 +101,13 @@ def test_a_request_waits_for_all_answers_and_the_first_tier_that_has_a_page_is_t
     first, second = Line(), Line()
     world = World(first, second)
     search = world.below.ask([key(b"a"), key(b"b")])
-    assert world.tier.loads(search)
+    assert world.tier.waits(search)
     second.answers(key(b"a"), key(b"b"))
-    assert world.below.has_news and world.below.poll() and world.tier.loads(search)
+    assert world.below.has_news and world.below.poll() and world.tier.waits(search)
     first.answers(key(b"a"))
     world.below.poll()
-    assert not world.tier.loads(search) and search.found == {key(b"a"): 0, key(b"b"): 1}
-    assert world.fetch(search, b"a", b"b") and world.tier.loads(search)
+    assert not world.tier.waits(search) and search.found == {key(b"a"): 0, key(b"b"): 1}
+    assert world.fetch(search, b"a", b"b") and world.tier.waits(search)
     assert [page.key for page in first.loads.popitem()[1]] == [key(b"a")]
     assert [page.key for page in second.loads.popitem()[1]] == [key(b"b")]
 
@@ -117,7 +117,7 @@ def test_an_answer_that_comes_too_late_is_no_answer():
     search = world.below.ask([key(b"a")])
     assert world.below.patience() == 50e-9
     world.now = 50
-    assert not world.tier.loads(search) and world.below.counts[0].late == 1
+    assert not world.tier.waits(search) and world.below.counts[0].late == 1
     world.lines[0].answers(key(b"a"))
     world.below.poll()
     assert not search.found and not world.below.counts[0].hits and not world.fetch(search, b"a")
@@ -131,7 +131,7 @@ def test_what_comes_from_below_is_a_copy_when_it_has_come():
     assert world.tier.used() == 2 and not world.tier.has(world.pool, b"a")
     world.lines[0].ends()
     world.below.poll()
-    assert not world.tier.loads(search) and world.tier.has(world.pool, b"a") and world.tier.has(world.pool, b"b")
+    assert not world.tier.waits(search) and world.tier.has(world.pool, b"a") and world.tier.has(world.pool, b"b")
     _, batch = world.load(b"a", b"b")
     world.tier.loaded(batch, [ord("a"), ord("b")])
     assert world.pool.find(b"a") and world.below.counts[0].loaded == 2 and not world.below.counts[0].refused
@@ -145,7 +145,7 @@ def test_the_good_pages_in_front_of_a_failure_stay_and_the_bad_one_is_a_miss_fro
     world.fetch(search, b"a", b"b", b"c")
     world.lines[0].ends(good=1, failed=True)
     world.below.poll()
-    assert not world.tier.loads(search) and world.tier.has(world.pool, b"a") and world.tier.used() == 1
+    assert not world.tier.waits(search) and world.tier.has(world.pool, b"a") and world.tier.used() == 1
     assert world.lines[0].dropped == [key(b"b")] and world.below.counts[0].failed == 1
 
 
@@ -166,10 +166,10 @@ def test_two_requests_for_one_page_share_its_load_from_below():
     assert [page.key for page in [*world.lines[0].loads.values()][-1]] == [key(b"b")]
     world.lines[0].ends()
     world.below.poll()
-    assert not world.tier.has(world.pool, b"a") and world.tier.loads(second)
+    assert not world.tier.has(world.pool, b"a") and world.tier.waits(second)
     world.lines[0].ends()
     world.below.poll()
-    assert not world.tier.loads(first) and not world.tier.loads(second)
+    assert not world.tier.waits(first) and not world.tier.waits(second)
 
 
 def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it_is_late():
@@ -177,7 +177,7 @@ def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it
     search = world.find(b"a")
     world.fetch(search, b"a")
     world.now = 1_000
-    assert not world.tier.loads(search) and world.below.counts[0].late == 1
+    assert not world.tier.waits(search) and world.below.counts[0].late == 1
     world.write(b"c", b"d")
     world.observe()
     (move,) = world.tier.next_store().moves

@@ -22,7 +22,7 @@ static = {**greedy, "cache_implementation": "static", "disable_compile": True}
 assisted = {**greedy, "attention_mask": torch.ones_like(ids[:1]), "assistant_model": draft}
 with torch.no_grad():
     model.generate(ids, **greedy)  # loop: host-read; once: host-read list-to-device
-    model.generate(ids, **sampled)  # loop: host-read random-sync; once: host-read list-to-device
+    model.generate(ids, **sampled)  # loop: host-read; once: host-read list-to-device
     model.generate(ids, **static)  # loop: host-read; once: host-read list-to-device upload
     model.generate(ids[:1], **assisted)  # loop: data-size host-index host-read; once: list-to-device
 print("done")
