@@ -115,6 +115,11 @@ def zeros_of_pages(nbytes: int) -> Tensor:
     return torch.from_numpy(raw[start : start + nbytes])  # whose storage begins there: that is what is asked if pinned
 
 
+def host_bytes(memory: Tensor) -> memoryview:
+    """Return host memory as bytes, for those that have no torch."""
+    return memory.numpy().reshape(-1).data
+
+
 def check_upload(dst: Tensor, src: Tensor) -> None:
     """`Stream.upload` copies bytes; anything else would be a conversion on the way, or a hidden wait on CUDA."""
     alike = dst.dtype == src.dtype and dst.shape == src.shape

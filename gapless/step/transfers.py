@@ -16,7 +16,7 @@ from torch import Tensor
 from gapless.base.bell import Bell
 from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
-from gapless.device.ring import PAGE
+from gapless.device.ring import PAGE, host_bytes
 from gapless.memory.below import LowerTiers, TierLine
 from gapless.memory.copies import PageCopy
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
@@ -51,7 +51,7 @@ class Transfers:
         for group, memory in zip(host.groups, (cache.data, *cache.others), strict=True):
             raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
-            self.memory.append(_bytes(raw))
+            self.memory.append(host_bytes(raw))
         self.bulk_out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
         self.bulk_in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
         self._polled_at = device.clock()
@@ -185,10 +185,6 @@ def _load(device: Device, moves: list[tuple[Tensor, Tensor]], sums: Tensor, home
         device.upload(page, slot)
         torch.sum(page, 0, dtype=torch.int64, out=sums[place])  # of what has arrived
     device.download(home, sums)
-
-
-def _bytes(memory: Tensor) -> memoryview:
-    return memory.numpy().reshape(-1).data
 
 
 def _stride(memory: Tensor) -> int:
