@@ -120,7 +120,7 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_on_simulated_devices_too(seed, side, tmp_path, monkeypatch):
+def test_simulated_devices_give_each_other_pages_too(seed, side, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them
     path = tmp_path / "p.sock"
     prefiller, decoder = side(listen=path, sim=seed), side(peer=path, sim=seed + 2)

@@ -312,4 +312,4 @@ def test_a_fetch_that_finds_no_slot_is_not_waited_for():
     world.store(b"a")
     world.below.poll()
     search = world.find(b"b")
-    assert world.fetch(search, b"b") and not search.open and not world.tier.loads(search) and not search.found
+    assert world.fetch(search, b"b") and not search.open and not world.tier.waits(search) and not search.found

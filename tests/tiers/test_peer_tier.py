@@ -371,7 +371,7 @@ def test_frames_that_do_not_fit_together_end_the_connection(frame, opened, path)
     peer.close()
 
 
-def test_connections_are_bounded(opened, path, monkeypatch):
+def test_connections_of_peers_are_bounded(opened, path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.MAX_CONNECTIONS", 3)
     setup = setup_of("")
     giver = opened(giver_of(setup, path))
