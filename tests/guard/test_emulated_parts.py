@@ -113,7 +113,7 @@ def test_types_of_tensors_name_the_device(region):
     assert rules(region) == ["list-to-device", "host-read", "upload"]
 
 
-def test_a_default_type_of_the_device_places_tensors_there(region):
+def test_a_default_type_of_the_device_puts_tensors_there(region):
     with pytest.warns(UserWarning, match="deprecated"):
         torch.set_default_tensor_type(torch.cuda.FloatTensor)
         assert torch.ones(2).is_cuda
@@ -136,7 +136,7 @@ def test_nccl_is_played_by_gloo(region, tmp_path):
     assert rules(region) == []
 
 
-def test_data_parallel_over_the_one_device(region):
+def test_data_parallel_runs_over_the_one_device(region):
     model = torch.nn.DataParallel(torch.nn.Linear(2, 2, device="cuda"))
     assert model(torch.ones(4, 2, device="cuda")).is_cuda
 
