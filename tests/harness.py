@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
-from gapless.device import Device
+from gapless.device import CudaDevice, Device
 from gapless.engine.on_device import on_device
 from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
@@ -171,7 +171,7 @@ def model_loop(model: ChecksumModel, device: Device, shape: Sizes, depth: int | 
         return build_loop(device, model, shape, depth, model_name="checksum", **options)
 
     # CUDA's streams do not wait for the default one, on which tables would be made.
-    return look_behind_steps(on_device(device, build) if device.kind == "cuda" else build(), model)
+    return look_behind_steps(on_device(device, build) if isinstance(device, CudaDevice) else build(), model)
 
 
 def captures_at_once(shape: Sizes) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def test_a_model_leaves_a_layer_of_its_pages_to_the_head():
         ('{"method": "eagle3", "model": 3}', "model must name a head"),
         ('{"method": "ngram", "model": "/heads/a"}', "of no use to ngram"),
         ('{"method": "mtp", "model": "/heads/a"}', "of no use to mtp"),
-        ('{"method": "trees"}', "must be one of ngram, suffix, eagle3, draft_model, mtp"),
+        ('{"method": "trees"}', "must be one of ngram, suffix, grammar, eagle3, draft_model, mtp"),
     ],
 )
 def test_a_wrong_config_of_speculation_is_refused_by_name(config, says):

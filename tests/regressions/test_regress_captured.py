@@ -44,8 +44,8 @@ def test_row_053_no_replay_reads_pages_that_are_still_loaded():
             replays, loaded = replays + loop.counters.graph_steps, loaded + loop.transfers.host.counts.loaded
         assert replays and loaded > 20
 
-    def at_once(host):
-        batch = begin(host)
+    def at_once(host, most):
+        batch = begin(host, most)
         if batch is not None:
             arrive(host, batch, [move.copy.checksum for move in batch.moves])
         return batch
