@@ -92,7 +92,7 @@ def test_drafts_of_a_model_of_another_shape_are_those_of_transformers(monkeypatc
         drafts_beside_chunks() as beside,
     ):
         assert answers(llm) == reference
-    assert len(beside) > 1
+    assert beside
     model = LlamaForCausalLM.from_pretrained(other_shape)
     ids = torch.arange(model.config.vocab_size)
     seen = [drafted for drafted in spies[0].seen() if drafted.drafts]
