@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--drafts", type=int, default=0, help="compare with drafts instead, of so many tokens")
+    parser.add_argument("--drafts", type=int, default=0, help="compare with drafts of N tokens instead")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"host": environment.describe_host(), "device": options.device, "batches": []}

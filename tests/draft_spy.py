@@ -25,7 +25,7 @@ class Drafted(NamedTuple):
     """What the row asked for"""
 
     def scores(self, logits: Tensor, draft: int, ids: Tensor) -> Tensor:
-        """Of the tokens `ids` at the place of a draft: their logits, with the noise of that place."""
+        """Return the logits of the tokens `ids` at the place of a draft, with the noise of that place."""
         temperature = float(self.params[TEMPERATURE].view(torch.float32))
         position, seed = torch.tensor([[len(self.known) + draft]]), self.params[None, SEED_LOW : SEED_HIGH + 1]
         return logits + temperature * gumbel(ids[None], 0, position, seed)[0]

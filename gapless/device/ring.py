@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
+from gapless.base.errors import ConfigError
 
 ALIGN = 64
 PAGE = 4096
@@ -109,8 +110,11 @@ def _aligned_zeros(nbytes: int, pin: bool) -> Tensor:
 
 def zeros_of_pages(nbytes: int) -> Tensor:
     """Return zeroed bytes, uint8 [nbytes], that begin with a page of the operating system, which fills it in when it is
-    first used."""
-    raw = np.zeros(nbytes + PAGE, np.uint8)
+    first used. Raises ConfigError where the host has no room for them."""
+    try:
+        raw = np.zeros(nbytes + PAGE, np.uint8)
+    except MemoryError as error:
+        raise ConfigError(f"the host has no {nbytes:,} bytes of memory: ask for less") from error
     start = -raw.ctypes.data % PAGE
     return torch.from_numpy(raw[start : start + nbytes])  # whose storage begins there: that is what is asked if pinned
 

@@ -8,7 +8,7 @@ BY_CALL = {
     ("host-read", "__bool__"): "let the device decide by torch.where or a mask; a loop that ends when all rows are "
     f"done can end a step late: {_LATER}",
     ("host-read", "is_nonzero"): f"let the device decide by torch.where or a mask, or {_LATER}",
-    ("host-read", "item"): "add it up on the device and read the sum once, at the end or every so many steps; for "
+    ("host-read", "item"): "add it up on the device and read the sum once, at the end or every few steps; for "
     f"each value, {_LATER}",
     ("host-read", "tolist"): _LATER,
     ("host-read", "__int__"): f"keep it a tensor of one element, which kernels take too; or {_LATER}",

@@ -47,7 +47,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
     try:
         if engine.role is not None or engine.kv_peers or engine.kv_peer_listen:
             raise ConfigError(
-                "pd gives each of its two servers a role and peers: leave role, kv_peers and the like out"
+                "pd gives each of its two servers a role and peers: leave role and every kv_peer flag out"
             )
         with (
             logging_to_stderr(server),

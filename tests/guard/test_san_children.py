@@ -115,7 +115,7 @@ def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
 
 
 def test_a_lock_made_meanwhile_is_free_in_a_forked_child():
-    """As `logging` asks of its handlers' locks, by the method that `concurrent.futures` asks for too."""
+    """Locks made before a fork have the method that `logging` and `concurrent.futures` call in the child."""
     with guard.no_race("record"):
         handler = logging.Handler()
     thread = threading.Thread(target=handler.acquire)

@@ -154,7 +154,7 @@ def test_a_planted_pause_without_work_is_no_work():
 
 
 def slow_host(loop, device, every):
-    """Planning takes LONG in every so many-th step."""
+    """Planning takes LONG in every n-th step."""
     plan = loop.planner.plan
 
     def late():

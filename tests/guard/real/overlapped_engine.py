@@ -1,4 +1,4 @@
-"""A decode loop that overlaps the host with the device, as mini-sglang's does: copies of tokens come home a step later.
+"""A decode loop that overlaps the host with the device, as mini-sglang's does: tokens reach the host a step later.
 
 Comments say what `gapless san` finds in each line: the one wait that such a loop is built around, and one fault, a
 batch that is compacted by a mask.
