@@ -11,6 +11,7 @@ from gapless.base import host
 from gapless.base.errors import ConfigError
 from gapless.device import CpuDevice, gpus, open_device
 from gapless.device.cpu import threads_of
+from gapless.device.ring import zeros_of_pages
 from gapless.testing.sim import SimDevice
 
 
@@ -61,3 +62,8 @@ def test_a_ring_has_slots_and_bytes() -> None:
     for slots, nbytes in ((0, 8), (2, 0)):
         with pytest.raises(AssertionError, match="a ring of"):
             device.ring(slots, nbytes)
+
+
+def test_host_memory_that_is_not_there_is_refused_in_words() -> None:
+    with pytest.raises(ConfigError, match=r"the host has no [\d,]+ bytes of memory: ask for less"):
+        zeros_of_pages(1 << 60)
