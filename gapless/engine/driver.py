@@ -144,13 +144,15 @@ class EngineDriver:
                 self._out.append(m.View(number, steps, self._core.page_map()))
             case m.ChangeAdapter(number, change):
                 self._core.change_adapter(change, partial(self._changed, number))
+            case m.UpdateWeights(number, path):
+                self._core.update_weights(path, partial(self._changed, number))
             case m.SendPageEvents():
                 self._page_events = self._core.page_events()
             case m.Stop():
                 self._stopped = True
 
     def _changed(self, number: int, error: GaplessError | None) -> None:
-        self._out.append(m.AdapterChanged(number, self._core.info.adapters, error))
+        self._out.append(m.Changed(number, self._core.info.adapters, error))
 
     def _add(self, message: m.Add) -> None:
         try:

@@ -259,6 +259,14 @@ class Core(Protocol):
         """
         ...
 
+    def update_weights(self, path: str, answer: Answer) -> None:
+        """Replace the model's weights by those of a checkpoint of the same architecture. `answer` is called when that
+        is done, here or in a step.
+
+        Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
+        """
+        ...
+
     def has_work(self) -> bool:
         """Return whether step() has anything to launch, observe or capture."""
         ...
@@ -320,8 +328,8 @@ class Sink(Protocol):
     def page_events(self, events: Sequence[PageEvent]) -> None:
         """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
 
-    def adapter_changed(self, number: int, error: Exception | None) -> None:
-        """Take the outcome of the MessageBackend.change_adapter of this number."""
+    def changed(self, number: int, error: Exception | None) -> None:
+        """Take the outcome of the MessageBackend.change_adapter or update_weights of this number."""
         ...
 
     def died(self, error: Exception) -> None:

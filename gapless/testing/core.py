@@ -101,6 +101,10 @@ class FakeCore:
         self.info = self.info._replace(adapters=(*others, *([change.name] if change.path else [])))
         answer(None)
 
+    def update_weights(self, path: str, answer: Answer) -> None:
+        """Change nothing, and say so."""
+        answer(RequestError("this core has no weights", "model_path"))
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 

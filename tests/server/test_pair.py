@@ -111,7 +111,14 @@ def test_errors_are_the_decoders_and_operators_have_no_way_in(pair):
     wrong = pair.client.post("/v1/completions", content=b"{" * 400, headers={"content-type": "application/json"})
     assert wrong.status_code == 400
     assert pair.client.get("/v1/models").json()["data"][0]["id"] == "demo"
-    for path in ("/server_info", "/debug/steps", "/ui", "/v1/load_lora_adapter", "/v1/modelsx"):
+    for path in (
+        "/server_info",
+        "/debug/steps",
+        "/ui",
+        "/v1/load_lora_adapter",
+        "/update_weights_from_disk",
+        "/v1/modelsx",
+    ):
         assert pair.client.get(path).status_code == 404
     assert pair.client.get("/health").json() == {"prefill": "up", "decode": "up"}
 
