@@ -17,8 +17,8 @@ from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
-FORMAT = 1
-"""The version of the pages' bytes, as a host tier stores them"""
+FORMAT = 2
+"""The version of the pages' bytes and checksums, as a host tier stores them"""
 
 
 class EngineTiers:
