@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -148,6 +148,10 @@ class EngineCore:
     def paused(self) -> bool:
         """Return whether requests wait for new weights."""
         return self._updates is not None and self._updates.waits
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        if self._tiers is not None:
+            self._tiers.wake = wake
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)

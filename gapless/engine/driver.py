@@ -38,8 +38,12 @@ class Port(Protocol):
         """Call `ring` for every later message that arrives between two calls of `receive`, or for more of them."""
         ...
 
+    def wake(self) -> None:
+        """End the wait of `receive`, the present one or the next; from any thread."""
+        ...
+
     def receive(self, seconds: float) -> Sequence[m.ToCore]:
-        """Everything that has come; when that is nothing, waits for something, `seconds` at most."""
+        """Everything that has come; when that is nothing, waits for something or `wake`, `seconds` at most."""
         ...
 
     def send(self, messages: list[m.FromCore]) -> None:
@@ -94,6 +98,7 @@ class EngineDriver:
         self._worked = False
         self._stopped = False
         port.ring_with(core.bell.ring)
+        core.wakes(port.wake)
 
     def run(self) -> None:
         """Serve until Stop arrives or the front is gone. Raises what the core raises."""

@@ -157,6 +157,8 @@ class Stats(NamedTuple):
     """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0
     """Pages that were not stored, since the device had given them away before."""
+    tier_dropped_failed: int = 0
+    """Pages that were not stored, since their transfer raised an error."""
     lower_hits: tuple[int, ...] = ()
     """Pages that the tiers below the host tier had when requests asked, a number each; so are those below."""
     lower_stored: tuple[int, ...] = ()
@@ -265,6 +267,10 @@ class Core(Protocol):
 
         Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
         """
+        ...
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""
         ...
 
     def has_work(self) -> bool:

@@ -7,6 +7,7 @@ observed, tokens included, and a load writes pages that no step in flight can re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ from gapless.memory.copies import PageCopy
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
+
+log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
@@ -131,11 +134,13 @@ class TransferWay:
         self, device: Device, stream: Stream, program: Callable[..., None], page_sum: PageSum, pages: Words,
         slots: Words,
     ) -> None:  # fmt: skip
-        self._device, self._stream, self._program, self._page_sum = device, stream, program, page_sum
+        self._device, self._stream, self._program, self.page_sum = device, stream, program, page_sum
         self._pages, self._slots = pages, slots
         self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
         (self._home,) = device.ring(1, 8 * MOST_BATCH).slots
         self._batch: tuple[MoveBatch, Fence] | None = None
+        self._raised: Exception | None = None
+        """What the program of the transfer on its way has raised"""
         self._page_ns = 0.0
         """What a page of the latest transfer took the host to begin"""
 
@@ -157,17 +162,28 @@ class TransferWay:
         ends = (pages, slots) if self._program is _store else (slots, pages)
         home = self._home.tensor.view(torch.int64)[: len(moves)]
         self._stream.launch(
-            self._program, self._device, moves, self._sums[: len(moves)], home, self._page_sum,
+            self._run, moves, self._sums[: len(moves)], home,
             reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
         )  # fmt: skip
         self._batch = batch, self._stream.record()
         self._page_ns = (self._device.clock() - began) / len(moves)
 
-    def ended(self) -> tuple[MoveBatch, Sequence[int]] | None:
-        """Return a transfer that has ended, and the checksums of its pages."""
+    def _run(self, moves: Moves, sums: Tensor, home: Tensor) -> None:
+        """Run the program. What it raises fails this transfer, and not the device."""
+        try:
+            self._program(self._device, moves, sums, home, self.page_sum)
+        except Exception as error:
+            self._raised = error
+
+    def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
+        """Return a transfer that has ended, and the checksums of its pages: None where it failed."""
         if self._batch is None or not self._batch[1].done():
             return None
         batch, self._batch = self._batch[0], None
+        error, self._raised = self._raised, None
+        if error is not None:
+            log.warning("a transfer of %d pages failed: %s: %s", len(batch.moves), type(error).__name__, error)
+            return batch, [None] * len(batch.moves)
         sums: Int64s = self._home.array.view(np.int64)
         return batch, sums[: len(batch.moves)].tolist()
 

@@ -105,6 +105,9 @@ class FakeCore:
         """Change nothing, and say so."""
         answer(RequestError("this core has no weights", "model_path"))
 
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Nothing comes to this core by itself."""
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 
