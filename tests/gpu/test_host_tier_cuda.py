@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
@@ -12,6 +13,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
+
+
+@pytest.mark.parametrize("words", [1, 4097, 1 << 19])
+def test_checksums_of_pages_weigh_words_by_their_places(words: int) -> None:
+    from gapless.kernels import all_triton
+
+    check_definition(all_triton.KERNELS, words, "cuda", words)
+    check_changes(all_triton.KERNELS, words, "cuda", 1)
 
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
