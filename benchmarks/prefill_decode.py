@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
+    parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     options = parser.parse_args()
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
@@ -90,7 +91,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         urls = {
             side: [
-                stack.enter_context(serving(name, {**words, "devices": env, "flags": more}, Path(folder)))
+                stack.enter_context(
+                    serving(name, {**words, "devices": env, "flags": more}, options.logs or Path(folder))
+                )
                 for name, env, more in servers
             ]
             for side, servers in sides.items()
