@@ -125,7 +125,7 @@ class EngineDriver:
             self._report(REPORT_BUSY)
             self._show()
 
-    def _rest(self) -> list[m.ToCore]:
+    def _rest(self) -> Sequence[m.ToCore]:
         """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
         if not self._rested and (messages := self._port.receive(REST_SECONDS)):
             return messages

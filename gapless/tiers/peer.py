@@ -32,7 +32,7 @@ class PeerTier:
     def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
         """Listen, and begin to connect. Raises ConfigError."""
         namespace = setup.namespace
-        self.shelf = Shelf(setup.nbytes or SHELF_BYTES)
+        self.shelf = Shelf(setup.nbytes or SHELF_BYTES, max(setup.slot_bytes))
         self._ended: deque[JobEnd] = deque()
         self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf) if plan.listen else None
         self.links = {
