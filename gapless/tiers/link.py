@@ -27,7 +27,7 @@ from gapless.tiers.frames import (
     greet,
 )
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage
-from gapless.tiers.shared import Bytes, mapped
+from gapless.tiers.shared import Bytes, Copies, mapped
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
 """Seconds for which a peer is left alone after failures"""
@@ -84,14 +84,14 @@ class PeerLink:
     """
 
     def __init__(
-        self, address: PeerAddress, key: bytes, namespace: Namespace, ended: Callable[[JobEnd], None],
-        back_off: float = FIRST_BACK_OFF,
+        self, address: PeerAddress, key: bytes, namespace: Namespace, copies: Copies,
+        ended: Callable[[JobEnd], None], back_off: float = FIRST_BACK_OFF,
     ) -> None:  # fmt: skip
         """`ended` is called, from the thread, with the end of each load."""
         self.address = address
         self.error = ""
         """Why there is no connection"""
-        self._key, self._namespace, self._ended = key, namespace, ended
+        self._key, self._namespace, self._copies, self._ended = key, namespace, copies, ended
         self._first = self._back_off = back_off
         self._peer: FrameSocket | None = None
         self._memory: Bytes | None = None
@@ -199,6 +199,7 @@ class PeerLink:
         peer = self._connected(named=False)
         pages = load.pages[:MAX_FETCH]
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
+        lent: list[tuple[memoryview, int, int]] = []
         for page in pages:
             kind, body = peer.receive(*PAGES)
             if kind is FrameKind.GONE:
@@ -206,12 +207,15 @@ class PeerLink:
             form = LENT if kind is FrameKind.LENT else PAGE
             if len(body) != form.size or (said := form.unpack(body))[1] != len(page.slot):
                 raise PeerError("the peer sent a page of another size")
-            if kind is FrameKind.LENT:
-                self._copy(page.slot, said[2])
-            else:
+            if kind is FrameKind.PAGE:
                 peer.fill(page.slot, time.monotonic() + SECONDS)
-            load.checksums.append(said[0])
-        if self._memory is not None:
+                load.checksums.append(said[0])
+            else:
+                lent.append((page.slot, said[0], said[2]))
+        if lent and not load.cancelled:
+            slots, checksums, starts = zip(*lent, strict=True)
+            self._copies.each(self._copy, slots, starts)
+            load.checksums += checksums
             peer.send(FrameKind.FETCH)  # of nothing: what was lent is given back
 
     def _copy(self, slot: memoryview, start: int) -> None:
