@@ -132,10 +132,13 @@ class EngineDriver:
 
     def _rest(self) -> Sequence[m.ToCore]:
         """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
-        if not self._rested and (messages := self._port.receive(REST_SECONDS)):
-            return messages
-        self._rested = True
-        return [] if self._core.rest() else self._port.receive(REPORT_IDLE)
+        if not self._rested:
+            messages = self._port.receive(REST_SECONDS)
+            if messages or self._core.has_work():
+                return messages
+            self._rested = True
+        # A wake that was for what has come by now may be spent.
+        return [] if self._core.has_work() or self._core.rest() else self._port.receive(REPORT_IDLE)
 
     def _flush(self) -> None:
         """Send what there is to say. Open requests bound what gathers for a front that does not read.

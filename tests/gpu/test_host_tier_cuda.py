@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
 from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
@@ -16,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("words", [1, 4097, 1 << 19])
-def test_checksums_of_pages_weigh_words_by_their_places(words: int) -> None:
+def test_each_word_of_a_page_counts_by_its_place(words: int) -> None:
     from gapless.kernels import all_triton
 
     check_definition(all_triton.KERNELS, words, "cuda", words)
