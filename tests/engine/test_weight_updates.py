@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -15,6 +17,7 @@ from gapless.base.errors import EngineDeadError, RequestError
 from gapless.base.records import PageChange
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import build_core
+from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.model.config import resolve_model_dir
 
@@ -184,3 +187,19 @@ async def test_an_update_under_way_ends_with_the_engine(other):
     await llm.close()
     with pytest.raises(EngineDeadError):
         await update
+
+
+async def test_a_process_that_follows_one_that_died_begins_with_the_weights_loaded_last(other, wanted):
+    config = EngineConfig("demo", **OPTIONS)
+    backend = ProcessBackend(config)
+    async with AsyncLLM.from_config(config, backend) as llm:
+        assert await run(llm, SHORT) == wanted[0][:16]
+        await llm.update_weights(str(other))
+        assert await run(llm, SHORT) == wanted[1][:16]
+        os.kill(backend.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while backend.ready():
+                await asyncio.sleep(0.01)
+            while not backend.ready():
+                await asyncio.sleep(0.1)
+        assert await run(llm, SHORT) == wanted[1][:16]
