@@ -23,6 +23,8 @@ from triton.language.extra import cuda
 
 from gapless.kernels.library_triton import launch_options, prefetch
 
+RANKS = tl.constexpr(16)
+"""Lines of `up` that a program of a product holds before its input is there: the least rank."""
 GROUP = tl.constexpr(16)
 """Lines of `down` that a program beside a product multiplies."""
 DEPTH = tl.constexpr(512)
@@ -31,50 +33,107 @@ SHARE = 1536
 """Inputs that it reads at most."""
 HELD = 16384
 """Numbers of an adapter that a program of the norm holds at a time."""
+NORM_WARPS = 16
 
 
 @triton.jit
-def row_lines(up, slot, column, inside, at, N: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr):
-    """The columns of `up` of each row's slot, CHUNK of its ranks from `at` on: [CHUNK, BLOCK_M, BLOCK_N]."""
-    line = slot[None, :] * RANK + at + tl.arange(0, CHUNK)[:, None]
-    mask = (slot > 0)[None, :, None] & inside[None, None, :]
-    return tl.load(up + line[:, :, None] * N + column[None, None, :], mask=mask, other=0.0)
+def first_lines(up, slot, column, inside, N: tl.constexpr, RANK: tl.constexpr):
+    """The first RANKS lines of `up` of each row's slot, as so many tensors [BLOCK_M, BLOCK_N]."""
+    mine = (slot > 0)[:, None] & inside[None, :]
+    lines = up + (slot * (RANK * N))[:, None] + column[None, :]
+    held = ()
+    for rank in tl.static_range(RANKS):
+        held = held + (tl.load(lines + rank * N, mask=mine, other=0.0),)
+    return held
 
 
 @triton.jit
-def _of_projection(
-    total, tile, place, slot, column, low, BEGIN: tl.constexpr, END: tl.constexpr, BLOCK_N: tl.constexpr,
+def _first_sums(inner, slot, token, number, RANK: tl.constexpr, PROJECTIONS: tl.constexpr):
+    """The first RANKS sums of a projection of each row, as so many tensors [BLOCK_M]."""
+    place = inner + token * (PROJECTIONS * RANK) + number * RANK
+    sums = ()
+    for rank in tl.static_range(RANKS):
+        sums = sums + (tl.load(place + rank, mask=slot > 0, other=0.0),)
+    return sums
+
+
+@triton.jit
+def first_sums(
+    inner, slot, token, low, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """Returns `total` with what lines `place` of the first half add to columns BEGIN .. END."""
-    if GATED or (low < END) & (low + BLOCK_N > BEGIN):
-        line = tl.load(place, mask=(slot > 0)[None, :], other=0.0)
-        found = tl.sum(tile.to(tl.float32) * line[:, :, None], axis=0)
-        total += tl.where((column >= BEGIN) & (column < END), found, 0.0)
+    """The first half of what adapters add to the projection of column `low`: of gates and ups, if GATED."""
+    if GATED:
+        return (
+            _first_sums(inner, slot, token, 0, RANK, PROJECTIONS),
+            _first_sums(inner, slot, token, 1, RANK, PROJECTIONS),
+        )
+    sums = _first_sums(inner, slot, token, _projection(low, PROJECTIONS, FIRST, SECOND), RANK, PROJECTIONS)
+    return (sums, sums)
+
+
+@triton.jit
+def _projection(column, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    number = column * 0
+    if PROJECTIONS > 1:
+        number += (column >= FIRST).to(tl.int32)
+    if PROJECTIONS > 2:
+        number += (column >= SECOND).to(tl.int32)
+    return number
+
+
+@triton.jit
+def _begins_inside(low, begin: tl.constexpr, BLOCK_N: tl.constexpr):
+    return (low < begin) & (low + BLOCK_N > begin)
+
+
+@triton.jit
+def _add_lines(
+    total, up, inner, slot, token, column, inside, number, N: tl.constexpr, FROM: tl.constexpr, END: tl.constexpr,
+    RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+):  # fmt: skip
+    """Adds ranks FROM .. END of projection `number` to the columns that are `inside`."""
+    mine = (slot > 0)[:, None] & inside[None, :]
+    lines = up + (slot * (RANK * N))[:, None] + column[None, :]
+    place = inner + token * (PROJECTIONS * RANK) + number * RANK
+    for rank in tl.static_range(FROM, END):
+        tile = tl.load(lines + rank * N, mask=mine, other=0.0).to(tl.float32)
+        total += tile * tl.load(place + rank, mask=slot > 0, other=0.0)[:, None]
     return total
 
 
 @triton.jit
-def add_expanded(
-    total, held, up, inner, slot, token, column, inside, low, N: tl.constexpr, RANK: tl.constexpr,
-    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
+def expanded(
+    held, first, up, inner, slot, token, column, inside, low, N: tl.constexpr, RANK: tl.constexpr,
+    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """Returns `total` [BLOCK_M, BLOCK_N] with the second half of the adapters added, of which `held` are first lines.
+    """The second half of what adapters add: [BLOCK_M, BLOCK_N] float32.
 
-    inner [M, PROJECTIONS * RANK] float32: the first half. The columns of projections end at FIRST, SECOND and N. `low`
-    is the first column, from which on they follow each other unless GATED.
+    held, first: `first_lines` and `first_sums`. inner [M, PROJECTIONS * RANK] float32: the first half. The columns of
+    projections end at FIRST, SECOND and N. `low` is the first column, from which on they follow each other unless GATED.
     """
-    for at in tl.static_range(0, RANK, CHUNK):
-        tile = held
-        if at > 0:
-            tile = row_lines(up, slot, column, inside, at, N, RANK, CHUNK)
-        place = inner + token[None, :] * (PROJECTIONS * RANK) + at + tl.arange(0, CHUNK)[:, None]
-        total = _of_projection(total, tile, place, slot, column, low, 0, FIRST, BLOCK_N, GATED)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    own = _projection(column, PROJECTIONS, FIRST, SECOND)
+    for rank in tl.static_range(RANKS):
+        if GATED:
+            factor = tl.where((own == 0)[None, :], first[0][rank][:, None], first[1][rank][:, None])
+            total += held[rank].to(tl.float32) * factor
+        else:
+            total += held[rank].to(tl.float32) * first[0][rank][:, None]
+    if not GATED:
+        # A tile that more than one projection has columns of.
+        number = _projection(low, PROJECTIONS, FIRST, SECOND)
         if PROJECTIONS > 1:
-            total = _of_projection(total, tile, place + RANK, slot, column, low, FIRST, SECOND, BLOCK_N, GATED)
-        if PROJECTIONS > 2:
-            total = _of_projection(total, tile, place + 2 * RANK, slot, column, low, SECOND, N, BLOCK_N, GATED)
+            total = tl.where((own == number)[None, :], total, 0.0)
+        for other in tl.static_range(1, PROJECTIONS):
+            if _begins_inside(low, FIRST if other == 1 else SECOND, BLOCK_N):
+                there = inside & (own == other)
+                total = _add_lines(total, up, inner, slot, token, column, there, other, N, 0, RANKS, RANK, PROJECTIONS)
+    if RANK > RANKS:
+        for number in tl.static_range(PROJECTIONS):
+            there = inside & (own == number)
+            total = _add_lines(total, up, inner, slot, token, column, there, number, N, RANKS, RANK, RANK, PROJECTIONS)
     return total
 
 
@@ -91,7 +150,8 @@ def shrink(
     line = program % GROUPS * GROUP + tl.arange(0, GROUP)
     k = share * PART + tl.arange(0, DEPTH)
     lines = down + (slot * LINES + line)[:, None] * K
-    tile = tl.load(lines + k[None, :], mask=(k < tl.where(slot > 0, K, 0))[None, :], other=0.0)
+    own = tl.zeros([GROUP, 1], tl.int64) + slot > 0
+    tile = tl.load(lines + k[None, :], mask=own & (k < K)[None, :], other=0.0)
     if EARLY:
         cuda.gdc_launch_dependents()
         if (PART > DEPTH) & (slot > 0):
@@ -113,9 +173,10 @@ def shrink(
 @triton.jit(do_not_specialize=["M"])
 def adapted_norm_kernel(
     x, changed, before, up, norm, out, down, inner, slots, eps, M, WIDTH: tl.constexpr, SHARES: tl.constexpr,
-    RANK: tl.constexpr, LINES: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, CHUNK of its lines): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it, if LINES.
+    """Program (row, CHUNK lines of each projection): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it.
 
     before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum.
     """
@@ -124,30 +185,34 @@ def adapted_norm_kernel(
     slot = tl.load(slots + row)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    own = (column < tl.where(slot > 0, WIDTH, 0))[None, :]
+    own = (tl.zeros([CHUNK, 1], tl.int64) + slot > 0) & inside[None, :]
     step = tl.arange(0, CHUNK)
     line = part * CHUNK + step
-    uppers = up + (slot * RANK + step)[:, None] * WIDTH + column[None, :]
     if SHARES > 0:
+        uppers = up + (slot * RANK + step)[:, None] * WIDTH + column[None, :]
         held = tl.load(uppers, mask=own, other=0.0)
-    if LINES > 0:
-        tile = tl.load(down + (slot * LINES + line)[:, None] * WIDTH + column[None, :], mask=own, other=0.0)
+    tiles = ()
+    for number in tl.static_range(PROJECTIONS):
+        lines = down + (slot * LINES + number * (LINES // PROJECTIONS) + line)[:, None] * WIDTH
+        tiles = tiles + (tl.load(lines + column[None, :], mask=own, other=0.0),)
     weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    # The others need not wait: the row's first program does.
     if (part == 0) | (slot > 0):
+        if EARLY:
+            cuda.gdc_wait()
         at = row.to(tl.int64) * WIDTH + column
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         if SHARES > 0:
-            for first in tl.static_range(0, RANK, CHUNK):
-                if first > 0:
-                    held = tl.load(uppers + first * WIDTH, mask=own, other=0.0)
-                ranks = tl.zeros([CHUNK], tl.float32)
-                for share in tl.static_range(SHARES):
-                    place = before + (share * M + row) * RANK + first + step
-                    ranks += tl.load(place, mask=step < tl.where(slot > 0, CHUNK, 0), other=0.0)
-                value += tl.sum(held.to(tl.float32) * ranks[:, None], axis=0)
+            if slot > 0:
+                for first in tl.static_range(0, RANK, CHUNK):
+                    if first > 0:
+                        held = tl.load(uppers + first * WIDTH, mask=own, other=0.0)
+                    ranks = tl.zeros([CHUNK], tl.float32)
+                    for share in tl.static_range(SHARES):
+                        ranks += tl.load(before + (share * M + row) * RANK + first + step)
+                    value += tl.sum(held.to(tl.float32) * ranks[:, None], axis=0)
             # The norm is of what the next layer reads: the sum rounded to its dtype.
             kept = value.to(x.dtype.element_ty)
             if part == 0:
@@ -157,14 +222,15 @@ def adapted_norm_kernel(
         normed = (value * scale * weight).to(out.dtype.element_ty)
         if part == 0:
             tl.store(out + at, normed, mask=inside)
-        if LINES > 0:
-            found = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
-            tl.store(inner + row * LINES + line, found, mask=line < tl.where(slot > 0, LINES, 0))
+        if slot > 0:
+            for number in tl.static_range(PROJECTIONS):
+                found = tl.sum(tiles[number].to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
+                tl.store(inner + row * LINES + number * (LINES // PROJECTIONS) + line, found)
 
 
 def adapted_norm(
     x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
-    early: bool,
+    projections: int, early: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return x [M, H] with what `before` [shares, M, rank] and `up` add to it, its norm, and `down` of that [M, lines].
 
@@ -179,9 +245,11 @@ def adapted_norm(
     shares = rank = 0
     if before is not None and up is not None:
         shares, rank = before.shape[0], up.shape[1]
-    adapted_norm_kernel[rows, max(1, lines // chunk)](
+    parts = 1 if down is None else lines // projections // chunk
+    adapted_norm_kernel[rows, parts](
         x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
-        inner, slots, eps, rows, width, shares, rank, lines, early, block, chunk, num_warps=8, **launch_options(early),
+        inner, slots, eps, rows, width, shares, rank, lines, 0 if down is None else projections, early, block, chunk,
+        num_warps=NORM_WARPS, **launch_options(early),
     )  # fmt: skip
     return changed, out, inner
 
@@ -206,20 +274,16 @@ class Beside(NamedTuple):
         """How many programs its first half takes."""
         return len(self.slots) * self.shares * (self.table.shape[1] // GROUP.value)
 
-    def fixed(self, elements: int, warps: int) -> dict[str, int | bool]:
-        """Return the compile-time arguments of a kernel whose programs hold so many `elements` of the result."""
+    def fixed(self) -> dict[str, int | bool]:
+        """Return the compile-time arguments of a kernel."""
         first, second = self.ends[0], self.ends[min(1, len(self.ends) - 1)]
-        held = max(1, min(16, 4096 * warps // elements))  # 128 numbers a thread
-        rank = self.table.shape[1]
         return {
-            "ADAPT": True, "RANK": rank, "PROJECTIONS": len(self.ends), "FIRST": first, "SECOND": second,
-            "SHARES": self.shares, "CHUNK": min(rank, 1 << (held.bit_length() - 1)),
+            "ADAPT": True, "RANK": self.table.shape[1], "PROJECTIONS": len(self.ends), "FIRST": first, "SECOND": second,
+            "SHARES": self.shares,
         }  # fmt: skip
 
 
-NONE_BESIDE = {
-    "ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0, "CHUNK": 0,
-}  # fmt: skip
+NONE_BESIDE = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0}
 """The compile-time arguments of a kernel that does nothing for adapters"""
 
 

@@ -54,15 +54,16 @@ def adapted_linear_add(
 
 
 def early_adapted_norm(
-    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
+    projections: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """See `adapted_norm`."""
-    return adapted_norm(x, before, up, slots, norm, eps, down, is_hopper(x.device))
+    return adapted_norm(x, before, up, slots, norm, eps, down, projections, is_hopper(x.device))
 
 
 triton_adapted_norm = operator(
-    "triton_adapted_norm(Tensor x, Tensor? before, Tensor? up, Tensor slots, Tensor norm, float eps, Tensor? down) "
-    "-> (Tensor, Tensor, Tensor)",
+    "triton_adapted_norm(Tensor x, Tensor? before, Tensor? up, Tensor slots, Tensor norm, float eps, Tensor? down, "
+    "int projections) -> (Tensor, Tensor, Tensor)",
     early_adapted_norm,
 )
 triton_adapted_linear = operator(
@@ -124,7 +125,8 @@ def _adapted_norm(
     x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
 ) -> tuple[Tensor, Tensor, Shrunk | None]:
     before, up = (None, None) if added is None else (added.inner, added.part.up)
-    changed, y, inner = triton_adapted_norm(x, before, up, slots, norm, eps, None if part is None else part.down)
+    down, projections = (None, 0) if part is None else (part.down, len(part.ends))
+    changed, y, inner = triton_adapted_norm(x, before, up, slots, norm, eps, down, projections)
     return x if added is None else changed, y, None if part is None else Shrunk(inner[None], slots, part)
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_few_triton import NONE_BESIDE, Beside, add_expanded, row_lines, shrink
+from gapless.kernels.adapt_few_triton import NONE_BESIDE, Beside, expanded, first_lines, first_sums, shrink
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
@@ -50,16 +50,16 @@ def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def _store(
-    sums, bias, out, slot, held, table, inner, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    sums, bias, out, slot, held, first, table, inner, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr,
-    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, CHUNK: tl.constexpr,
+    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """Writes a program's sums [BLOCK_M, BLOCK_N] to `out` [M, N], or [M, N // 2] if GATED, or adds them to it."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     if ADAPT and not ADD:
-        sums = add_expanded(
-            sums, held, table, inner, slot, tl.arange(0, BLOCK_M), row, inside, tl.program_id(0) * BLOCK_N, N, RANK,
-            PROJECTIONS, FIRST, SECOND, CHUNK, BLOCK_N, GATED,
+        sums += expanded(
+            held, first, table, inner, slot, tl.arange(0, BLOCK_M), row, inside, tl.program_id(0) * BLOCK_N, N, RANK,
+            PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED,
         )  # fmt: skip
     if BIAS:
         sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -102,14 +102,13 @@ def _begin(
 
 @triton.jit
 def _own_adapters(
-    up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
-    RANK: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, RANK: tl.constexpr
+):
     """The slots of a program's rows [BLOCK_M], and the first lines of their adapters."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     token = tl.arange(0, BLOCK_M)
     slot = tl.load(slots + token, mask=token < M, other=0)
-    return slot, row_lines(up, slot, row, inside, 0, N, RANK, CHUNK)
+    return slot, first_lines(up, slot, row, inside, N, RANK)
 
 
 @triton.jit
@@ -117,7 +116,7 @@ def one_row_kernel(
     x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -127,12 +126,12 @@ def one_row_kernel(
         else:
             _one_row(
                 x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N,
-                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
             )  # fmt: skip
     else:
         _one_row(
             x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
 
 
@@ -141,13 +140,18 @@ def _one_row(
     x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, CHUNK: tl.constexpr,
+    SECOND: tl.constexpr,
 ):  # fmt: skip
     slot = 0
-    held = 0
+    held = ()
+    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK, CHUNK)
+        slot, held = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+    if ADAPT and not ADD:
+        first = first_sums(
+            inner, slot, tl.arange(0, 1), tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
+        )
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -163,8 +167,8 @@ def _one_row(
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
     _store(
-        found[None, :], bias, out, slot, held, table, inner, 1, N, BIAS, GATED, ADD, 1, BLOCK_N, ADAPT, RANK,
-        PROJECTIONS, FIRST, SECOND, CHUNK,
+        found[None, :], bias, out, slot, held, first, table, inner, 1, N, BIAS, GATED, ADD, 1, BLOCK_N, ADAPT, RANK,
+        PROJECTIONS, FIRST, SECOND,
     )  # fmt: skip
 
 
@@ -173,7 +177,7 @@ def vector_kernel(
     x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -183,12 +187,12 @@ def vector_kernel(
         else:
             _vectors(
                 x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
-                BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+                BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
             )  # fmt: skip
     else:
         _vectors(
             x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
-            BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+            BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
 
 
@@ -197,14 +201,19 @@ def _vectors(
     x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, CHUNK: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     slot = 0
-    held = 0
+    held = ()
+    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK, CHUNK)
+        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     token = tl.arange(0, BLOCK_M)
+    if ADAPT and not ADD:
+        first = first_sums(
+            inner, slot, token, tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
+        )
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -224,8 +233,8 @@ def _vectors(
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
     _store(
-        sums, bias, out, slot, held, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK, PROJECTIONS,
-        FIRST, SECOND, CHUNK,
+        sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK, PROJECTIONS,
+        FIRST, SECOND,
     )  # fmt: skip
 
 
@@ -256,7 +265,7 @@ def matrix_kernel(
     x, weight, bias, out, parts, arrived, table, inner, slots, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
     GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -267,12 +276,12 @@ def matrix_kernel(
         else:
             _matrix(
                 x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
-                BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+                BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
             )  # fmt: skip
     else:
         _matrix(
             x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
-            BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND, CHUNK,
+            BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
 
 
@@ -281,7 +290,7 @@ def _matrix(
     x, weight, bias, out, parts, arrived, table, inner, slots, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
     GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, CHUNK: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """A program of the product.
 
@@ -296,32 +305,37 @@ def _matrix(
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     lines = weight + row.to(tl.int64)[:, None] * K
     rows = x + token[None, :] * K
-    first = split * PART + k
+    at = split * PART + k
     if EARLY:
         cuda.gdc_launch_dependents()
     if PART == BLOCK_K:
         # It is in shared memory when the input comes.
-        tile = _part(lines, inside, first, K)
+        tile = _part(lines, inside, at, K)
     elif EARLY:
         _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
     slot = 0
-    held = 0
+    held = ()
+    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK, CHUNK)
+        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     if EARLY:
         cuda.gdc_wait()
+    if ADAPT and not ADD:
+        first = first_sums(
+            inner, slot, token, tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
+        )
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if PART == BLOCK_K:
-        sums = tl.dot(tile, _inputs(rows, token, first, M, K), sums, input_precision="ieee")
+        sums = tl.dot(tile, _inputs(rows, token, at, M, K), sums, input_precision="ieee")
     else:
         for begin in range(0, PART, BLOCK_K):
-            tile = _part(lines, inside, first + begin, K)
-            sums = tl.dot(tile, _inputs(rows, token, first + begin, M, K), sums, input_precision="ieee")
+            tile = _part(lines, inside, at + begin, K)
+            sums = tl.dot(tile, _inputs(rows, token, at + begin, M, K), sums, input_precision="ieee")
     sums = tl.trans(sums)
     if SPLITS == 1:
         _store(
-            sums, bias, out, slot, held, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
-            PROJECTIONS, FIRST, SECOND, CHUNK,
+            sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
+            PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
     else:
         place = parts + token[:, None] * N + row[None, :]
@@ -336,8 +350,8 @@ def _matrix(
                 # Past the first-level cache: other programs wrote these.
                 sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
             _store(
-                sums, bias, out, slot, held, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
-                PROJECTIONS, FIRST, SECOND, CHUNK,
+                sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
+                PROJECTIONS, FIRST, SECOND,
             )  # fmt: skip
 
 
@@ -396,7 +410,7 @@ def launch(
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
     block = triton.next_power_of_2(rows) if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
-    fixed |= NONE_BESIDE if beside is None else beside.fixed(block * tiles.columns, tiles.warps)
+    fixed |= NONE_BESIDE if beside is None else beside.fixed()
     bias = x if bias is None else bias
     own = (x, out, x) if beside is None else beside[:3]
     if rows <= VECTOR_ROWS:
