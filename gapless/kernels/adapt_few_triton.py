@@ -32,8 +32,8 @@ DEPTH = tl.constexpr(512)
 SHARE = 1536
 """Inputs that it reads at most."""
 HELD = 16384
-"""Numbers of an adapter that a program of the norm holds at a time."""
-NORM_WARPS = 16
+"""Numbers of each projection of an adapter that a program of the norm holds."""
+NORM_WARPS = 8
 
 
 @triton.jit
@@ -55,21 +55,6 @@ def _first_sums(inner, slot, token, number, RANK: tl.constexpr, PROJECTIONS: tl.
     for rank in tl.static_range(RANKS):
         sums = sums + (tl.load(place + rank, mask=slot > 0, other=0.0),)
     return sums
-
-
-@triton.jit
-def first_sums(
-    inner, slot, token, low, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    GATED: tl.constexpr,
-):  # fmt: skip
-    """The first half of what adapters add to the projection of column `low`: of gates and ups, if GATED."""
-    if GATED:
-        return (
-            _first_sums(inner, slot, token, 0, RANK, PROJECTIONS),
-            _first_sums(inner, slot, token, 1, RANK, PROJECTIONS),
-        )
-    sums = _first_sums(inner, slot, token, _projection(low, PROJECTIONS, FIRST, SECOND), RANK, PROJECTIONS)
-    return (sums, sums)
 
 
 @triton.jit
@@ -104,36 +89,44 @@ def _add_lines(
 
 @triton.jit
 def expanded(
-    held, first, up, inner, slot, token, column, inside, low, N: tl.constexpr, RANK: tl.constexpr,
-    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    GATED: tl.constexpr,
+    held, some, up, inner, slot, column, inside, low, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """The second half of what adapters add: [BLOCK_M, BLOCK_N] float32.
+    """The second half of what adapters add: [BLOCK_M, BLOCK_N] float32, zeros unless `some` row has one.
 
-    held, first: `first_lines` and `first_sums`. inner [M, PROJECTIONS * RANK] float32: the first half. The columns of
-    projections end at FIRST, SECOND and N. `low` is the first column, from which on they follow each other unless GATED.
+    held: `first_lines`. inner [M, PROJECTIONS * RANK] float32: the first half. The columns of projections end at FIRST,
+    SECOND and N. `low` is the first column, from which on they follow each other unless GATED.
     """
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    own = _projection(column, PROJECTIONS, FIRST, SECOND)
-    for rank in tl.static_range(RANKS):
+    if some > 0:
+        token = tl.arange(0, BLOCK_M)
+        own = _projection(column, PROJECTIONS, FIRST, SECOND)
         if GATED:
-            factor = tl.where((own == 0)[None, :], first[0][rank][:, None], first[1][rank][:, None])
-            total += held[rank].to(tl.float32) * factor
+            gates = _first_sums(inner, slot, token, 0, RANK, PROJECTIONS)
+            ups = _first_sums(inner, slot, token, 1, RANK, PROJECTIONS)
+            for rank in tl.static_range(RANKS):
+                factor = tl.where((own == 0)[None, :], gates[rank][:, None], ups[rank][:, None])
+                total += held[rank].to(tl.float32) * factor
         else:
-            total += held[rank].to(tl.float32) * first[0][rank][:, None]
-    if not GATED:
-        # A tile that more than one projection has columns of.
-        number = _projection(low, PROJECTIONS, FIRST, SECOND)
-        if PROJECTIONS > 1:
-            total = tl.where((own == number)[None, :], total, 0.0)
-        for other in tl.static_range(1, PROJECTIONS):
-            if _begins_inside(low, FIRST if other == 1 else SECOND, BLOCK_N):
-                there = inside & (own == other)
-                total = _add_lines(total, up, inner, slot, token, column, there, other, N, 0, RANKS, RANK, PROJECTIONS)
-    if RANK > RANKS:
-        for number in tl.static_range(PROJECTIONS):
-            there = inside & (own == number)
-            total = _add_lines(total, up, inner, slot, token, column, there, number, N, RANKS, RANK, RANK, PROJECTIONS)
+            number = _projection(low, PROJECTIONS, FIRST, SECOND)
+            sums = _first_sums(inner, slot, token, number, RANK, PROJECTIONS)
+            for rank in tl.static_range(RANKS):
+                total += held[rank].to(tl.float32) * sums[rank][:, None]
+            if PROJECTIONS > 1:
+                total = tl.where((own == number)[None, :], total, 0.0)
+            for other in tl.static_range(1, PROJECTIONS):
+                # A tile that has columns of more than one projection.
+                if _begins_inside(low, FIRST if other == 1 else SECOND, BLOCK_N):
+                    there = inside & (own == other)
+                    total = _add_lines(
+                        total, up, inner, slot, token, column, there, other, N, 0, RANKS, RANK, PROJECTIONS
+                    )
+        if RANK > RANKS:
+            for each in tl.static_range(PROJECTIONS):
+                there = inside & (own == each)
+                total = _add_lines(
+                    total, up, inner, slot, token, column, there, each, N, RANKS, RANK, RANK, PROJECTIONS
+                )
     return total
 
 
@@ -174,7 +167,7 @@ def shrink(
 def adapted_norm_kernel(
     x, changed, before, up, norm, out, down, inner, slots, eps, M, WIDTH: tl.constexpr, SHARES: tl.constexpr,
     RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_L: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """Program (row, CHUNK lines of each projection): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it.
 
@@ -185,16 +178,18 @@ def adapted_norm_kernel(
     slot = tl.load(slots + row)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
-    own = (tl.zeros([CHUNK, 1], tl.int64) + slot > 0) & inside[None, :]
-    step = tl.arange(0, CHUNK)
-    line = part * CHUNK + step
+    own = inside & (tl.zeros([BLOCK], tl.int64) + slot > 0)
+    uppers = up + slot * (RANK * WIDTH) + column
+    held = ()
     if SHARES > 0:
-        uppers = up + (slot * RANK + step)[:, None] * WIDTH + column[None, :]
-        held = tl.load(uppers, mask=own, other=0.0)
-    tiles = ()
-    for number in tl.static_range(PROJECTIONS):
-        lines = down + (slot * LINES + number * (LINES // PROJECTIONS) + line)[:, None] * WIDTH
-        tiles = tiles + (tl.load(lines + column[None, :], mask=own, other=0.0),)
+        for rank in tl.static_range(HOLD):
+            held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)
+    if LINES > 0:
+        step = tl.arange(0, BLOCK_L)
+        line = step // CHUNK * (LINES // PROJECTIONS) + part * CHUNK + step % CHUNK
+        there = step < PROJECTIONS * CHUNK
+        lines = down + (slot * LINES + line)[:, None] * WIDTH
+        tile = tl.load(lines + column[None, :], mask=there[:, None] & own[None, :], other=0.0)
     weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         cuda.gdc_launch_dependents()
@@ -206,13 +201,14 @@ def adapted_norm_kernel(
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         if SHARES > 0:
             if slot > 0:
-                for first in tl.static_range(0, RANK, CHUNK):
-                    if first > 0:
-                        held = tl.load(uppers + first * WIDTH, mask=own, other=0.0)
-                    ranks = tl.zeros([CHUNK], tl.float32)
-                    for share in tl.static_range(SHARES):
-                        ranks += tl.load(before + (share * M + row) * RANK + first + step)
-                    value += tl.sum(held.to(tl.float32) * ranks[:, None], axis=0)
+                for rank in tl.static_range(RANK):
+                    total = tl.load(before + row * RANK + rank)
+                    for share in tl.static_range(1, SHARES):
+                        total += tl.load(before + (share * M + row) * RANK + rank)
+                    if rank < HOLD:
+                        value += held[rank].to(tl.float32) * total
+                    else:
+                        value += tl.load(uppers + rank * WIDTH, mask=own, other=0.0).to(tl.float32) * total
             # The norm is of what the next layer reads: the sum rounded to its dtype.
             kept = value.to(x.dtype.element_ty)
             if part == 0:
@@ -222,10 +218,10 @@ def adapted_norm_kernel(
         normed = (value * scale * weight).to(out.dtype.element_ty)
         if part == 0:
             tl.store(out + at, normed, mask=inside)
-        if slot > 0:
-            for number in tl.static_range(PROJECTIONS):
-                found = tl.sum(tiles[number].to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
-                tl.store(inner + row * LINES + number * (LINES // PROJECTIONS) + line, found)
+        if LINES > 0:
+            if slot > 0:
+                found = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
+                tl.store(inner + row * LINES + line, found, mask=there)
 
 
 def adapted_norm(
@@ -248,7 +244,8 @@ def adapted_norm(
     parts = 1 if down is None else lines // projections // chunk
     adapted_norm_kernel[rows, parts](
         x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
-        inner, slots, eps, rows, width, shares, rank, lines, 0 if down is None else projections, early, block, chunk,
+        inner, slots, eps, rows, width, shares, rank, lines, projections, early, block, chunk,
+        triton.next_power_of_2(max(1, projections * chunk)), min(rank, max(1, min(16, 16384 // block))),
         num_warps=NORM_WARPS, **launch_options(early),
     )  # fmt: skip
     return changed, out, inner

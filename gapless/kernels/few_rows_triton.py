@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_few_triton import NONE_BESIDE, Beside, expanded, first_lines, first_sums, shrink
+from gapless.kernels.adapt_few_triton import NONE_BESIDE, Beside, expanded, first_lines, shrink
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
@@ -50,17 +50,11 @@ def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def _store(
-    sums, bias, out, slot, held, first, table, inner, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr,
-    PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    sums, bias, out, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Writes a program's sums [BLOCK_M, BLOCK_N] to `out` [M, N], or [M, N // 2] if GATED, or adds them to it."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
-    if ADAPT and not ADD:
-        sums += expanded(
-            held, first, table, inner, slot, tl.arange(0, BLOCK_M), row, inside, tl.program_id(0) * BLOCK_N, N, RANK,
-            PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED,
-        )  # fmt: skip
     if BIAS:
         sums += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     WIDTH: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
@@ -104,11 +98,27 @@ def _begin(
 def _own_adapters(
     up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, RANK: tl.constexpr
 ):
-    """The slots of a program's rows [BLOCK_M], and the first lines of their adapters."""
+    """The slots of a program's rows [BLOCK_M], above 0 if one of them is, and the first lines of their adapters."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     token = tl.arange(0, BLOCK_M)
     slot = tl.load(slots + token, mask=token < M, other=0)
-    return slot, first_lines(up, slot, row, inside, N, RANK)
+    # To look takes longer than to add a few zeros.
+    some = tl.max(slot, axis=0) if BLOCK_M > 4 else 1
+    return slot, some, first_lines(up, slot, row, inside, N, RANK)
+
+
+@triton.jit
+def _added(
+    own, up, inner, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """What the adapters add to a program's result; `own` are what `_own_adapters` returned."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    slot, some, held = own
+    low = tl.program_id(0) * BLOCK_N
+    return expanded(
+        held, some, up, inner, slot, row, inside, low, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED
+    )
 
 
 @triton.jit
@@ -142,16 +152,9 @@ def _one_row(
     BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
-    slot = 0
-    held = ()
-    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
+        own = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
-    if ADAPT and not ADD:
-        first = first_sums(
-            inner, slot, tl.arange(0, 1), tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
-        )
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -166,10 +169,10 @@ def _one_row(
     found = tl.sum(sums, axis=1)
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    _store(
-        found[None, :], bias, out, slot, held, first, table, inner, 1, N, BIAS, GATED, ADD, 1, BLOCK_N, ADAPT, RANK,
-        PROJECTIONS, FIRST, SECOND,
-    )  # fmt: skip
+    found = found[None, :]
+    if ADAPT and not ADD:
+        found += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 1, BLOCK_N, GATED)
+    _store(found, bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -203,17 +206,10 @@ def _vectors(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    slot = 0
-    held = ()
-    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
+        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     token = tl.arange(0, BLOCK_M)
-    if ADAPT and not ADD:
-        first = first_sums(
-            inner, slot, token, tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
-        )
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_M], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -232,10 +228,9 @@ def _vectors(
             tile = _tile(lines, inside, at + BLOCK_K, K)
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
-    _store(
-        sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK, PROJECTIONS,
-        FIRST, SECOND,
-    )  # fmt: skip
+    if ADAPT and not ADD:
+        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
+    _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
@@ -313,30 +308,27 @@ def _matrix(
         tile = _part(lines, inside, at, K)
     elif EARLY:
         _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
-    slot = 0
-    held = ()
-    first = ()
     if ADAPT and not ADD:
-        slot, held = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
+        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     if EARLY:
         cuda.gdc_wait()
+    if PART == BLOCK_K:
+        value = _inputs(rows, token, at, M, K)
     if ADAPT and not ADD:
-        first = first_sums(
-            inner, slot, token, tl.program_id(0) * BLOCK_N, RANK, PROJECTIONS, FIRST, SECOND, GATED
-        )
+        # While the inputs come.
+        added = _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if PART == BLOCK_K:
-        sums = tl.dot(tile, _inputs(rows, token, at, M, K), sums, input_precision="ieee")
+        sums = tl.dot(tile, value, sums, input_precision="ieee")
     else:
         for begin in range(0, PART, BLOCK_K):
             tile = _part(lines, inside, at + begin, K)
             sums = tl.dot(tile, _inputs(rows, token, at + begin, M, K), sums, input_precision="ieee")
     sums = tl.trans(sums)
     if SPLITS == 1:
-        _store(
-            sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
-            PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
+        if ADAPT and not ADD:
+            sums += added
+        _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
     else:
         place = parts + token[:, None] * N + row[None, :]
         tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
@@ -349,10 +341,9 @@ def _matrix(
             for part in tl.static_range(SPLITS):
                 # Past the first-level cache: other programs wrote these.
                 sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
-            _store(
-                sums, bias, out, slot, held, first, table, inner, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N, ADAPT, RANK,
-                PROJECTIONS, FIRST, SECOND,
-            )  # fmt: skip
+            if ADAPT and not ADD:
+                sums += added
+            _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
 class FewRowsTiles(NamedTuple):
