@@ -56,7 +56,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 LINES = {
     "the engine, its proofs and its measuring": 41_660,
-    "adapters": 900,
+    "adapters": 1_370,
     "draft models, heads that draw, MTP layers": 500,
     "drafts beside prompts": 150,
     "drafts from other answers": 400,

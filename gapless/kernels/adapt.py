@@ -49,7 +49,7 @@ def expand(y: Tensor, shrunk: Shrunk) -> None:
     """Do the second half of `adapt`: y [rows, out] gets what the adapters add."""
     inner, slots, part = shrunk
     up, begin = part.up.index_select(0, slots).float(), 0
-    for lines, end in zip(inner.sum(0).split(part.rank, dim=1), part.ends, strict=True):
+    for lines, end in zip(torch.split(inner.sum(0), part.rank, dim=1), part.ends, strict=True):
         y[:, begin:end] += torch.bmm(lines[:, None], up[:, :, begin:end])[:, 0].where((slots > 0)[:, None], 0.0)
         begin = end
 

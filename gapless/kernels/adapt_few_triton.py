@@ -9,7 +9,7 @@ Adapters and slots do not change in a forward, and what begins one waits for all
 early reads them before it waits for the kernel in front.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, assignment"
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ NORM_WARPS = 8
 
 @triton.jit
 def first_lines(up, slot, column, inside, N: tl.constexpr, RANK: tl.constexpr):
-    """The first RANKS lines of `up` of each row's slot, as so many tensors [BLOCK_M, BLOCK_N]."""
+    """The first RANKS lines of `up` of each row's slot: a tuple of tensors [BLOCK_M, BLOCK_N]."""
     mine = (slot > 0)[:, None] & inside[None, :]
     lines = up + (slot * (RANK * N))[:, None] + column[None, :]
     held = ()
     for rank in tl.static_range(RANKS):
-        held = held + (tl.load(lines + rank * N, mask=mine, other=0.0),)
+        held = held + (tl.load(lines + rank * N, mask=mine, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
     return held
 
 
 @triton.jit
 def _first_sums(inner, slot, token, number, RANK: tl.constexpr, PROJECTIONS: tl.constexpr):
-    """The first RANKS sums of a projection of each row, as so many tensors [BLOCK_M]."""
+    """The first RANKS sums of a projection of each row: a tuple of tensors [BLOCK_M]."""
     place = inner + token * (PROJECTIONS * RANK) + number * RANK
     sums = ()
     for rank in tl.static_range(RANKS):
-        sums = sums + (tl.load(place + rank, mask=slot > 0, other=0.0),)
+        sums = sums + (tl.load(place + rank, mask=slot > 0, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
     return sums
 
 
@@ -183,7 +183,7 @@ def adapted_norm_kernel(
     held = ()
     if SHARES > 0:
         for rank in tl.static_range(HOLD):
-            held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)
+            held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
     if LINES > 0:
         step = tl.arange(0, BLOCK_L)
         line = step // CHUNK * (LINES // PROJECTIONS) + part * CHUNK + step % CHUNK
@@ -218,7 +218,7 @@ def adapted_norm_kernel(
         normed = (value * scale * weight).to(out.dtype.element_ty)
         if part == 0:
             tl.store(out + at, normed, mask=inside)
-        if LINES > 0:
+        if LINES > 0:  # noqa: SIM102 (one is known when it is compiled)
             if slot > 0:
                 found = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
                 tl.store(inner + row * LINES + line, found, mask=there)
@@ -251,7 +251,7 @@ def adapted_norm(
     return changed, out, inner
 
 
-class Beside(NamedTuple):
+class AdapterWork(NamedTuple):
     """What a product does for the adapters of its rows."""
 
     table: Tensor
@@ -269,7 +269,7 @@ class Beside(NamedTuple):
 
     def programs(self) -> int:
         """How many programs its first half takes."""
-        return len(self.slots) * self.shares * (self.table.shape[1] // GROUP.value)
+        return len(self.slots) * self.shares * (self.table.shape[1] // int(GROUP.value))
 
     def fixed(self) -> dict[str, int | bool]:
         """Return the compile-time arguments of a kernel."""
@@ -280,7 +280,7 @@ class Beside(NamedTuple):
         }  # fmt: skip
 
 
-NONE_BESIDE = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0}
+NO_ADAPTERS = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0}
 """The compile-time arguments of a kernel that does nothing for adapters"""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels.adapt import AdapterPart, Shrunk
-from gapless.kernels.adapt_few_triton import Beside, adapted_norm, shares_of
+from gapless.kernels.adapt_few_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, launch
 from gapless.kernels.library_triton import is_hopper, operator
@@ -40,7 +40,7 @@ def adapted_linear(
 ) -> Tensor:  # fmt: skip
     """Return x @ weight.T + bias + inner @ up, by each row's slot, or [M, N // 2] after SiLU times gate."""
     out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
-    launch(x, weight, bias, out, gated=gated, beside=Beside(up, inner, slots, tuple(ends)))
+    launch(x, weight, bias, out, gated=gated, beside=AdapterWork(up, inner, slots, tuple(ends)))
     return out
 
 
@@ -49,7 +49,7 @@ def adapted_linear_add(
 ) -> Tensor:
     """Do `linear_add`; return y @ down.T by each row's slot, as [shares, M, rank] float32."""
     inner = torch.empty((shares_of(y.shape[1]), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
-    launch(y, weight, bias, x, add=True, beside=Beside(down, inner, slots, (x.shape[1],)))
+    launch(y, weight, bias, x, add=True, beside=AdapterWork(down, inner, slots, (x.shape[1],)))
     return inner
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_few_triton import NONE_BESIDE, Beside, expanded, first_lines, shrink
+from gapless.kernels.adapt_few_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
@@ -383,7 +383,7 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
     gated: bool = False, add: bool = False, tiles: FewRowsTiles | None = None, early: bool | None = None,
-    beside: Beside | None = None,
+    beside: AdapterWork | None = None,
 ) -> None:  # fmt: skip
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 
@@ -401,7 +401,7 @@ def launch(
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
     block = triton.next_power_of_2(rows) if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
-    fixed |= NONE_BESIDE if beside is None else beside.fixed()
+    fixed |= NO_ADAPTERS if beside is None else beside.fixed()
     bias = x if bias is None else bias
     own = (x, out, x) if beside is None else beside[:3]
     if rows <= VECTOR_ROWS:

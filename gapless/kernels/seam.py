@@ -76,7 +76,7 @@ class AdaptedRows(NamedTuple):
     linear: Callable[[Tensor, Shrunk, Linear], Tensor]
     """(x [B, H], added, linear) -> linear(x) and the second half of `added` [B, out]"""
     silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
-    """The same, then `silu_mul` [B, out / 2]"""
+    """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
     linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
     """(x [B, out], y [B, in], linear, slots, part): `FewRows.linear_add`; returns the first half of what `part` adds"""
 
@@ -99,7 +99,7 @@ class FewRows(NamedTuple):
     """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
     `decode_attention`. The contents of qkv mean nothing afterwards."""
     adapted: AdaptedRows
-    """The same layer where rows have adapters"""
+    """How such a layer runs where rows have adapters"""
 
 
 class Normable(NamedTuple):

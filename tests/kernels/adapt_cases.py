@@ -8,7 +8,7 @@ import torch
 from few_rows_cases import ROUNDING
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, Shrunk
+from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import AdaptedRows, Kernels
 
