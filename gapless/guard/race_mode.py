@@ -81,21 +81,17 @@ def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _around(inner: SyncOps, checker: RaceChecker) -> Iterator[None]:
-    inner.around = partial(_watched, checker)
+    inner.around, inner.races = partial(_watched, checker), checker
     try:
         yield
     finally:
-        inner.around = None
+        inner.around = inner.races = None
 
 
 def is_on(checker: RaceChecker) -> bool:
     """Return whether the calling thread's operators are seen now."""
     modes = _get_current_dispatch_mode_stack()
     return any(
-        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and _checker_of(m) is checker
+        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and m.races is checker
         for m in modes
     )
-
-
-def _checker_of(mode: SyncOps) -> RaceChecker | None:
-    return mode.around.args[0] if isinstance(mode.around, partial) else None

@@ -21,7 +21,8 @@ from . import marks
 from .emulate import refusal_of
 from .patches import leave_uncompiled
 from .sites import caller
-from .sync_ops import copy_rule, read_rule
+from .short_calls import GETTERS, LONG, SHORT, is_open
+from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
 
@@ -355,15 +356,24 @@ _new_call = tuple.__new__
 class SyncCalls(TorchFunctionMode):
     """Sees every torch function that the user's code of one thread calls."""
 
-    def __init__(self, watch: ThreadState) -> None:
+    def __init__(self, watch: ThreadState, ops: SyncOps) -> None:
         super().__init__()
         self._watch = watch
+        self._ops = ops
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watch = self._watch
         outer = watch.call
+        if outer is None and watch.by_marks and not watch.quiet:
+            short = SHORT.get(func)
+            if short is not None and is_open():
+                out = short.run(short, self._ops, func, args, kwargs)
+                if out is not LONG:
+                    return out
+            elif func in GETTERS:
+                return func(*args)
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):
             handler = _placed

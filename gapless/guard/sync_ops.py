@@ -275,6 +275,8 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch = watch
         self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
         """What runs around each operation in place of a mode of its own, which would cost more than its work."""
+        self.races: Any = None
+        """The checker of races that `around` reports to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -305,7 +307,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 watch.flag(rule, "" if watch.call else str(func))
         out = func(*args, **kwargs) if kwargs else func(*args)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
-            _mark(out)
+            mark(out)
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = id(out.untyped_storage())
         return out
@@ -342,9 +344,9 @@ def _makes_on_device(watch: ThreadState) -> bool:
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 
-def _mark(out: Any) -> None:
+def mark(out: Any) -> None:
     if isinstance(out, Tensor):
         marks.DEVICE.add(out)
     elif isinstance(out, (list, tuple)):
         for item in out:
-            _mark(item)
+            mark(item)

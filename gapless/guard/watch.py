@@ -81,6 +81,8 @@ class ThreadState:
         """Findings to be reported when the region ends."""
         self.grown: list[tuple[int, int]] = []
         """What the allocators had done when each region began."""
+        self.by_marks = False
+        """Whether device tensors are the marked ones and no call is timed: then a call may go the short way."""
         self._polls: Counter[Frame] = Counter()
         self._predicate: Predicate | None = None
         self.real = marks.has_accelerator()
@@ -98,6 +100,7 @@ class ThreadState:
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
         self.slow_ns = self.scopes[-1].slow_ns if self.scopes else 0
+        self.by_marks = not (self.real or self.slow_ns or self._predicate)
         self._polls.clear()
 
     def is_device(self, tensor: Tensor) -> bool:
