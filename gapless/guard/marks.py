@@ -165,6 +165,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         raise TypeError(f"expected tensors, modules or containers of them, got {type(value).__name__}")
 
 
+def inside(wrapper: Any) -> Iterator[Tensor]:
+    """The tensors that a wrapper, such as DTensor, is made of."""
+    for name in wrapper.__tensor_flatten__()[0]:
+        one = getattr(wrapper, name)
+        if isinstance(one, Tensor):
+            yield one
+
+
 def on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor really is on a device."""
     return tensor.device.type not in _HOST_TYPES

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
 )
 
 from .patches import leave_uncompiled
@@ -38,6 +39,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _dispatch(
     self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
+    if types and any(map(is_traceable_wrapper_subclass_type, types)):
+        return NotImplemented  # as in SyncOps
     return _watched(self.checker, _run, func, args, kwargs or {})
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.overrides import resolve_name
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
 from .mends import mend
@@ -106,6 +107,8 @@ class ThreadState:
     def is_device(self, tensor: Tensor) -> bool:
         if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):
             return True
+        if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
+            return any(self.is_device(inner) for inner in marks.inside(tensor))
         return self._predicate is not None and tensor not in marks.HOST and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
