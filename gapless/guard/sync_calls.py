@@ -20,8 +20,8 @@ from torch.utils._device import _device_constructors
 from . import marks
 from .emulate import refusal_of
 from .patches import leave_uncompiled
-from .sites import caller
 from .short_calls import GETTERS, LONG, SHORT, is_open
+from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY

@@ -316,7 +316,6 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 watch.reduced = id(out.untyped_storage())
         return out
 
-
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
         """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""
         watch = self._watch
