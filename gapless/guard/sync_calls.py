@@ -295,6 +295,23 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
 
 
+def _lengths(watch: ThreadState, call: TorchCall) -> Any:
+    """Check ctc_loss, which takes lengths on the host; cuDNN alone, for some inputs, reads them on the device."""
+    lengths = (_argument(call, 2, "input_lengths"), _argument(call, 3, "target_lengths"))
+    if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
+        watch.flag("host-read")
+    with watch.silence():
+        return _run(call)
+
+
+def _sparse(watch: ThreadState, call: TorchCall) -> Any:
+    """Check sparse_coo_tensor, which without a size takes that of the largest indices."""
+    indices = _argument(call, 0, "indices")
+    if _argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
+        watch.flag("host-size")
+    return _placed(watch, call)
+
+
 def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
 
@@ -339,6 +356,8 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
+    torch.nn.functional.ctc_loss: _lengths,
+    torch.sparse_coo_tensor: _sparse,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,

@@ -21,6 +21,7 @@ def test_numpy_over_pinned_memory_races_unless_it_waits_for_the_fence(form):
         assert [one.rule for one in race.found()] == ["race"]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile imports what warns
 def test_a_compiled_function_runs_uncompiled_and_a_captured_operator_is_not_accused():
     with Detectors(["sync"], emulate_cuda=True):
         rows = {row.name: row for row in san_truth.whole_programs()}
