@@ -7,7 +7,7 @@ plainly so goes the long way: other modes, subclasses, gradients, autocast, a ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from types import EllipsisType, NoneType
 from typing import Any, NamedTuple
 
@@ -32,7 +32,8 @@ _grads: Callable[[], bool] = torch.is_grad_enabled
 _casts: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _functions: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatches: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_Unseen: Any = torch._C._DisableTorchDispatch
+Unseen: Any = torch._C._DisableTorchDispatch
+"""Runs what is inside past the dispatch modes."""
 
 
 def is_open() -> bool:
@@ -57,7 +58,7 @@ def _view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
     """Run a call that only computes an address."""
     if kwargs or type(args[0]) not in _PLAIN or not _are_numbers(args[1:]):
         return LONG
-    with _Unseen():
+    with Unseen():
         return func(*args)
 
 
@@ -73,7 +74,7 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
             return LONG
     if type(args[0]) not in _PLAIN:
         return LONG
-    with _Unseen():
+    with Unseen():
         return func(*args)
 
 
@@ -91,7 +92,7 @@ def _to(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: di
     return args[0] if args[0].dtype is args[1] else _new(short, ops, func, args, kwargs)
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
+def _are_numbers(values: Iterable[Any]) -> bool:
     for value in values:
         kind = type(value)
         if kind not in _SCALARS and not ((kind is tuple or kind is list) and all(type(one) is int for one in value)):
@@ -139,7 +140,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
         return LONG  # no storage: sparse, or within a transform of functions
     if device and host:
         return LONG
-    with _Unseen():
+    with Unseen():
         checker = ops.races
         if checker is None or not checker.active:
             out = func(*args, **kwargs) if kwargs else func(*args)
