@@ -378,11 +378,11 @@ class Loop:
         self.launcher.release(flight)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
-        self._depth.learn(*measured)
+        self._depth.learn(measured.host, measured.device)
         scores = flight.logprobs is not None and flight.logprobs.prompt
         if self.launcher.gate is not None and not scores:
-            kind = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens)
-            self.launcher.gate.learn(kind, flight.batch, measured.device)
+            kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
+            self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens

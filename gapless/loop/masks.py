@@ -281,12 +281,12 @@ class Masks:
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 raise
             log.warning("a matcher failed along a guess, its row runs without: %s", error)
-            self._restore(row)
+            self.restore(row)
             return True
         finally:
             self._began = 0
 
-    def _restore(self, row: MaskedRow) -> None:
+    def restore(self, row: MaskedRow) -> None:
         """Go on with the copy of a matcher that failed along a guess, and look ahead no more."""
         row.drafts = 0
         if row.spare is None:

@@ -237,6 +237,8 @@ class Gate:
         self._steps, self._now = 0, PLAIN
         self._ns: dict[tuple[Kind, bool], float] = {}
         """Least time lately of a step of each kind, or of each of its prompt tokens, and whether it has drafts"""
+        self._held: dict[tuple[Kind, bool], float] = {}
+        """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[tuple[Int32s, Int32s]] = []
         """Steps that were observed and not taken in: rows [N] and their tokens [N, W]"""
@@ -287,15 +289,21 @@ class Gate:
         trial = self._decisions[kind] % RETRY == FIRST and (not self._looks or 1 + gain >= PAYS)
         return pays != trial
 
-    def learn(self, kind: Kind, batch: BatchShape, ns: int) -> None:
-        """A step of this kind, which ran as `batch`, took the device `ns`."""
+    def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+        """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places > 1
+        before = self._held.get(key, held)
+        self._held[key] = before + LEARNS * (held - before)
         time = ns / max(1, batch.tokens - batch.decode)
         self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
 
     def _costs(self, kind: Kind) -> float:
-        with_drafts, without = (self._ns.get((kind, drafts)) for drafts in (True, False))
+        with_drafts, without = (self._time((kind, drafts)) for drafts in (True, False))
         return max(1.0, with_drafts / without) if with_drafts and without else COSTS
+
+    def _time(self, key: tuple[Kind, bool]) -> float:
+        """Return how long such a step takes for each of its rows that gets tokens; 0 before one has run."""
+        return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""

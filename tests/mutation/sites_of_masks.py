@@ -170,7 +170,7 @@ def guesses_end_requests() -> AbstractContextManager[None]:
         row.spare = None
         original(self, row)
 
-    return replaced(Masks, "_restore", restore)
+    return replaced(Masks, "restore", restore)
 
 
 @contextmanager

@@ -59,6 +59,18 @@ def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
     assert steps_with_drafts(gate, LOOKS, 2, 6.0) == LOOKS, "a trial may find that they cost less by now"
 
 
+def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
+    gate = gate_of()
+    verified = []
+    for _ in range(LOOKS * FIRST * 3):
+        verify = gate.decide(ALL)
+        verified.append(verify.places > 1)
+        gate.observe(ROW, lines(verify.places, 2), verify.places)
+        held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
+        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
+    assert all(verified[:LOOKS]) and not any(verified[LOOKS * FIRST :])
+
+
 def test_drafts_that_are_never_right_get_no_trials():
     gate = gate_of()
     steps_with_drafts(gate, LOOKS * RETRY, 0, 1.1)
