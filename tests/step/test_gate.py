@@ -116,6 +116,22 @@ def test_drafts_that_would_not_pay_alone_do_not_run_beside_chunks():
     assert steps_beside(gate, RETRY, 2, 1.0) == 0
 
 
+def test_lines_taken_in_one_by_one_count_as_they_do_together(monkeypatch):
+    """Rejected drafts stand after the right ones; rows without a mask, and without drafts, are among them."""
+    made = [[5, *[6] * right, *[REJECTED] * (drafts - right), *[NO_TOKEN] * (DRAFTS - drafts)]
+            for drafts in range(DRAFTS + 1) for right in range(drafts + 1)]  # fmt: skip
+    made.append([NO_TOKEN] * (1 + DRAFTS))
+    gates = []
+    for few in (0, 1000):
+        monkeypatch.setattr("gapless.step.speculation.FEW", few)
+        gates.append(gate := gate_of(len(made)))
+        gate.observe(np.arange(1, len(made) + 1, dtype=np.int32), np.array(made, np.int32), 1 + DRAFTS)
+    one, other = (gate.counts for gate in gates)
+    assert (one.drafts, one.draft_tokens, one.accepted.tolist()) == (14, 40, other.accepted.tolist())
+    assert (other.drafts, other.draft_tokens) == (14, 40)
+    assert np.allclose(gates[0].there, gates[1].there) and np.allclose(gates[0].right, gates[1].right)
+
+
 def test_more_rows_than_drafts_are_for_have_none():
     gate = gate_of(16)
     assert gate.decide(tuple(range(1, ROWS + 2))).places == 1
