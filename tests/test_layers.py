@@ -62,6 +62,7 @@ LINES = {
     "drafts from other answers": 400,
     "EAGLE-3 heads": 400,
     "forms of output": 1_550,
+    "guesses of matchers that end no request and delay no mask": 120,
     "KV events for routers": 550,
     "KV in host memory": 850,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
