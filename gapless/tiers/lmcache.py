@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gapless.base.errors import ConfigError
+from gapless.tiers.history import has_room, most, there
 from gapless.tiers.lmcache_wire import LMCacheClient, Operation, Prepared, Registered
 from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
@@ -27,8 +28,6 @@ LOOKUP_SECONDS = 0.04
 LOOKUP_PAGES = 16
 """Pages that are looked up at a time, a millisecond or more each: who asks for many has the first of them soon"""
 BACK_OFF_SECONDS = 1.0
-GENERATIONS = 8
-"""How often a page may be stored and dropped before it is left alone"""
 WORD_BYTES = 3
 """Bytes of a key in a token"""
 SHARED = "/dev/shm"
@@ -45,7 +44,7 @@ class _Look(NamedTuple):
 
     @property
     def there(self) -> bool:
-        return self.hits % 2 == 1
+        return there(self.hits)
 
 
 class LMCacheTier:
@@ -119,7 +118,7 @@ class LMCacheTier:
 
     def _stored(self, pages: Sequence[TierPage], done: list[int]) -> None:
         looks = self._look(pages, self._seconds)
-        kept = self._write([look for look in looks if not look.there and look.hits < 2 * GENERATIONS])
+        kept = self._write([look for look in looks if has_room(look.hits)])
         self._release(looks)
         for look in looks:
             if not look.there and look.page.key not in kept:
@@ -128,16 +127,16 @@ class LMCacheTier:
 
     def _loaded(self, pages: Sequence[TierPage], done: list[int]) -> None:
         looks = self._look(pages, self._seconds)
-        there = looks[: next((place for place, look in enumerate(looks) if not look.there), len(looks))]
-        calls = [self._at(look, look.hits - 1) for look in there]
+        good = looks[: next((place for place, look in enumerate(looks) if not look.there), len(looks))]
+        calls = [self._at(look, look.hits - 1) for look in good]
         answers = self._client.call(Operation.PREPARE_RETRIEVE, calls, Prepared)
-        for look, answer in zip(there, answers, strict=True):
+        for look, answer in zip(good, answers, strict=True):
             checksum = self._read(look.page, answer)
             if checksum is None:
                 break
             done.append(checksum)
         self._client.call(Operation.COMMIT_RETRIEVE, calls, bool)
-        self._release([look._replace(hits=look.hits - 1) if look.there else look for look in looks])
+        self._release([look._replace(hits=look.hits - (place < len(good))) for place, look in enumerate(looks)])
 
     def _look(self, pages: Sequence[TierPage], seconds: float) -> list[_Look]:
         """Ask for these pages; what the server has of them stays there until `_release`. Raises OSError."""
@@ -192,7 +191,7 @@ class LMCacheTier:
 
     def _key(self, page: TierPage) -> dict[str, Any]:
         words = [int.from_bytes(page.key[at : at + WORD_BYTES], "little") for at in range(0, len(page.key), WORD_BYTES)]
-        tokens = (words + [0] * (self._chunk - len(words))) * (2 * GENERATIONS)
+        tokens = (words + [0] * (self._chunk - len(words))) * most()
         self._requests += 1
         return {
             "model_name": self._model(_group(page.key)), "world_size": 1, "worker_id": 0, "token_ids": tokens,
