@@ -106,8 +106,8 @@ class NixlTier:
         new = {page.key for page, count in zip(pages, counts, strict=True) if not there(count)}
         room = [(page, count) for page, count in zip(pages, counts, strict=True) if has_room(count)]
         for row, (page, _) in zip(self._stages[-1], room, strict=False):
-            row[:HEAD_BYTES] = np.frombuffer(head_of(self._namespace, page), np.uint8)
-            row[HEAD_BYTES : HEAD_BYTES + len(page.slot)] = np.frombuffer(page.slot, np.uint8)
+            row[: len(page.slot)] = np.frombuffer(page.slot, np.uint8)
+            _tail(row, page)[:] = np.frombuffer(head_of(self._namespace, page), np.uint8)
         names = [(self._object(page.key, count), HEAD_BYTES + len(page.slot)) for page, count in room]
         kept = {page.key for (page, _), good in zip(room, self._move("WRITE", names), strict=True) if good}
         lost = new - kept
@@ -118,16 +118,18 @@ class NixlTier:
         counts = self._histories([page.key for page in pages])
         known = pages[: next((place for place, count in enumerate(counts) if not there(count)), len(pages))]
         stage = self._stages[-1]
+        for row, page in zip(stage, known, strict=False):
+            _tail(row, page)[:] = 0
         names = [
             (self._object(page.key, count - 1), HEAD_BYTES + len(page.slot))
             for page, count in zip(known, counts, strict=False)
         ]
         done: list[int] = []
         for good, row, page in zip(self._move("READ", names), stage, known, strict=False):
-            checksum = checksum_in(row[:HEAD_BYTES].data, self._namespace, page) if good else None
+            checksum = checksum_in(_tail(row, page).data, self._namespace, page) if good else None
             if checksum is None:
                 break
-            page.slot[:] = row[HEAD_BYTES : HEAD_BYTES + len(page.slot)].data
+            page.slot[:] = row[: len(page.slot)].data
             done.append(checksum)
         return done
 
@@ -228,6 +230,11 @@ class NixlTier:
 
     def _fail(self) -> None:
         self._next_try = time.monotonic() + self._back_off
+
+
+def _tail(row: np.ndarray[Any, Any], page: TierPage) -> np.ndarray[Any, Any]:
+    """Return what follows the page in a row: NIXL says nothing of an object that ends too soon, but that is missing."""
+    return row[len(page.slot) : len(page.slot) + HEAD_BYTES]
 
 
 def _quietly(release: Callable[[Any], None], what: Any) -> None:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
+from fake_lmcache import FakeLMCache
 from fake_resp import FakeResp, free_port
 from fake_s3 import FakeS3
 from peer_rig import PeerPair
@@ -64,7 +65,7 @@ def lmcache_url(tmp_path_factory):
 SERVERS = {"Redis": "redis_server", "Mooncake": "mooncake_url", "LMCache": "lmcache_url"}
 KINDS = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier, "peers": PeerPair}
 KINDS |= {"fake Redis": RedisTier, "Redis": RedisTier, "Mooncake": MooncakeTier, "LMCache": LMCacheTier}
-KINDS |= {"NIXL": NixlTier}
+KINDS |= {"NIXL": NixlTier, "fake LMCache": LMCacheTier}
 
 
 @pytest.fixture(params=[*KINDS])
@@ -73,7 +74,7 @@ def tier(request, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # the test drops the same pages over and over
     if request.param == "NIXL":
         needs("nixl._api")
-    fake = {"fake Redis": FakeResp, "NIXL": FakeS3}.get(request.param, lambda: None)()
+    fake = {"fake Redis": FakeResp, "NIXL": FakeS3, "fake LMCache": FakeLMCache}.get(request.param, lambda: None)()
     target = request.getfixturevalue(SERVERS[request.param]) if request.param in SERVERS else fake.url if fake else ""
     namespace = Namespace.of({"test": request.node.name})  # a server may hold what another test has stored
     setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64, namespace)
