@@ -104,7 +104,8 @@ class FakeLMCache:
 
     def _slot(self, key: dict[str, Any], offset: int) -> dict[str, Any]:
         length = self.sizes[key["model_name"]]
-        return {"offset": POOL - 1 if self.mood == "outside" else offset, "length": length, "shape": [1], "dtype": "uint8"}
+        outside = self.mood == "outside"
+        return {"offset": POOL - 1 if outside else offset, "length": length, "shape": [1], "dtype": "uint8"}
 
     def _chunks(self, key: dict[str, Any]) -> list[tuple[Any, ...]]:
         """The identities of the chunks between start and end: the tokens up to the end of each."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.history import has_room, most, there
+from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.lmcache_wire import LMCacheClient, Operation, Prepared, Registered
 from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
@@ -59,6 +59,7 @@ class LMCacheTier:
         self._instance = secrets.randbits(48) << 8
         self._pool, self._pool_bytes, self._chunk = -1, 0, 0
         self._requests = 0
+        self._seen = Seen()
         self._ended: list[JobEnd] = []
         try:
             self._client = LMCacheClient(self._address, seconds, back_off, self._register)
@@ -69,15 +70,15 @@ class LMCacheTier:
             raise ConfigError(f"kv_tiers: no LMCache server for us at {setup.target}: {error}") from error
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        some = [TierPage(key, memoryview(b"")) for key in keys[:LOOKUP_PAGES]]
+        asked = self._seen.unknown(keys, LOOKUP_PAGES)
         try:
-            looks = self._look(some, LOOKUP_SECONDS)
+            looks = self._look([TierPage(key, memoryview(b"")) for key in asked], LOOKUP_SECONDS)
             self._release(looks)
         except OSError:
             self._client.close()
             return [Found.MISS] * len(keys)
-        found = [Found.HIT if look.there else Found.MISS for look in looks]
-        return found + [Found.PENDING] * (len(keys) - len(found))
+        self._seen.add(look.page.key for look in looks if look.there)
+        return self._seen.found(keys, asked)
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         self._job(job, pages, self._stored)
@@ -93,6 +94,7 @@ class LMCacheTier:
         """The server notes which pages are looked up and loaded; more would cost four calls a page."""
 
     def drop(self, keys: Sequence[bytes]) -> None:
+        self._seen.forget(keys)
         try:
             looks = self._look([TierPage(key, memoryview(b"")) for key in keys], self._seconds)
             self._write([look for look in looks if look.there])
@@ -124,6 +126,7 @@ class LMCacheTier:
             if not look.there and look.page.key not in kept:
                 break
             done.append(look.page.checksum)
+        self._seen.add(page.key for page in pages[: len(done)])
 
     def _loaded(self, pages: Sequence[TierPage], done: list[int]) -> None:
         looks = self._look(pages, self._seconds)
@@ -135,6 +138,7 @@ class LMCacheTier:
             if checksum is None:
                 break
             done.append(checksum)
+        self._seen.forget(page.key for page in pages[len(done) :])
         self._client.call(Operation.COMMIT_RETRIEVE, calls, bool)
         self._release([look._replace(hits=look.hits - (place < len(good))) for place, look in enumerate(looks)])
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.history import has_room, most, there
+from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 
@@ -26,6 +26,8 @@ SECONDS = 2.0
 BACK_OFF_SECONDS = 10.0
 """For how long a storage that has failed is left alone"""
 CLOSE_SECONDS = 8.0
+LOOKUP_PAGES = 8
+"""Pages that are looked up at a time: who asks for many has the first of them soon"""
 PAGES = 16
 """Pages whose transfers are under way at once"""
 PLUG_IN = "OBJ"
@@ -49,6 +51,7 @@ class NixlTier:
         self._namespace, self._seconds, self._back_off = setup.namespace.digest, seconds, back_off
         self._row = HEAD_BYTES + max(setup.slot_bytes)
         self._next_try, self._device, self._ended = 0.0, 0, list[JobEnd]()
+        self._seen = Seen()
         self._question = Future[list[Any]]()
         self._question.set_result([])
         self._stages: list[np.ndarray[Any, Any]] = []
@@ -64,7 +67,9 @@ class NixlTier:
             raise ConfigError(f"kv_tiers: NIXL cannot write to {parts.hostname} ({setup.target})")
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        return [Found.HIT if there(one) else Found.MISS for one in self._histories(keys)]
+        asked = self._seen.unknown(keys, LOOKUP_PAGES)
+        self._seen.add(key for key, count in zip(asked, self._histories(asked), strict=True) if there(count))
+        return self._seen.found(keys, asked)
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         self._job(job, pages, self._stored)
@@ -80,6 +85,7 @@ class NixlTier:
         """What the storage gives up, and when, is its own business."""
 
     def drop(self, keys: Sequence[bytes]) -> None:
+        self._seen.forget(keys)
         known = [(key, count) for key, count in zip(keys, self._histories(keys), strict=True) if there(count)]
         for first in range(0, len(known), PAGES):
             self._move("WRITE", [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + PAGES]])
@@ -112,6 +118,7 @@ class NixlTier:
         kept = {page.key for (page, _), good in zip(room, self._move("WRITE", names), strict=True) if good}
         lost = new - kept
         good = next((place for place, page in enumerate(pages) if page.key in lost), len(pages))
+        self._seen.add(page.key for page in pages[:good])
         return [page.checksum for page in pages[:good]]
 
     def _loaded(self, pages: Sequence[TierPage]) -> list[int]:
@@ -131,6 +138,7 @@ class NixlTier:
                 break
             page.slot[:] = row[: len(page.slot)].data
             done.append(checksum)
+        self._seen.forget(page.key for page in pages[len(done) :])
         return done
 
     def _histories(self, keys: Sequence[bytes]) -> list[int]:

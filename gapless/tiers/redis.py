@@ -39,7 +39,8 @@ class RedisTier:
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         has = self.lookup([page.key for page in pages])
         new = [page for page, found in zip(pages, has, strict=True) if found is Found.MISS]
-        answers = self._ask([[b"SET", PREFIX + page.key, head_of(self._namespace, page) + bytes(page.slot)] for page in new])
+        values = [head_of(self._namespace, page) + bytes(page.slot) for page in new]
+        answers = self._ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
         kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
         done: list[int] = []
         for page, found in zip(pages, has, strict=True):
