@@ -1,9 +1,9 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
 `PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9]` prints both, without
-a tier, with a host tier that holds all, and with a disk, or each `--tier` such as redis://127.0.0.1:6379/0, below one
-that holds a prompt, as ratios of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new ones first, then
-again when the others have taken its pages.
+a tier, with a host tier that holds all, and with a disk below one that holds a prompt (or, instead of the disk, each
+`--tier`, such as redis://127.0.0.1:6379/0), as ratios of medians. Engines whose KV memory holds one prompt take turns
+in one process; each prompt is asked for one token, new ones first, then again when the others have taken its pages.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class FakeLMCache:
             if not self._socket.poll(20):
                 continue
             identity, *frames = self._socket.recv_multipart()
-            number, operation, *words = map(msgspec.msgpack.decode, frames)
+            _, operation, *words = map(msgspec.msgpack.decode, frames)
             if self.mood == "silent":
                 continue
             known, answer = self._answer(operation, words)

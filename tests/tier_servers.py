@@ -1,4 +1,4 @@
-"""The real software of other tiers, started for a test on this machine's loopback; or the reason why it is not there."""
+"""The real software of other tiers, started on this machine's loopback for a test; or why it is not there."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Server:
         for number, command in enumerate(self._commands):
             log = (self._folder / f"{number}.log").open("ab")
             new = {"start_new_session": True, "stdout": log, "stderr": log}
-            self._running.append(subprocess.Popen(command, **new))  # noqa: SIM115
+            self._running.append(subprocess.Popen(command, **new))
             log.close()
             time.sleep(1 if len(self._commands) > 1 else 0)
         return self.opened(setup)

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.history import Seen, has_room, most, there
-from gapless.tiers.lmcache_wire import LMCacheClient, Operation, Prepared, Registered
-from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.lmcache_wire import ChunkPlace, LMCacheClient, Operation, Registered
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
+from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 
 SECONDS = 1.0
 """How long the server may be silent"""
@@ -132,7 +132,7 @@ class LMCacheTier:
         looks = self._look(pages, self._seconds)
         good = looks[: next((place for place, look in enumerate(looks) if not look.there), len(looks))]
         calls = [self._at(look, look.hits - 1) for look in good]
-        answers = self._client.call(Operation.PREPARE_RETRIEVE, calls, Prepared)
+        answers = self._client.call(Operation.PREPARE_RETRIEVE, calls, ChunkPlace)
         for look, answer in zip(good, answers, strict=True):
             checksum = self._read(look.page, answer)
             if checksum is None:
@@ -165,7 +165,7 @@ class LMCacheTier:
         calls = [self._at(look, look.hits) for look in looks]
         kept: list[tuple[bytes, tuple[Any, ...]]] = []
         for look, call, answer in zip(
-            looks, calls, self._client.call(Operation.PREPARE_STORE, calls, Prepared), strict=True
+            looks, calls, self._client.call(Operation.PREPARE_STORE, calls, ChunkPlace), strict=True
         ):
             if (offset := self._place(look.page, answer)) is not None:
                 os.pwritev(self._pool, [head_of(self._namespace, look.page), look.page.slot], offset)
@@ -173,15 +173,15 @@ class LMCacheTier:
         done = self._client.call(Operation.COMMIT_STORE, [(*call, b"") for _, call in kept], bool)
         return {key for (key, _), good in zip(kept, done, strict=True) if good}
 
-    def _read(self, page: TierPage, answer: Prepared | None) -> int | None:
+    def _read(self, page: TierPage, answer: ChunkPlace | None) -> int | None:
         """Copy a page out of the pool; return its checksum, None for what is not this page."""
         head = bytearray(HEAD_BYTES)
         offset = self._place(page, answer)
         if offset is None or os.preadv(self._pool, [head, page.slot], offset) != HEAD_BYTES + len(page.slot):
             return None
-        return checksum_in(head, self._namespace, page)
+        return checksum_in(memoryview(head), self._namespace, page)
 
-    def _place(self, page: TierPage, answer: Prepared | None) -> int | None:
+    def _place(self, page: TierPage, answer: ChunkPlace | None) -> int | None:
         """Return where the pool has room for this page, or the page; None where an answer names no such place."""
         slots = answer.context.slots if answer is not None and answer.success else []
         nbytes = HEAD_BYTES + self._slot_bytes(page.key)

@@ -43,7 +43,7 @@ class PoolSlots(msgspec.Struct):
     slots: list[PoolSlot] = []
 
 
-class Prepared(msgspec.Struct):
+class ChunkPlace(msgspec.Struct):
     """What the server answers to those who want to read or write."""
 
     context: PoolSlots
@@ -51,7 +51,7 @@ class Prepared(msgspec.Struct):
 
 
 class Registered(msgspec.Struct):
-    """Where its shared memory is."""
+    """The server's shared memory."""
 
     shm_name: str
     pool_size: int
@@ -104,7 +104,7 @@ class LMCacheClient:
                     raise TimeoutError(f"the server does not answer to {operation.name}")
                 head, _, *rest = self._socket.recv_multipart()
                 number = msgspec.msgpack.decode(head, type=int)
-                if first <= number < self._number:  # else an answer that nobody waits for any more
+                if first <= number < self._number:  # else an answer to a call that was given up
                     answers[number] = msgspec.msgpack.decode(rest[0], type=answer) if rest and answer else None
         except self._zmq.Again as error:
             raise TimeoutError(f"the server does not answer to {operation.name}") from error

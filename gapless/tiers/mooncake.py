@@ -14,14 +14,14 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
+from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 
 PORT = 50051
 SECONDS = 1.0
 """How long the master may take to accept a connection"""
 BACK_OFF_SECONDS = 10.0
-"""For how long a master that is gone is left alone: to find out takes the client 4 s."""
+"""A master that is gone is left alone for so long: the client takes 4 s to find out."""
 PAGES = 64
 """Pages of one call"""
 PREFIX = "gapless:kv:"

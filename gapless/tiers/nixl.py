@@ -18,13 +18,13 @@ import numpy as np
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.history import Seen, has_room, most, there
-from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
+from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
 
 SECONDS = 2.0
 """How long a question, and the transfers of some pages, may take"""
 BACK_OFF_SECONDS = 10.0
-"""For how long a storage that has failed is left alone"""
+"""A storage that has failed is left alone for so long."""
 CLOSE_SECONDS = 8.0
 LOOKUP_PAGES = 8
 """Pages that are looked up at a time: who asks for many has the first of them soon"""

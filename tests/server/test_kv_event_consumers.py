@@ -95,7 +95,7 @@ def definitions_of_vllm(monkeypatch):
     return module
 
 
-def test_the_definitions_of_vllm_decode_every_event(tmp_path, monkeypatch):
+def test_every_event_is_decoded_by_the_definitions_of_vllm(tmp_path, monkeypatch):
     theirs = definitions_of_vllm(monkeypatch)
     given = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/out"}
     publisher = KvEventPublisher(KvEventsConfig.parse(json.dumps(given)))

@@ -73,7 +73,7 @@ def tier(request, tmp_path, monkeypatch):
     """(an open tier, its setup, whether it keeps all that it stores)"""
     monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # the test drops the same pages over and over
     if request.param == "NIXL":
-        needs("nixl._api")
+        needs("nixl")
     fake = {"fake Redis": FakeResp, "NIXL": FakeS3, "fake LMCache": FakeLMCache}.get(request.param, lambda: None)()
     target = request.getfixturevalue(SERVERS[request.param]) if request.param in SERVERS else fake.url if fake else ""
     namespace = Namespace.of({"test": request.node.name})  # a server may hold what another test has stored
