@@ -25,7 +25,7 @@ SECONDS = 1.0
 """How long the server may be silent"""
 LOOKUP_SECONDS = 0.04
 """How long it may take to bring a page from its own lower storage before a lookup finds nothing"""
-LOOKUP_PAGES = 16
+LOOKUP_PAGES = 4
 """Pages that are looked up at a time, a millisecond or more each: who asks for many has the first of them soon"""
 BACK_OFF_SECONDS = 1.0
 WORD_BYTES = 3

@@ -26,7 +26,7 @@ SECONDS = 2.0
 BACK_OFF_SECONDS = 10.0
 """A storage that has failed is left alone for so long."""
 CLOSE_SECONDS = 8.0
-LOOKUP_PAGES = 8
+LOOKUP_PAGES = 4
 """Pages that are looked up at a time: who asks for many has the first of them soon"""
 PAGES = 16
 """Pages whose transfers are under way at once"""
