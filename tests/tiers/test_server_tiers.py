@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import resource
+import sys
 import time
 
 import pytest
@@ -182,8 +183,10 @@ def test_no_server_is_an_error_at_the_start():
     [("mooncake.store", MooncakeTier, "mooncake://127.0.0.1:1"), ("nixl", NixlTier, "nixl://bucket")],
 )
 def test_software_that_is_missing_is_named_with_its_extra(monkeypatch, module, kind, url):
-    monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(ConfigError, match=rf"needs gapless\[{module.partition('.')[0]}\]"):
+    root = module.partition(".")[0]
+    for name in [root, module, *(name for name in sys.modules if name.startswith(f"{root}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"needs gapless\[{root}\]"):
         kind(setup_of(url))
 
 
