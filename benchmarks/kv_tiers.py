@@ -1,9 +1,9 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
 `PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9]` prints both, without
-a tier, with a host tier that holds all, and with a disk below one that holds a prompt, as ratios of medians. Engines
-whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new ones first, then
-again when the others have taken its pages.
+a tier, with a host tier that holds all, and with a disk below one that holds a prompt (or, instead of the disk, each
+`--tier`, such as redis://127.0.0.1:6379/0), as ratios of medians. Engines whose KV memory holds one prompt take turns
+in one process; each prompt is asked for one token, new ones first, then again when the others have taken its pages.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=448)
     parser.add_argument("--directory", help="where the disk tier is; default: that of temporary files")
+    parser.add_argument("--tier", action="append", help="below the host tier, instead of a disk; may be repeated")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     options = {"device": args.device, "max_model_len": args.tokens + SIZE, "block_size": SIZE}
@@ -57,7 +58,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         engines = {"none": LLM(args.model, **options), "host": LLM(args.model, kv_tiers=("host:1GiB",), **options)}
         one_prompt = (args.tokens // SIZE + 4) * (2**30 // engines["host"].stats().tier_slots + 1)
-        engines["disk"] = LLM(args.model, kv_tiers=(f"host:{one_prompt}", f"disk:{directory}:1GiB"), **options)
+        for tier in args.tier or [f"disk:{directory}:1GiB"]:
+            engines[tier.partition(":")[0]] = LLM(args.model, kv_tiers=(f"host:{one_prompt}", tier), **options)
         report(engines, measured(engines, args.tokens, args.rounds))
         for llm in engines.values():
             llm.close()
@@ -78,9 +80,7 @@ def report(engines: dict[str, LLM], found: dict[str, dict[str, list[float]]]) ->
             print(f"{name}: the host tier loaded {stats.tier_loaded} pages, stored {stats.tier_stored}")
         if stats.lower_hits:
             dropped = stats.lower_dropped_busy[0] + stats.lower_dropped_slow[0] + stats.lower_dropped_gone[0]
-            print(
-                f"{name}: loaded {stats.lower_loaded[0]} from disk, stored {stats.lower_stored[0]}, left out {dropped}"
-            )
+            print(f"{name}: loaded {stats.lower_loaded[0]} from it, stored {stats.lower_stored[0]}, left out {dropped}")
 
 
 if __name__ == "__main__":
