@@ -1,9 +1,10 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
-`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9]` prints both, without
-a tier, with a host tier that holds all, and with a disk below one that holds a prompt (or, instead of the disk, each
-`--tier`, such as redis://127.0.0.1:6379/0), as ratios of medians. Engines whose KV memory holds one prompt take turns
-in one process; each prompt is asked for one token, new ones first, then again when the others have taken its pages.
+`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9] [--host 1GiB]`, where
+the model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without a tier, with a host tier that holds all, and with a
+disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as ratios
+of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new
+ones first, then again when the others have taken its pages.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import random
 import statistics
 import tempfile
 import time
+from pathlib import Path
+
+from ab_depth import make_qwen
 
 from gapless import LLM, SamplingParams
+from gapless.base.tiers import parse_bytes
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
 SIZE = 16
@@ -52,14 +57,19 @@ def main() -> None:
     parser.add_argument("--directory", help="where the disk tier is; default: that of temporary files")
     parser.add_argument("--tier", action="append", help="below the host tier, instead of a disk; may be repeated")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--host", default="1GiB", help="the host tier that holds all, and the disk tier")
     args = parser.parse_args()
     options = {"device": args.device, "max_model_len": args.tokens + SIZE, "block_size": SIZE}
     options["num_gpu_blocks_override"] = args.tokens // SIZE + 6
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        engines = {"none": LLM(args.model, **options), "host": LLM(args.model, kv_tiers=("host:1GiB",), **options)}
-        one_prompt = (args.tokens // SIZE + 4) * (2**30 // engines["host"].stats().tier_slots + 1)
-        for tier in args.tier or [f"disk:{directory}:1GiB"]:
-            engines[tier.partition(":")[0]] = LLM(args.model, kv_tiers=(f"host:{one_prompt}", tier), **options)
+        model = args.model
+        if model == "0.6B":
+            model, options["load_format"] = str(make_qwen(Path(directory) / model)), "dummy"
+        engines = {"none": LLM(model, **options), "host": LLM(model, kv_tiers=(f"host:{args.host}",), **options)}
+        page = parse_bytes(args.host, args.host) // engines["host"].stats().tier_slots + 1
+        one_prompt = (args.tokens // SIZE + 4) * page
+        for tier in args.tier or [f"disk:{directory}/kv:{args.host}"]:
+            engines[tier.partition(":")[0]] = LLM(model, kv_tiers=(f"host:{one_prompt}", tier), **options)
         report(engines, measured(engines, args.tokens, args.rounds))
         for llm in engines.values():
             llm.close()

@@ -101,6 +101,11 @@ class EngineConfig:
     load_format: str = flag(
         "auto", "where weights come from; dummy makes random ones", choices=("auto", "safetensors", "dummy")
     )
+    weights_dir: str | None = flag(
+        None,
+        "directory below which operators may load other weights of the same model while the engine runs, by "
+        "/update_weights_from_disk; default: none",
+    )
     max_model_len: int | None = flag(
         None,
         "longest sequence, prompt and output; default: what the model and memory allow",

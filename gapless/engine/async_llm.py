@@ -56,7 +56,7 @@ class AsyncLLM:
         self.front = front
         self.config = config
         self.watch = StepWatcher(backend)
-        self._changes = ChangesUnderWay(backend)
+        self._changes = ChangesUnderWay()
         self._on_page_events: OnPageEvents = _ignore
         self._seed = seed
         self._idle = asyncio.Event()
@@ -224,7 +224,17 @@ class AsyncLLM:
         while draining.
         """
         self._check_up()
-        await self._changes.make(change)
+        await self._changes.make(lambda number: self.backend.change_adapter(number, change))
+
+    async def update_weights(self, path: str) -> None:
+        """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
+
+        Requests that are open end with the old weights, later ones wait for the new ones, and find no KV of the old.
+        Raises RequestError for what is refused, which changes nothing, EngineDeadError, QueueFullError while draining.
+        """
+        self._check_up()
+        await self._changes.make(lambda number: self.backend.update_weights(number, path))
+        self.backend.updated(path)
 
     # Text
 
@@ -328,7 +338,7 @@ class TrackerSink:
         self._tracker = tracker
         self._watch = watch
         self._changes = changes
-        self.adapter_changed = changes.on_answer
+        self.changed = changes.on_answer
         self.steps = watch.on_steps
         self.view = watch.on_view
         self.started = tracker.on_started

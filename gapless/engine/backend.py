@@ -55,8 +55,15 @@ class MessageBackend:
         self._post(m.Look(number, since))
 
     def change_adapter(self, number: int, change: AdapterChange) -> None:
-        """Have an adapter loaded or unloaded, and Sink.adapter_changed called with this number."""
+        """Have an adapter loaded or unloaded, and Sink.changed called with this number."""
         self._post(m.ChangeAdapter(number, change))
+
+    def update_weights(self, number: int, path: str) -> None:
+        """Have the weights of this directory loaded, and Sink.changed called with this number."""
+        self._post(m.UpdateWeights(number, path))
+
+    def updated(self, path: str) -> None:
+        """These weights are in use: a core that follows this one begins with them."""
 
     def stats(self) -> Stats:
         """The last known numbers: gauges of the core that runs now; counters go on across restarts."""
@@ -93,9 +100,9 @@ class MessageBackend:
                         sink.view(number, m.unpack_steps(steps), pages)
                     case m.PageEventList(events):
                         sink.page_events(events)
-                    case m.AdapterChanged(number, names, refusal):
+                    case m.Changed(number, names, refusal):
                         self.info = self.info._replace(adapters=names)
-                        sink.adapter_changed(number, refusal)
+                        sink.changed(number, refusal)
                     case m.Ready(info):
                         self.info = info
                         self._ready.set()

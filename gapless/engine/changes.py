@@ -1,4 +1,4 @@
-"""The front's side of changes to an engine's adapters."""
+"""The front's side of changes to an engine: its adapters, its weights."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from gapless.engine.backend import MessageBackend
-from gapless.engine.seam import AdapterChange
-
 
 class ChangesUnderWay:
     """Changes that wait for the core's answer. One asyncio loop uses it."""
 
-    def __init__(self, backend: MessageBackend) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
-    async def make(self, change: AdapterChange) -> None:
-        """Return when the core has made the change. Raises what it refused it with, or EngineDeadError."""
+    async def make(self, ask: Callable[[int], None]) -> None:
+        """Return when the core has made the change that `ask` asks for by its number. Raises what it refused it with,
+        or EngineDeadError."""
         number = next(self._numbers)
         future = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._backend.change_adapter(number, change)
+            ask(number)
             await future
         finally:
             del self._waiting[number]

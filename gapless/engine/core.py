@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -32,6 +32,7 @@ from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
 from gapless.engine.tiers import EngineTiers
+from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler, Refusal
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
@@ -80,6 +81,7 @@ class EngineCore:
         compiler: Compiler | None = None,
         changes: AdapterChanges | None = None,
         tiers: EngineTiers | None = None,
+        updates: WeightUpdates | None = None,
     ) -> None:
         self.info = info
         self._tiers = tiers
@@ -88,8 +90,9 @@ class EngineCore:
         self._device = device
         self._compiler = compiler or Compiler(_no_vocabulary, loop.bell.ring, room=1)
         self._changes = changes
+        self._updates = updates
         self._matched: deque[Request] = deque()
-        """Requests that have got their matchers and are not in the loop's queue yet."""
+        """Requests that have got their matchers, or wait for new weights, and are not in the loop's queue yet."""
         self._failures: list[tuple[int, GaplessError]] = []
         self._allocations = 0
         """What the device had counted when start-up was over."""
@@ -107,7 +110,12 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
-            self.loop.submit(request)
+            if not self.paused:
+                self.loop.submit(request)
+            elif len(self._matched) < self.loop.planner.waiting.limit:
+                self._matched.append(request)
+            else:
+                raise QueueFullError(f"{len(self._matched)} requests are waiting, which is the limit; try again later")
         else:
             self._compiler.submit(request)
 
@@ -129,9 +137,25 @@ class EngineCore:
         else:
             self._changes.begin(change, done)
 
+    def update_weights(self, path: str, answer: Answer) -> None:
+        """See `Core.update_weights`."""
+        if self._updates is None:
+            answer(RequestError("this engine has no weights to replace", "model_path"))
+        else:
+            self._updates.begin(path, answer)
+
+    @property
+    def paused(self) -> bool:
+        """Return whether requests wait for new weights."""
+        return self._updates is not None and self._updates.waits
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        if self._tiers is not None:
+            self._tiers.wake = wake
+
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0
+        return self.loop.has_work() or waiting > 0 or (self._updates is not None and self._updates.under_way)
 
     def rest(self) -> bool:
         return self.loop.rest()
@@ -144,6 +168,7 @@ class EngineCore:
         """
         self._failures = self._admit()
         changed = self._changes is not None and self._changes.take()
+        changed = (self._updates is not None and self._updates.take()) or changed
         if not self.loop.has_work():
             if not (self._failures or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
@@ -168,7 +193,7 @@ class EngineCore:
                 refused.append(one)
             else:
                 self._matched.append(one)
-        while self._matched:
+        while self._matched and not self.paused:
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:
@@ -185,9 +210,10 @@ class EngineCore:
         timeline = loop.account()
         grammars = self._compiler.counts()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
+        matched = len(self._matched)
         return Stats(
             running=loop.planner.running,
-            waiting=len(loop.planner.waiting),
+            waiting=len(loop.planner.waiting) + matched * self.paused,
             in_flight=loop.in_flight,
             pages_total=sum(pages),
             pages_free=pages.free,
@@ -202,7 +228,7 @@ class EngineCore:
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
             mask_ns=loop.masks.ns if loop.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
-            grammars_waiting=grammars.waiting + len(self._matched),
+            grammars_waiting=grammars.waiting + matched * (not self.paused),
             grammars_compiled=grammars.compiled,
             grammars_ns=grammars.compile_ns,
             grammar_hits=grammars.hits,
@@ -230,6 +256,8 @@ class EngineCore:
         self._compiler.close()
         if self._changes:
             self._changes.close()
+        if self._updates:
+            self._updates.close()
         if self._watchdog:
             self._watchdog.stop()
         if self.loop.masks is not None:
@@ -321,7 +349,8 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
-    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes, tiers)
+    updates = WeightUpdates(loop, model, device, name)
+    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes, tiers, updates)
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):

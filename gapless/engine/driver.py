@@ -41,8 +41,12 @@ class Port(Protocol):
         """Call `ring` for every later message that arrives between two calls of `receive`, or for more of them."""
         ...
 
+    def wake(self) -> None:
+        """End the wait of `receive`, the present one or the next; from any thread."""
+        ...
+
     def receive(self, seconds: float) -> Sequence[m.ToCore]:
-        """Everything that has come; when that is nothing, waits for something, `seconds` at most."""
+        """Everything that has come; when that is nothing, waits for something or `wake`, `seconds` at most."""
         ...
 
     def send(self, messages: list[m.FromCore]) -> None:
@@ -97,6 +101,7 @@ class EngineDriver:
         self._worked = False
         self._stopped = self._rested = False
         port.ring_with(core.bell.ring)
+        core.wakes(port.wake)
 
     def run(self) -> None:
         """Serve until Stop arrives or the front is gone. Raises what the core raises."""
@@ -127,10 +132,13 @@ class EngineDriver:
 
     def _rest(self) -> Sequence[m.ToCore]:
         """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
-        if not self._rested and (messages := self._port.receive(REST_SECONDS)):
-            return messages
-        self._rested = True
-        return [] if self._core.rest() else self._port.receive(REPORT_IDLE)
+        if not self._rested:
+            messages = self._port.receive(REST_SECONDS)
+            if messages or self._core.has_work():
+                return messages
+            self._rested = True
+        # A wake that was for what has come by now may be spent.
+        return [] if self._core.has_work() or self._core.rest() else self._port.receive(REPORT_IDLE)
 
     def _flush(self) -> None:
         """Send what there is to say. Open requests bound what gathers for a front that does not read.
@@ -155,13 +163,15 @@ class EngineDriver:
                 self._out.append(m.View(number, steps, self._core.page_map()))
             case m.ChangeAdapter(number, change):
                 self._core.change_adapter(change, partial(self._changed, number))
+            case m.UpdateWeights(number, path):
+                self._core.update_weights(path, partial(self._changed, number))
             case m.SendPageEvents():
                 self._page_events = self._core.page_events()
             case m.Stop():
                 self._stopped = True
 
     def _changed(self, number: int, error: GaplessError | None) -> None:
-        self._out.append(m.AdapterChanged(number, self._core.info.adapters, error))
+        self._out.append(m.Changed(number, self._core.info.adapters, error))
 
     def _add(self, message: m.Add) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 
 from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
-from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError
+from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
@@ -142,6 +142,18 @@ class LLM:
         outputs = self.generate(prompts, params, use_tqdm, adapter=adapter)
         reply = self._replies.format(tools=bool(use.tools))
         return [taken_apart(output, reply, use) for output in outputs]
+
+    def update_weights(self, path: str) -> None:
+        """Replace the model's weights by those of a directory, of the same architecture. Raises RequestError for what
+        is refused, which changes nothing. No KV of the old weights is used any more.
+        """
+        core, answers = self._up(), list[GaplessError | None]()
+        with self._turn:
+            core.update_weights(path, answers.append)
+            while not answers:
+                self._step(core)
+        if answers[0] is not None:
+            raise answers[0]
 
     @cached_property
     def _replies(self) -> ReplyForms:

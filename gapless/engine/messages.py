@@ -86,10 +86,17 @@ class Look(Message, frozen=True):
 
 
 class ChangeAdapter(Message, frozen=True):
-    """Front to core: load or unload an adapter, and answer with an AdapterChanged."""
+    """Front to core: load or unload an adapter, and answer with a Changed."""
 
     number: int
     change: AdapterChange
+
+
+class UpdateWeights(Message, frozen=True):
+    """Front to core: load the weights of this directory, and answer with a Changed."""
+
+    number: int
+    path: str
 
 
 class SendPageEvents(Message, frozen=True):
@@ -167,8 +174,9 @@ class View(Message, frozen=True):
     pages: bytes
 
 
-class AdapterChanged(Message, frozen=True):
-    """Core to front: the ChangeAdapter of this number is done, or refused; `names` are the adapters from now on."""
+class Changed(Message, frozen=True):
+    """Core to front: the ChangeAdapter or UpdateWeights of this number is done, or refused; `names` are the adapters
+    from now on."""
 
     number: int
     names: tuple[str, ...]
@@ -200,9 +208,9 @@ class Died(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | SendPageEvents | Stop
+ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | UpdateWeights | SendPageEvents | Stop
 OnControl = Doing | Died
-FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | AdapterChanged | PageEventList
+FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | Changed | PageEventList
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, GaplessError)

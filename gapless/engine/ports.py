@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import select
 import threading
@@ -22,7 +23,7 @@ class QueuePort:
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._loop = loop
         self._deliver = deliver
-        self._inbox: queue.SimpleQueue[m.ToCore] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[m.ToCore | None] = queue.SimpleQueue()
         self._ring: Callable[[], None] | None = None
         self.open = True
         self._sent = self._taken = 0
@@ -42,13 +43,16 @@ class QueuePort:
 
     def receive(self, seconds: float) -> list[m.ToCore]:
         inbox = self._inbox
-        found: list[m.ToCore] = []
+        found: list[m.ToCore | None] = []
         if seconds:
             with contextlib.suppress(queue.Empty):
                 found.append(inbox.get(timeout=seconds))
         while not inbox.empty():
             found.append(inbox.get_nowait())
-        return found
+        return [message for message in found if message is not None]
+
+    def wake(self) -> None:
+        self._inbox.put(None)
 
     def send(self, messages: Sequence[m.FromCore]) -> None:
         if messages:
@@ -74,8 +78,11 @@ class WirePort:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self._rung = False
+        self._rung = self._woken = False
         self._read = threading.Event()
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
 
     @property
     def open(self) -> bool:
@@ -103,12 +110,22 @@ class WirePort:
     def receive(self, seconds: float) -> list[m.ToCore]:
         wire = self._wire
         if seconds:
-            select.select((wire,), () if wire.clear else (wire,), (), seconds)
+            readable: list[Wire | int] = [wire, self._pipe[0]]
+            select.select(readable, () if wire.clear else (wire,), (), seconds)
+        if self._woken:
+            self._woken = False
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipe[0], 4096)
         found = [message for frame in wire.receive() for message in m.decode_to_core(frame)]
         if self._rung:
             self._rung = False
             self._read.set()
         return found
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full: woken already
+            os.write(self._pipe[1], b"w")
+        self._woken = True  # after it: what is seen can be read
 
     def send(self, messages: list[m.FromCore]) -> None:
         if messages:
@@ -120,3 +137,5 @@ class WirePort:
         """Hang up; the thread that looks at the socket ends with it."""
         self._wire.close()
         self._read.set()
+        for end in self._pipe:
+            os.close(end)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError, RequestError
@@ -74,6 +75,9 @@ class ProcessBackend(MessageBackend):
             error = QueueFullError("the engine does not take requests fast enough; try again later")
         if error is not None:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
+
+    def updated(self, path: str) -> None:
+        self._config = replace(self._config, model=path, load_format="auto")
 
     def _post(self, message: m.ToCore) -> bool:
         return self._child is not None and self._child.send(message)

@@ -157,6 +157,8 @@ class Stats(NamedTuple):
     """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0
     """Pages that were not stored, since the device had given them away before."""
+    tier_dropped_failed: int = 0
+    """Pages that were not stored, since their transfer raised an error."""
     lower_hits: tuple[int, ...] = ()
     """Pages that the tiers below the host tier had when requests asked, a number each; so are those below."""
     lower_stored: tuple[int, ...] = ()
@@ -259,6 +261,18 @@ class Core(Protocol):
         """
         ...
 
+    def update_weights(self, path: str, answer: Answer) -> None:
+        """Replace the model's weights by those of a checkpoint of the same architecture. `answer` is called when that
+        is done, here or in a step.
+
+        Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
+        """
+        ...
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""
+        ...
+
     def has_work(self) -> bool:
         """Return whether step() has anything to launch, observe or capture."""
         ...
@@ -320,8 +334,8 @@ class Sink(Protocol):
     def page_events(self, events: Sequence[PageEvent]) -> None:
         """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
 
-    def adapter_changed(self, number: int, error: Exception | None) -> None:
-        """Take the outcome of the MessageBackend.change_adapter of this number."""
+    def changed(self, number: int, error: Exception | None) -> None:
+        """Take the outcome of the MessageBackend.change_adapter or update_weights of this number."""
         ...
 
     def died(self, error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import sha256
 
+from gapless.base.bell import Bell
 from gapless.base.config import EngineConfig
 from gapless.base.peers import read_key
 from gapless.loop.loop import Loop
@@ -17,8 +18,8 @@ from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
-FORMAT = 1
-"""The version of the pages' bytes, as a host tier stores them"""
+FORMAT = 2
+"""The version of the pages' bytes and checksums, as a host tier stores them"""
 
 
 class EngineTiers:
@@ -30,6 +31,9 @@ class EngineTiers:
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
+        self._bell: Bell | None = None
+        self.wake: Callable[[], None] | None = None
+        """Ends the wait of an engine that has nothing to do, where there is one"""
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
         """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
@@ -63,13 +67,21 @@ class EngineTiers:
         transfers = loop.transfers
         if transfers is None or not self.kinds:
             return
+        self._bell = loop.bell
         memory = tuple(transfers.memory)
         slot_bytes = tuple(transfers.stride(group) for group in range(len(memory)))
         for kind in self.kinds:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
-            self._workers.append(self._open(kind, setup, loop.bell.ring))
+            self._workers.append(self._open(kind, setup, self._ring))
         self._below = transfers.attach(self._workers)
+
+    def _ring(self) -> None:
+        """A tier has news: whatever the engine waits for, it takes these in now."""
+        if self._bell is not None:
+            self._bell.ring()
+        if self.wake is not None:
+            self.wake()
 
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":

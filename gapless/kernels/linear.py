@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from gapless.kernels.seam import Linear
+
 
 class TorchLinear:
     """A layer x [N, in] -> x @ weight.T + bias [N, out].
@@ -29,6 +31,25 @@ class TorchLinear:
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+
+def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Give a layer another weight of the same shape, from any device, in the memory that graphs know it by."""
+    if isinstance(layer, TorchLinear) and not layer.packed:
+        layer.weight.copy_(weight)
+        if layer.bias is not None and bias is not None:
+            layer.bias.copy_(bias)
+    else:
+        _take_over(layer, type(layer)(weight, bias))  # type: ignore[call-arg]
+
+
+def _take_over(layer: object, other: object) -> None:
+    """Copy what `other` holds to where `layer` holds the same."""
+    for name, found in vars(other).items():
+        if isinstance(found, Tensor):
+            getattr(layer, name).copy_(found)
+        elif hasattr(found, "weight"):
+            _take_over(getattr(layer, name), found)
 
 
 NEEDED = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")

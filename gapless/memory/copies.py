@@ -40,6 +40,8 @@ class HostCounts:
     """Pages that were not stored, since transfers held every slot"""
     dropped_gone: int = 0
     """Pages that were not stored, since they were given away, or came in doubt, before that"""
+    dropped_failed: int = 0
+    """Pages that were not stored, since their transfer raised an error"""
     evicted: int = 0
     """Copies that made room for others"""
 

@@ -237,14 +237,19 @@ class HostTier:
         self.counts.dropped_full += copy is None
         return copy
 
-    def stored(self, batch: MoveBatch, checksums: Sequence[int]) -> None:
-        """The host has seen the end of a transfer to the copies; `checksums` are those of the pages, in order."""
+    def stored(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
+        """The host has seen the end of a transfer to the copies; `checksums` are those of the pages, in order, None
+        where it failed."""
         for move, checksum in zip(batch.moves, checksums, strict=True):
-            move.copy.checksum = checksum
-            self.groups[move.group].unpin(move.copy)
-            if self.below is not None and not move.copy.gone:
-                self.below.offer(self.groups[move.group], move.copy)
-        self.counts.stored += len(batch.moves)
+            group, copy = self.groups[move.group], move.copy
+            copy.checksum = checksum
+            if checksum is None:
+                group.lose(copy)
+            self.counts.stored += checksum is not None
+            self.counts.dropped_failed += checksum is None
+            group.unpin(copy)
+            if self.below is not None and not copy.gone:
+                self.below.offer(group, copy)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
     def next_load(self, most: int = BATCH_PAGES) -> MoveBatch | None:
@@ -275,8 +280,9 @@ class HostTier:
             ticket.left -= 1
         load.group.unpin(load.copy)
 
-    def loaded(self, batch: MoveBatch, checksums: Sequence[int]) -> None:
-        """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order.
+    def loaded(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
+        """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order, None
+        where it failed.
 
         A page is shared if that is what was stored, and still stands for its digest. Otherwise it comes back empty,
         and its copy is dropped: no request asks for it again.

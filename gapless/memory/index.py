@@ -58,6 +58,16 @@ class PrefixIndex:
         self._recent.append((tokens, chain))
         return chain
 
+    def rename(self, model: str) -> None:
+        """Begin again, empty, with another name of the model: no page of the old one is found, wherever a copy is.
+
+        No sequence may hold a chain.
+        """
+        self.hasher = PrefixHasher(model, self.hasher.page_size)
+        self._recent.clear()
+        for pool in self._pools:
+            pool.forget()
+
     def match(self, chain: PrefixChain, tokens: Int32s, most: int, also: Also | None = None) -> tuple[int, Gaps]:
         """Full pages, `most` at most, from which on a request may go on in every group, and the gaps that end them.
 

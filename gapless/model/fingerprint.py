@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +22,16 @@ def fingerprint(directory: Path) -> str:
             for start, length in _parts(file, size):
                 file.seek(start)
                 digest.update(file.read(length))
+    return digest.hexdigest()
+
+
+def digest_of(directory: Path) -> str:
+    """Return a digest of every byte of the checkpoint's config and weights, so that none can change unseen."""
+    digest = sha256()
+    for path in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

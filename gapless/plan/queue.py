@@ -13,7 +13,7 @@ class WaitingQueue:
     """A heap of waiting sequences. Aborted ones stay in it, marked, until they come to the top."""
 
     def __init__(self, limit: int, by_priority: bool) -> None:
-        self._limit = limit
+        self.limit = limit
         self._by_priority = by_priority
         self.heap: list[tuple[int, int, Sequence]] = []
         self._parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
@@ -25,7 +25,7 @@ class WaitingQueue:
 
     def add(self, seq: Sequence, free: int = 0) -> None:
         """Raises QueueFullError at the limit, which counts those that find none of the `free` rows."""
-        if self._live >= self._limit + free:
+        if self._live >= self.limit + free:
             raise QueueFullError(f"{self._live - free} requests are waiting, which is the limit; try again later")
         self.put_back(seq)
 

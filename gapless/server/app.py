@@ -51,6 +51,7 @@ ROUTES = (
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
     RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),
     RouteEntry("/v1/unload_lora_adapter", ("POST",), ops.unload_adapter, Access.OPERATOR),
+    RouteEntry("/update_weights_from_disk", ("POST",), ops.update_weights, Access.OPERATOR),
     RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER),
     RouteEntry("/detokenize", ("POST",), ops.detokenize, Access.USER),
     RouteEntry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.OPERATOR),

@@ -78,7 +78,12 @@ _GROUPS = {
         "tier",
         ("stored", "loaded", "refused", "evicted"),
     ),
-    "gapless:kv_tier_dropped": ("Pages without a copy in the host tier.", "reason", "tier_dropped", ("full", "gone")),
+    "gapless:kv_tier_dropped": (
+        "Pages without a copy in the host tier.",
+        "reason",
+        "tier_dropped",
+        ("full", "gone", "failed"),
+    ),
     "gapless:steps": ("Steps settled.", "kind", "steps", ("decode", "prefill", "mixed")),
     "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
 }

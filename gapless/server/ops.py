@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from gapless.server.protocol import (
     TokenizeRequest,
     TokenizeResponse,
     UnloadAdapterRequest,
+    UpdateWeightsRequest,
     parse_plain,
 )
 from gapless.server.state import Condition, ServerState
@@ -104,6 +106,35 @@ async def _changed(state: ServerState, change: AdapterChange, what: str) -> ASGI
         raise refusal
     await state.llm.change_adapter(change)
     return Response(f"Success: LoRA adapter '{change.name}' {what} successfully.", media_type="text/plain")
+
+
+async def update_weights(call: HttpCall) -> ASGIApp:
+    """Load the weights of a directory below --weights-dir, and answer when they are in use."""
+    request: UpdateWeightsRequest = parse_plain(await call.json(), UpdateWeightsRequest)
+    state, config = call.state, call.state.llm.config
+    if config is None or config.weights_dir is None:
+        raise RequestError("the weights of this engine are those of its start: start it with --weights-dir")
+    refusal = state.refusal()
+    if refusal is not None:
+        raise refusal
+    root, directory = _below(config.weights_dir, request.model_path)
+    try:
+        await state.llm.update_weights(str(directory))
+    except RequestError as error:
+        raise RequestError(str(error).replace(f"{root}/", ""), error.param) from error
+    return json_response({"success": True, "message": f"the weights of {request.model_path} are in use"})
+
+
+def _below(weights_dir: str, path: str) -> tuple[Path, Path]:
+    """Return the directory of all weights, and that of these. Raises RequestError."""
+    root = Path(weights_dir).expanduser().resolve()
+    try:
+        directory = (root / path).resolve()
+    except (OSError, ValueError) as error:
+        raise RequestError("model_path is no path", "model_path") from error
+    if not directory.is_relative_to(root):
+        raise RequestError("model_path must lie below the directory of --weights-dir", "model_path")
+    return root, directory
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:

@@ -1,19 +1,26 @@
-"""serve --pd 1p1d: a prefiller and a decoder as child processes, and the router in front of them, ended together."""
+"""serve --pd 1p1d: a prefiller and a decoder as child processes, and the router in front of them, ended together.
+
+A child that has ended is started again after a while. The router's own end, which children see at a pipe, ends all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import gapless
 from gapless.base.config import EngineConfig
@@ -37,6 +44,25 @@ log = logging.getLogger("gapless.server")
 START_POLL_SECONDS = 0.1
 END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
+FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
+"""Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
+FOLDER, LOCK = "gapless-pd-", "lock"
+NEW_SECONDS = 10.0
+"""How long the folder of a router may be without its lock: it has just been made."""
+
+
+class Side(NamedTuple):
+    """One of the two servers."""
+
+    name: str
+    number: int
+    role: str
+    path: str
+    """The unix socket on which it serves"""
+    flag: str
+    """What says where the prefiller gives pages"""
+    without: str
+    """What happens while it is gone"""
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -51,14 +77,40 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             )
         with (
             logging_to_stderr(server),
-            tempfile.TemporaryDirectory(prefix="gapless-pd-") as folder,
+            own_folder() as folder,
             listen(server) as listener,
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
-            return runner.run(PairServing(argv, engine, server, Path(folder), listener).run())
+            return runner.run(PairServing(argv, engine, server, folder, listener).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
         return 1
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder for sockets, locked while this process lives. Folders of routers that were killed are removed first."""
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        if _left_behind(old):
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as name, open(Path(name) / LOCK, "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield Path(name)
+
+
+def _left_behind(folder: Path) -> bool:
+    """Return whether this is our user's folder, and no router has its lock."""
+    try:
+        facts = folder.lstat()
+        if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < NEW_SECONDS or folder.is_symlink():
+            return False
+        with open(folder / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return folder.is_dir()
+    except OSError:  # it is held, or not ours to read
+        return False
+    return True
 
 
 class PairServing:
@@ -69,6 +121,11 @@ class PairServing:
     ) -> None:
         self._argv, self._engine, self._config, self._listener = argv, engine, server, listener
         self._prefill, self._decode, self._kv = (str(folder / f"{name}.sock") for name in ("prefill", "decode", "kv"))
+        goes_on, stops = "the decoder computes prompts itself", "requests are refused with 503"
+        self._sides = (
+            Side("prefiller", 0, "prefill", self._prefill, "--kv-peer-listen", goes_on),
+            Side("decoder", 1, "decode", self._decode, "--kv-peer", stops),
+        )
         self._asked_to_end = asyncio.Event()
         self._key = os.environ.get(KEY_VARIABLE) or secrets.token_hex(32)
         self._children: dict[str, Process] = {}
@@ -78,26 +135,26 @@ class PairServing:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._asked_to_end.set)
         try:
-            await self._begin("prefiller", 0, "prefill", self._prefill, "--kv-peer-listen")
-            await self._begin("decoder", 1, "decode", self._decode, "--kv-peer")
+            for side in self._sides:
+                await self._begin(side)
             if await self._up():
                 await self._route(time.monotonic() - began)
         finally:
             await self._end()
         return 0
 
-    async def _begin(self, name: str, number: int, role: str, path: str, flag: str) -> None:
+    async def _begin(self, side: Side) -> None:
         # The last of equal flags counts.
-        flags = [*self._argv, "--pd", "none", "--role", role, "--uds", path, flag, f"unix:{self._kv}"]
+        flags = [*self._argv, "--pd", "none", "--role", side.role, "--uds", side.path, side.flag, f"unix:{self._kv}"]
         env = {**os.environ, KEY_VARIABLE: self._key, ENDS_WITH_STDIN: "1"}
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         if len(devices) > 1:
-            env["CUDA_VISIBLE_DEVICES"] = devices[number]
+            env["CUDA_VISIBLE_DEVICES"] = devices[side.number]
         command = [sys.executable, "-m", "gapless", "serve", *flags]
         child = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=DEVNULL, env=env, start_new_session=True
         )
-        self._children[name] = child
+        self._children[side.name] = child
 
     async def _up(self) -> bool:
         """Wait until both take requests; false when we are asked to end before. Raises EngineDeadError."""
@@ -114,18 +171,15 @@ class PairServing:
         app = router_app(self._prefill, self._decode, self._kv, self._config)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
-        watching = [asyncio.create_task(self._watch(name, child)) for name, child in self._children.items()]
-        paths = (self._prefill, self._decode)
+        keeping = [asyncio.create_task(self._keep(side)) for side in self._sides]
         where, curl = address_of(self._config, self._listener)
-        sides = [
-            f"  {name} {child.pid} at {path}\n"
-            for (name, child), path in zip(self._children.items(), paths, strict=True)
-        ]
+        sides = [f"  {side.name} {self._children[side.name].pid} at {side.path}\n" for side in self._sides]
         line = f"gapless {gapless.__version__} serves {self._engine.model}, prefill and decode apart, at {where}, ready"
         print(f"{line} after {seconds:.1f} s\n{''.join(sides)}  curl {curl}/health", flush=True)
         await self._asked_to_end.wait()
-        for task in watching:
+        for task in keeping:
             task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
         self._signal()  # they let what runs finish, which passes through here
         await asyncio.wait(
             [asyncio.create_task(child.wait()) for child in self._children.values()], timeout=self._grace
@@ -133,10 +187,24 @@ class PairServing:
         front.should_exit = True
         await serving
 
-    async def _watch(self, name: str, child: Process) -> None:
-        code = await child.wait()
-        goes_on = "the decoder computes prompts itself" if name == "prefiller" else "requests are refused with 503"
-        log.error("the %s has ended with %s: %s", name, code, goes_on)
+    async def _keep(self, side: Side) -> None:
+        """Start a side again whenever it has ended."""
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            code = await self._children[side.name].wait()
+            if time.monotonic() - began > LAST_PAUSE:
+                pause = FIRST_PAUSE
+            text = "the %s has ended with %s: it is started again in %g s; until then %s"
+            log.error(text, side.name, code, pause, side.without)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+            try:
+                await self._begin(side)
+            except OSError as error:  # a fork that the machine refused
+                log.error("the %s cannot be started: %s", side.name, error.strerror or error)
+            else:
+                log.info("the %s was started again: process %d", side.name, self._children[side.name].pid)
 
     @property
     def _grace(self) -> float:

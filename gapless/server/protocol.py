@@ -185,6 +185,12 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: str
 
 
+class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
+    """Clients of other servers may give more; it is ignored."""
+
+    model_path: str
+
+
 class TokenizeResponse(msgspec.Struct, frozen=True):
     count: int
     max_model_len: int

@@ -9,7 +9,7 @@ from gapless.hub.names import is_hub_name
 
 SECRETS = frozenset(("api_key", "operator_key"))
 ADDRESSES = frozenset(("otlp_traces_endpoint",))
-PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir"))
+PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir", "weights_dir"))
 MAX_TEXT = 80
 """A chat template may be given as text."""
 

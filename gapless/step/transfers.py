@@ -7,6 +7,7 @@ observed, tokens included, and a load writes pages that no step in flight can re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,13 +24,18 @@ from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
 
+log = logging.getLogger("gapless.tiers")
+
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
 HOST_SHARE = 0.1
 """What beginning a transfer may take of the loop's time between two looks at transfers"""
 
 Words = list[Tensor]
-"""One tensor a page group, [pages or slots, words]: a page as words of 8 bytes, or the largest that fit it."""
+"""One tensor a page group, [pages or slots, words]: a page as words of 4 bytes, or the largest that fit it."""
+
+Moves = list[tuple[Tensor, Tensor]]
+PageSum = Callable[[Tensor, Tensor], None]
 
 
 def slot_bytes(cache: KVCache) -> int:
@@ -40,7 +46,8 @@ def slot_bytes(cache: KVCache) -> int:
 class Transfers:
     """Owns the host tier's memory, and the transfers on their way. `poll` never waits."""
 
-    def __init__(self, device: Device, cache: KVCache, host: HostTier) -> None:
+    def __init__(self, device: Device, cache: KVCache, host: HostTier, page_sum: PageSum) -> None:
+        """`page_sum` is that of the kernels."""
         self.host = host
         self._device = device
         pages = [_words(memory.flatten(1)) for memory in (cache.data, *cache.others)]
@@ -52,8 +59,8 @@ class Transfers:
             raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
             self.memory.append(host_bytes(raw))
-        self.bulk_out = TransferWay(device, device.bulk_out, _store, pages, self.slots)
-        self.bulk_in = TransferWay(device, device.bulk_in, _load, pages, self.slots)
+        self.bulk_out = TransferWay(device, device.bulk_out, _store, page_sum, pages, self.slots)
+        self.bulk_in = TransferWay(device, device.bulk_in, _load, page_sum, pages, self.slots)
         self._polled_at = device.clock()
 
     @property
@@ -124,13 +131,16 @@ class TransferWay:
     """One direction."""
 
     def __init__(
-        self, device: Device, stream: Stream, program: Callable[..., None], pages: Words, slots: Words
-    ) -> None:
-        self._device, self._stream, self._program = device, stream, program
+        self, device: Device, stream: Stream, program: Callable[..., None], page_sum: PageSum, pages: Words,
+        slots: Words,
+    ) -> None:  # fmt: skip
+        self._device, self._stream, self._program, self.page_sum = device, stream, program, page_sum
         self._pages, self._slots = pages, slots
         self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
         (self._home,) = device.ring(1, 8 * MOST_BATCH).slots
         self._batch: tuple[MoveBatch, Fence] | None = None
+        self._raised: Exception | None = None
+        """What the program of the transfer on its way has raised"""
         self._page_ns = 0.0
         """What a page of the latest transfer took the host to begin"""
 
@@ -152,17 +162,28 @@ class TransferWay:
         ends = (pages, slots) if self._program is _store else (slots, pages)
         home = self._home.tensor.view(torch.int64)[: len(moves)]
         self._stream.launch(
-            self._program, self._device, moves, self._sums[: len(moves)], home,
+            self._run, moves, self._sums[: len(moves)], home,
             reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
         )  # fmt: skip
         self._batch = batch, self._stream.record()
         self._page_ns = (self._device.clock() - began) / len(moves)
 
-    def ended(self) -> tuple[MoveBatch, Sequence[int]] | None:
-        """Return a transfer that has ended, and the checksums of its pages."""
+    def _run(self, moves: Moves, sums: Tensor, home: Tensor) -> None:
+        """Run the program. What it raises fails this transfer, and not the device."""
+        try:
+            self._program(self._device, moves, sums, home, self.page_sum)
+        except Exception as error:
+            self._raised = error
+
+    def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
+        """Return a transfer that has ended, and the checksums of its pages: None where it failed."""
         if self._batch is None or not self._batch[1].done():
             return None
         batch, self._batch = self._batch[0], None
+        error, self._raised = self._raised, None
+        if error is not None:
+            log.warning("a transfer of %d pages failed: %s: %s", len(batch.moves), type(error).__name__, error)
+            return batch, [None] * len(batch.moves)
         sums: Int64s = self._home.array.view(np.int64)
         return batch, sums[: len(batch.moves)].tolist()
 
@@ -173,17 +194,19 @@ class TransferWay:
         return True
 
 
-def _store(device: Device, moves: list[tuple[Tensor, Tensor]], sums: Tensor, home: Tensor) -> None:
+def _store(device: Device, moves: Moves, sums: Tensor, home: Tensor, page_sum: PageSum) -> None:
+    sums.zero_()
     for place, (page, slot) in enumerate(moves):
         device.download(slot, page)
-        torch.sum(page, 0, dtype=torch.int64, out=sums[place])
+        page_sum(page, sums[place])
     device.download(home, sums)
 
 
-def _load(device: Device, moves: list[tuple[Tensor, Tensor]], sums: Tensor, home: Tensor) -> None:
+def _load(device: Device, moves: Moves, sums: Tensor, home: Tensor, page_sum: PageSum) -> None:
+    sums.zero_()
     for place, (page, slot) in enumerate(moves):
         device.upload(page, slot)
-        torch.sum(page, 0, dtype=torch.int64, out=sums[place])  # of what has arrived
+        page_sum(page, sums[place])  # of what has arrived
     device.download(home, sums)
 
 
@@ -192,9 +215,7 @@ def _stride(memory: Tensor) -> int:
 
 
 def _words(lines: Tensor, nbytes: int = 0) -> Tensor:
-    """Return the same memory as integers, which add up without loss."""
+    """Return the same memory as integers, of which there are checksums."""
     nbytes = nbytes or lines[0].nbytes
-    dtype = next(
-        dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0
-    )
+    dtype = next(dtype for dtype in (torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0)
     return lines.view(dtype)

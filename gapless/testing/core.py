@@ -101,6 +101,13 @@ class FakeCore:
         self.info = self.info._replace(adapters=(*others, *([change.name] if change.path else [])))
         answer(None)
 
+    def update_weights(self, path: str, answer: Answer) -> None:
+        """Change nothing, and say so."""
+        answer(RequestError("this core has no weights", "model_path"))
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Nothing comes to this core by itself."""
+
     def has_work(self) -> bool:
         return bool(self._waiting or self._running or self._in_flight)
 

@@ -300,6 +300,40 @@ def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
     running.until(lambda one: isinstance(one, m.Tokens) and 2 in one.settled.keys)
 
 
+class Woken(FakeCore):
+    """A core to which something comes by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.news, self.taken = threading.Event(), threading.Event()
+
+    def wakes(self, wake):
+        self.wake = wake
+
+    def has_work(self):
+        return self.news.is_set() or super().has_work()
+
+    def step(self):
+        if self.news.is_set():
+            self.news.clear()
+            self.taken.set()
+            return [], []
+        return super().step()
+
+
+def test_news_of_a_tier_ends_the_wait_of_a_core_at_rest(drive, monkeypatch):
+    monkeypatch.setattr(driver, "REPORT_IDLE", 30.0)
+    core = Woken()
+    running = drive(core)
+    running.until(lambda one: isinstance(one, m.Ready))
+    for _ in range(3):
+        time.sleep(0.05)  # it is likely to wait by now; if not, the next wait ends at once
+        core.news.set()
+        core.wake()
+        assert core.taken.wait(10.0), "the news was taken in at the next report alone"
+        core.taken.clear()
+
+
 class Scripted:
     """A port whose messages are known beforehand; it notes how long each look at it may wait."""
 
@@ -310,6 +344,9 @@ class Scripted:
 
     def ring_with(self, ring):
         """Nothing comes but what is written down."""
+
+    def wake(self):
+        """Nothing waits here."""
 
     def receive(self, seconds):
         self.waits.append(seconds)

@@ -69,7 +69,7 @@ def test_tokens_of_a_step_survive_their_encoding(rows):
 def test_a_change_of_adapters_and_its_answer_survive_their_encoding(error):
     change = m.ChangeAdapter(3, AdapterChange("tidy", "a/b", in_place=True))
     assert m.decode_to_core(m.encode([change])) == [change]
-    (answer,) = m.decode_from_core(m.encode([m.AdapterChanged(3, ("a", "b"), error)]))
+    (answer,) = m.decode_from_core(m.encode([m.Changed(3, ("a", "b"), error)]))
     assert (answer.number, answer.names) == (3, ("a", "b"))
     assert type(answer.error) is type(error) and str(answer.error) == str(error)
     assert getattr(answer.error, "param", None) == getattr(error, "param", None)

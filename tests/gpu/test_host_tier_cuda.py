@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
@@ -12,6 +19,14 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
 ]
+
+
+@pytest.mark.parametrize("words", [1, 4097, 1 << 19])
+def test_each_word_of_a_page_counts_by_its_place(words: int) -> None:
+    from gapless.kernels import all_triton
+
+    check_definition(all_triton.KERNELS, words, "cuda", words)
+    check_changes(all_triton.KERNELS, words, "cuda", 1)
 
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:

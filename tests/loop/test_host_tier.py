@@ -82,12 +82,40 @@ def test_threads_load_what_the_device_has_given_up(depth):
     device.close()
 
 
-@pytest.mark.parametrize("bits", [1, 1 << 40])
+class Failing:
+    """A checksum that raises now and then, as a launch does."""
+
+    def __init__(self, page_sum):
+        self.page_sum, self.calls, self.raised = page_sum, 0, 0
+
+    def __call__(self, page, total):
+        self.calls += 1
+        if self.calls % 20 == 0:
+            self.raised += 1
+            raise RuntimeError("a launch that fails")
+        self.page_sum(page, total)
+
+
+@pytest.mark.parametrize("direction", ["bulk_in", "bulk_out"])
+def test_an_error_in_the_launch_of_a_transfer_fails_that_transfer_alone(direction):
+    for device in (SimDevice(1), CpuDevice()):
+        loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+        way = getattr(loop.transfers, direction)
+        way.page_sum = failing = Failing(way.page_sum)
+        counts = rounds(loop, times=4)
+        failed = counts.refused if direction == "bulk_in" else counts.dropped_failed
+        assert failing.raised and failed, "a transfer was meant to fail"
+        assert counts.loaded and counts.stored, "the others go on"
+        device.close()
+
+
+@pytest.mark.parametrize("bits", [1, 1 << 30])
 def test_a_flipped_bit_is_computed_again(bits):
     device = SimDevice(1)
     loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
     rounds(loop, times=1)
     loop.transfers.slots[0][:, 3] ^= bits
+    loop.transfers.slots[0][:, 5] ^= bits  # a plain sum would miss half of such pairs
     counts = rounds(loop)
     assert counts.refused > 20 and counts.loaded, "the second round stores them again"
     device.close()

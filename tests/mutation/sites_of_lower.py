@@ -11,6 +11,18 @@ from simulation.scenario import Scenario
 
 from gapless.memory.below import LowerTiers
 from gapless.memory.host import HostTier
+from gapless.memory.index import PrefixIndex
+
+
+def names_stay() -> AbstractContextManager[None]:
+    """Other weights empty the index, and the names of pages stay as they were."""
+
+    def rename(original: Callable[..., None], self: PrefixIndex, model: str) -> None:
+        hasher = self.hasher
+        original(self, model)
+        self.hasher = hasher
+
+    return replaced(PrefixIndex, "rename", rename)
 
 
 def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
@@ -73,6 +85,10 @@ def lowers(scenario: Scenario) -> bool:
     return scenario.lower
 
 
+def renews(scenario: Scenario) -> bool:
+    return scenario.lower and any(fault.kind == "renew" for fault in scenario.faults)
+
+
 def spoils_below(scenario: Scenario) -> bool:
     return scenario.lower and any(fault.kind == "spoil" for fault in scenario.faults)
 
@@ -82,6 +98,7 @@ SITES = (
     Site("a slot stays while a tier below fills it", 9, slots_not_held(loads=True), where=lowers),
     Site("a copy is found when it has come from below", 8, found_before_it_came, where=lowers),
     Site("of a load that stops early the pages that came count", 24, all_pages_came, where=lowers),
+    Site("pages of other weights have other names", 10, names_stay, where=renews),
     Site("a page in doubt is dropped below", 10, doubtful_pages_stay_below, where=spoils_below),
     Site("a page that was stored while it came in doubt is dropped below", 10, stored_in_doubt, where=spoils_below),
 )

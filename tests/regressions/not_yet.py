@@ -34,7 +34,6 @@ NOT_YET = {
     "69": "pipeline parallelism",
     "70": "pipeline parallelism",
     "77": "prefill/decode disaggregation, expert parallelism",
-    "85": "weight updates",
     "L6": "prefill/decode disaggregation",
     "L8": "tensor parallelism",
 }

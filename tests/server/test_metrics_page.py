@@ -74,6 +74,7 @@ STATS = Stats(
     tier_late=1,
     tier_dropped_full=5,
     tier_dropped_gone=6,
+    tier_dropped_failed=11,
     lower_hits=(20, 3),
     lower_stored=(80, 70),
     lower_loaded=(18, 2),

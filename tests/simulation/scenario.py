@@ -21,6 +21,8 @@ HOSTED = 0.5
 """How often there is a host tier, where it can be"""
 LOWERED = 0.7
 """How often there is a tier below the host tier, of those that there are"""
+RENEWED = 0.7
+"""How often the model gets other weights, where there is a host tier"""
 SPOILED = 0.2
 """The share of scenarios in which KV goes bad."""
 ADAPTED = 0.4
@@ -118,10 +120,10 @@ class Job(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What goes wrong: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock), spoil
+    """What happens: `kind` is raise (a forward raises), restart (the engine is replaced), jump (of the clock), spoil
     (a token's KV comes out as NaN), flip (a bit of each copy in the host tier), rot (a bit of each page below it) or
     flush (device and host give away what is at rest there). Or what operators do: swap (an adapter's name gets another
-    one) or unload (an adapter goes, or comes back)."""
+    one), unload (an adapter goes, or comes back) or renew (the model gets other weights)."""
 
     kind: str
     turn: int
@@ -218,7 +220,20 @@ def draw(seed: int) -> Scenario:
     if shares and not scenario.followers and host.random() < HOSTED:
         scenario = _with_host(host, scenario)
     lower = random.Random(seed + 9_000_000)
-    return _with_lower(lower, scenario) if scenario.host and lower.random() < LOWERED else scenario
+    if scenario.host and lower.random() < LOWERED:
+        scenario = _with_lower(lower, scenario)
+    weights = random.Random(seed + 10_000_000)
+    return _renewed(weights, scenario) if scenario.host and weights.random() < RENEWED else scenario
+
+
+def _renewed(rng: random.Random, scenario: Scenario) -> Scenario:
+    """Other weights, before prompts come again whose pages tiers have. Models with more than one kind of weights are
+    left out, and so is KV that goes bad."""
+    spoils = any(fault.kind == "spoil" for fault in scenario.faults)
+    if scenario.grouped or scenario.adapters or spoils:
+        return scenario
+    turn = rng.randrange(max(job.arrives for job in scenario.jobs) + 1)
+    return scenario._replace(faults=(*scenario.faults, Fault("renew", turn)))
 
 
 def _sizes(rng: random.Random) -> Sizes:

@@ -30,11 +30,12 @@ from gapless.loop.loop import NEWS_SECONDS, Loop
 from gapless.memory.below import LOOKUP_NS
 from gapless.memory.copies import PageCopy
 from gapless.memory.pages import PagePool
+from gapless.memory.prefix import PrefixHasher
 from gapless.model.seam import KVCache, StepInputs
 from gapless.step.adapters import Adapters
 from gapless.step.speculation import Drafter, Speculation
 from gapless.step.transfers import Transfers
-from gapless.testing.checksum import continue_prompt, owners, pages_read
+from gapless.testing.checksum import PRIME, continue_prompt, owners, pages_read
 from gapless.testing.scenario import LeaseAudit, check_at_rest, check_pages
 from gapless.testing.sim import SimDevice
 from gapless.tiers.seam import key_of
@@ -57,6 +58,8 @@ class SimModel(LookingModel):
         """`may_fail`: whether some prompt holds the token that makes logits NaN, or some KV goes bad."""
         super().__init__(VOCAB, max_model_len)
         self._may_fail = may_fail
+        self.weights = torch.zeros((), dtype=torch.int64)
+        """Added to every KV entry"""
         self.spoil_next = False
         """Whether the KV of the last token of the next step goes bad."""
         self._spoils = torch.zeros((), dtype=torch.bool)
@@ -79,6 +82,9 @@ class SimModel(LookingModel):
         seen, self._seen = self._seen, []
         for given in seen:
             self.look(*given)
+
+    def entries(self, inputs: StepInputs) -> torch.Tensor:
+        return (super().entries(inputs) + self.weights) % PRIME
 
     def forward(self, inputs: StepInputs, plan: tuple[int, ...], cache: KVCache) -> torch.Tensor:
         fold = super().forward(inputs, plan, cache)
@@ -160,7 +166,8 @@ class Client:
         self.expected, self.expected_end = _undisturbed(job, direct)
 
     def has_adapter(self, shift: int) -> None:
-        """Expect tokens of the adapter that has the name when the job arrives; it adds `shift` to all entries."""
+        """Expect tokens of the adapter that has the name when the job arrives, or of the weights that the model has
+        then; these add `shift` to all entries."""
         self._direct = partial(self._direct, shift=shift)
         self.expected, self.expected_end = _undisturbed(self.job, self._direct)
 
@@ -237,6 +244,10 @@ class World:
         """Pages that came back from there and were not what had been stored."""
         self.spoiled = 0
         """The turn in which the first request failed for bad KV; 0: none did."""
+        self.renewed = 0
+        """How often the model has got other weights"""
+        self._renews = False
+        """Whether it is to get some, when all that runs has ended"""
         self._faults = scenario.faults
         self._coming = sorted(scenario.jobs, key=lambda job: (job.arrives, job.key))
         self._start_engine()
@@ -249,8 +260,10 @@ class World:
         self._faults, self.model.raise_next, self.model.spoil_next = (), False, False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
         client = self.clients[last.key] = Client(last, self._direct)
+        if self._shift:
+            client.has_adapter(self._shift)
         if self.contents is not None:
-            self.contents.know([([*last.prompt, *client.expected], last.salt)])
+            self.contents.know([([*last.prompt, *client.expected], last.salt)], shift=self._shift)
         self._coming = [last]
         while self._coming or client.end is None or self.loop.has_work():
             self._turn()
@@ -263,7 +276,9 @@ class World:
         for fault in self._faults:
             if fault.turn == self.turns:
                 self._break(fault)
-        while self._coming and self._coming[0].arrives <= self.turns:
+        if self._renews and not self._open() and not self.loop.in_flight:
+            self._renew()
+        while self._coming and self._coming[0].arrives <= self.turns and not self._renews:
             self._arrive(self._coming.pop(0))
         for client in self._open():
             if client.job.leaves is not None and client.job.leaves <= self.turns:
@@ -348,6 +363,8 @@ class World:
             self.model.spoil_next = True
         elif fault.kind == "restart":
             self._restart()
+        elif fault.kind == "renew":
+            self._renews = True
         elif fault.kind == "flip":
             self._flip()
         elif fault.kind == "flush":
@@ -368,6 +385,34 @@ class World:
                 if copy.checksum is not None:
                     slots[copy.slot, -1] ^= 1
                     self.flipped.add(copy)
+
+    @property
+    def _shift(self) -> int:
+        return 7_919 * self.renewed
+
+    @property
+    def _name(self) -> str:
+        return f"sim {self.renewed}" if self.renewed else "sim"
+
+    def _renew(self) -> None:
+        """The model has other weights from now on: those who come expect their tokens."""
+        assert self.loop.planner.index is not None
+        self._renews, self.renewed = False, self.renewed + 1
+        self.model.weights.fill_(self._shift)
+        self.loop.planner.index.rename(self._name)
+        for job in self._coming:
+            self.clients[job.key].has_adapter(self._shift)
+        self._know()
+
+    def _know(self) -> None:
+        """Note what pages must hold by the names that they have from now on."""
+        index = self.loop.planner.index
+        self.contents = Contents(PrefixHasher(self._name, index.hasher.page_size)) if index else None
+        if self.contents is not None:
+            coming = {job.key for job in self._coming}
+            plain = [client for client in self.clients.values() if not client.job.adapter]
+            plain = [client for client in plain if not self.renewed or client.job.key in coming]
+            self.contents.know((([*c.job.prompt, *c.expected], c.job.salt) for c in plain), shift=self._shift)
 
     def _flush(self) -> None:
         """Others have taken all pages and slots that are at rest, and given them back."""
@@ -401,6 +446,7 @@ class World:
         self.engines += 1
         self.device = SimDevice(scenario.seed * 16 + self.engines, scenario.mood, scenario.maps_host)
         self.model = self._new_model()
+        self.model.weights.fill_(self._shift)
         adapters = self._new_adapters()
         self.followers: list[Follower] = []
         self.loop: Loop = build_loop(
@@ -408,7 +454,7 @@ class World:
             self.model,
             scenario.sizes,
             scenario.depth,
-            model_name="sim",
+            model_name=self._name,
             prefix_caching=scenario.prefix_caching,
             by_priority=scenario.by_priority,
             chain=scenario.chain,
@@ -434,11 +480,7 @@ class World:
         self.followers += [self._new_follower(number) for number in range(scenario.followers)]
         if self.followers:
             compare_with(self.loop, self.followers)
-        index = self.loop.planner.index
-        self.contents = Contents(index.hasher) if index else None
-        if self.contents is not None:
-            plain = (client for client in self.clients.values() if not client.job.adapter)
-            self.contents.know(([*c.job.prompt, *c.expected], c.job.salt) for c in plain)
+        self._know()
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
 

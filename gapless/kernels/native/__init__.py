@@ -14,7 +14,7 @@ from torch import Tensor
 from gapless.base import host
 from gapless.device import build
 from gapless.kernels import linear as torch_linear
-from gapless.kernels import unpack
+from gapless.kernels import pages, unpack
 from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
@@ -58,6 +58,7 @@ def kernels() -> Kernels:
         remember=remember,
         recall=recall,
         join=ops.join.default,
+        page_sum=page_sum,
     )
 
 
@@ -128,6 +129,13 @@ def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> 
 
 def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: Recall) -> None:
     torch.ops.gapless.recall.default(rows, same, *tables[:3], suffixes, *asked)
+
+
+def page_sum(page: Tensor, total: Tensor) -> None:
+    if page.dtype == torch.int32:
+        torch.ops.gapless.page_sum.default(page, total)
+    else:
+        pages.page_sum(page, total)
 
 
 def score(

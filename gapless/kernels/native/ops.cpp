@@ -31,6 +31,7 @@ namespace gapless {
 namespace {
 
 constexpr int64_t COPIED_AT_ONCE = 1 << 16;  // bytes
+constexpr uint32_t PAGE_FACTOR = 0x1E3779B1, PAGE_MASK = (1u << 30) - 1;
 
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
@@ -94,6 +95,20 @@ Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const May
   Tensor out = at::empty({x.size(0), n}, x.options());
   linear_packed_to(x, packed, n, bias, amx, out);
   return out;
+}
+
+// The checksum of a page: gapless/kernels/pages.py says what it is. On the thread that asks, beside the steps.
+void page_sum(const Tensor& page, const Tensor& total) {
+  whole(page);
+  TORCH_CHECK(page.dim() == 1 && total.numel() == 1, "gapless: page_sum of another shape");
+  const int32_t* words = page.const_data_ptr<int32_t>();
+  uint64_t sum = 0;
+  for (uint32_t i = 0, count = uint32_t(page.numel()); i < count; i++) {
+    const int32_t weight = int32_t((i * PAGE_FACTOR & PAGE_MASK) * 2 + 1);
+    sum += uint64_t(int64_t(words[i]) * weight);
+  }
+  int64_t* to = total.mutable_data_ptr<int64_t>();
+  *to = int64_t(uint64_t(*to) + sum);
 }
 
 // The rows of a, then those of b. torch.cat has them copied by torch's threads, which then spin for a while on the cores
@@ -574,6 +589,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, bool amx) -> Tensor");
   m.def("linear_packed_to(Tensor x, Tensor packed, int n, Tensor? bias, bool amx, Tensor(a!) out) -> ()");
   m.def("join(Tensor a, Tensor b) -> Tensor");
+  m.def("page_sum(Tensor page, Tensor(a!) total) -> ()");
   m.def("linear_pack_wide(Tensor weight) -> Tensor");
   m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
@@ -634,6 +650,7 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_packed", linear_packed);
   m.impl("linear_packed_to", linear_packed_to);
   m.impl("join", join);
+  m.impl("page_sum", page_sum);
   m.impl("linear_pack_wide", linear_pack_wide);
   m.impl("linear_wide", linear_wide_op);
   m.impl("embedding_packed", embedding_packed);

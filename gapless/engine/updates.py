@@ -1,0 +1,91 @@
+"""Weights that are replaced while an engine runs. Their files are read on a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from gapless.base.errors import CheckpointError, GaplessError, RequestError
+from gapless.device import Device
+from gapless.engine.on_device import on_device
+from gapless.engine.seam import Answer
+from gapless.loop.loop import Loop
+from gapless.model.dense import DenseModel
+from gapless.model.update import NewWeights, put_weights, read_weights
+
+log = logging.getLogger("gapless.engine")
+
+
+class WeightUpdates:
+    """Replaces the weights of a loop's model; its thread calls this. One update at a time.
+
+    Requests go on while the files are read. Those in the loop end with the weights they began with; those that come
+    meanwhile wait, and then find no page of the old weights, in any tier and at any peer: all pages have new names.
+    """
+
+    def __init__(self, loop: Loop, model: DenseModel, device: Device, name: str) -> None:
+        """`name` is that of all that KV depends on."""
+        self.waits = False
+        """Whether requests have to wait: new weights are there, and those in the loop end."""
+        self._loop, self._model, self._device, self._name = loop, model, device, name
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
+        self._read: Future[NewWeights] | None = None
+        self._answer: Answer = _nobody
+        self._parts: Iterator[bool] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self._read is not None
+
+    def begin(self, path: str, answer: Answer) -> None:
+        """Begin to read. `answer` is called when the weights are in use, or why they are not; here or by `take`."""
+        if self.under_way:
+            answer(RequestError("another update of the weights is under way: wait for its answer", "model_path"))
+            return
+        self._answer = answer
+        self._read = self._pool.submit(read_weights, Path(path), self._model.config, self._model.dtype)
+        self._read.add_done_callback(lambda _: self._loop.bell.ring())
+
+    def take(self) -> bool:
+        """Do what can be done now; return whether that was something. Raises DeviceError: half the weights are new."""
+        read = self._read
+        if read is None or not read.done():
+            return False
+        if (error := read.exception()) is not None:
+            self._end(self._refusal(error))
+            return True
+        self.waits = True
+        if self._loop.requests or self._loop.in_flight:
+            return False
+        if self._parts is None:
+            self._parts = put_weights(self._model, read.result().params)
+        parts = self._parts
+        if on_device(self._device, lambda: next(parts, False)):
+            return True
+        if self._loop.planner.index is not None:
+            self._loop.planner.index.rename(f"{self._name}|weights {read.result().digest}")
+        self._end(None)
+        return True
+
+    def close(self) -> None:
+        """End the thread, after the files that it reads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _end(self, error: GaplessError | None) -> None:
+        answer, self._answer = self._answer, _nobody
+        self._read = self._parts = None
+        self.waits = False
+        answer(error)
+
+    @staticmethod
+    def _refusal(error: BaseException) -> GaplessError:
+        if isinstance(error, CheckpointError):
+            return RequestError(str(error), "model_path")
+        log.error("weights could not be read", exc_info=error)
+        return RequestError(f"model_path cannot be read: {type(error).__name__}: {error}", "model_path")
+
+
+def _nobody(error: GaplessError | None) -> None:
+    """Take an answer that no one waits for."""

@@ -1,0 +1,84 @@
+"""New weights for a model that is loaded: read into memory of the host, then copied to where the old ones are.
+
+Everything is read and checked before the first copy, so that whatever is wrong with a checkpoint changes nothing. The
+copies go to the memory that captured graphs read. What drafts for the model keeps its own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from gapless.base.errors import CheckpointError
+from gapless.kernels.linear import refill
+from gapless.model.config import ModelConfig, read_model_config
+from gapless.model.dense import Block, DenseModel
+from gapless.model.fingerprint import digest_of
+from gapless.model.mtp import of_mtp_layers
+from gapless.model.params import Layer, Params, allocate, slots
+from gapless.model.weights import load_weights, tensor_names
+
+OF_THE_START = ("dtype", "eos_token_ids", "default_sampling")
+"""Fields of a config that may differ: these stay as they were at the start."""
+
+
+class NewWeights(NamedTuple):
+    """A checkpoint in memory of the host."""
+
+    params: Params
+    digest: str
+    """A digest of every byte of its files"""
+
+
+def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> NewWeights:
+    """Read a checkpoint of the same architecture and shapes.
+
+    Raises:
+        CheckpointError: naming the file, and the field or tensor.
+    """
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
+    config = read_model_config(directory)
+    for name in [field.name for field in fields(config) if field.name not in OF_THE_START]:
+        new, old = getattr(config, name), getattr(known, name)
+        if new != old:
+            raise CheckpointError(
+                f"{directory}/config.json: {name} is {new}, and the engine runs a model with {old}: only weights of "
+                "the same architecture can take its place; start an engine with this one"
+            )
+    digest = digest_of(directory)
+    params = allocate(config, dtype, torch.device("cpu"))
+    load_weights(directory, slots(config, params), config.tied, of_mtp_layers(tensor_names(directory)))
+    if digest_of(directory) != digest:
+        raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
+    return NewWeights(params, digest)
+
+
+def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
+    """Copy the weights to where the model has its own, a layer at each step, and say True.
+
+    Nothing else may run meanwhile.
+    """
+    for block, layer in zip(model.blocks, params.layers, strict=True):
+        _put_layer(block, layer)
+        yield True
+    model.blocks[-1].next_norm.copy_(params.norm)
+    refill(model.head, params.head, None)
+    if model.embedding is not None:
+        model.embedding.copy_(params.embedding)
+    yield True
+
+
+def _put_layer(block: Block, layer: Layer) -> None:
+    block.input_norm.copy_(layer.input_norm)
+    block.mlp_norm.copy_(layer.mlp_norm)
+    if block.qk_norm is not None and layer.qk_norm is not None:
+        block.qk_norm.copy_(layer.qk_norm)
+    refill(block.qkv, layer.qkv, layer.qkv_bias)
+    refill(block.output, layer.output, layer.output_bias)
+    refill(block.gate_up, layer.gate_up, layer.gate_up_bias)
+    refill(block.down, layer.down, layer.down_bias)

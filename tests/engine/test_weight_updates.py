@@ -1,0 +1,205 @@
+"""Weights that are replaced while an engine runs: new tokens from then on, and no page of the old weights anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+from other_weights import NAME, checkpoint
+from safetensors.numpy import load_file, save_file
+
+from gapless import LLM, SamplingParams
+from gapless.base.config import EngineConfig
+from gapless.base.errors import EngineDeadError, RequestError
+from gapless.base.records import PageChange
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.core import build_core
+from gapless.engine.process_backend import ProcessBackend
+from gapless.engine.thread_backend import ThreadBackend
+from gapless.model.config import resolve_model_dir
+
+OPTIONS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 512, "num_gpu_blocks_override": 80}
+PROMPT = "The quick brown fox jumps over the lazy dog near the river bank. " * 10
+SHORT = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("weights") / "other")
+
+
+def answer(llm, params=SHORT):
+    output = llm.generate(PROMPT, params, use_tqdm=False)[0]
+    return output.outputs[0].token_ids, output.num_cached_tokens
+
+
+@pytest.fixture(scope="module")
+def wanted(other):
+    """The tokens of both, each in an engine that has had no other weights."""
+    found = {}
+    for name in ("demo", str(other)):
+        with LLM(name, **OPTIONS) as llm:
+            found[name] = answer(llm, LONG)[0]
+    old, new = found.values()
+    assert old[:16] != new[:16], "both were meant to have tokens of their own"
+    return old, new
+
+
+def test_new_weights_give_their_own_tokens_and_find_no_page_of_the_old(other, wanted):
+    old, new = wanted
+    with LLM("demo", **OPTIONS) as llm:
+        assert answer(llm) == (old[:16], 0) and answer(llm)[1] > 256
+        graphs = llm.stats().graph_steps
+        llm.update_weights(str(other))
+        assert answer(llm) == (new[:16], 0)
+        assert answer(llm)[1] > 256, "pages of the new weights are shared as usual"
+        assert llm.stats().graph_steps > graphs > 0, "steps were meant to be replays, of the graphs from before"
+        llm.update_weights(str(resolve_model_dir("demo")))
+        assert answer(llm) == (old[:16], 0)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"batch_invariant": True}, {"enforce_eager": True}])
+def test_every_layout_of_weights_is_filled_as_at_a_start(other, options):
+    with LLM(str(other), **{**OPTIONS, **options}) as llm:
+        expected = answer(llm)[0]
+    with LLM("demo", **{**OPTIONS, **options}) as llm:
+        before = answer(llm)[0]
+        llm.update_weights(str(other))
+        assert answer(llm)[0] == expected != before
+
+
+def test_no_tier_gives_a_page_of_the_old_weights(other, wanted, tmp_path, monkeypatch):
+    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)  # the machine may be busy
+    tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
+    with LLM("demo", **{**OPTIONS, "num_gpu_blocks_override": 40}, kv_tiers=tiers) as llm:
+        answer(llm)
+        deadline = time.monotonic() + 20
+        while llm.stats().lower_stored[0] < 16 and time.monotonic() < deadline:
+            llm.generate("x", SHORT, use_tqdm=False)
+        assert llm.stats().lower_stored[0] >= 16
+        llm.update_weights(str(other))
+        assert llm.stats().tier_used == 0
+        assert answer(llm) == (wanted[1][:16], 0)
+        assert llm.stats().tier_loaded == llm.stats().lower_loaded[0] == 0
+
+
+def test_what_is_no_checkpoint_of_the_same_model_is_refused_and_changes_nothing(other, wanted, tmp_path):
+    short = checkpoint(tmp_path / "short")
+    tensors = load_file(short / NAME)
+    last = max(name for name in tensors if name.endswith("down_proj.weight"))
+    save_file({name: tensor for name, tensor in tensors.items() if name != last}, short / NAME)
+    wide = checkpoint(tmp_path / "wide")
+    save_file({**tensors, last: tensors[last][:, :-1].copy()}, wide / NAME)
+    cut = checkpoint(tmp_path / "cut")
+    (cut / NAME).write_bytes((other / NAME).read_bytes()[:-1000])
+    pickled = checkpoint(tmp_path / "pickled")
+    (pickled / NAME).unlink()
+    (pickled / "pytorch_model.bin").write_bytes(b"no tensors")
+    cases = {
+        checkpoint(tmp_path / "layers", num_hidden_layers=1): "config.json: layers is 1, and the engine runs a model",
+        checkpoint(tmp_path / "theta", rope_theta=123.0): "config.json: rope is",
+        short: f"tensor '{last}' is missing",
+        wide: f"tensor '{last}' has shape",
+        cut: "truncated",
+        pickled: "pickled weights are not read",
+        tmp_path / "nothing": "is no directory",
+    }
+    with LLM("demo", **OPTIONS) as llm:
+        answer(llm)
+        for path, words in cases.items():
+            with pytest.raises(RequestError, match=words) as refused:
+                llm.update_weights(str(path))
+            assert refused.value.param == "model_path"
+        tokens, cached = answer(llm)
+        assert tokens == wanted[0][:16] and cached > 256, "all is as it was, and so is the cache"
+
+
+async def run(llm, params):
+    async for output in llm.generate(PROMPT, params):
+        last = output
+    return last.outputs[0].token_ids
+
+
+async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_the_new(other, wanted):
+    old, new = wanted
+    seen = []
+    llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS))
+    llm.send_page_events(seen.extend)
+    async with llm:
+        streams = [await llm.open(PROMPT, LONG) for _ in range(6)]  # more than there are rows
+        await streams[0].next()
+        update = asyncio.create_task(llm.update_weights(str(other)))
+        twice = asyncio.create_task(llm.update_weights(str(other)))
+        later = []
+        while not update.done():
+            later += [asyncio.create_task(run(llm, SHORT))] * (len(later) < 6)
+            await asyncio.sleep(0.05)
+        await update
+        with pytest.raises(RequestError, match="another update of the weights is under way"):
+            await twice
+        for stream in streams:
+            while not stream.finished:
+                await stream.next()
+            assert stream.snapshot().outputs[0].token_ids == old
+        assert await run(llm, SHORT) == new[:16]
+        got = await asyncio.gather(*later)
+        assert got[-1] == new[:16] and all(tokens in (old[:16], new[:16]) for tokens in got), "none has tokens of both"
+    assert [event.change for event in seen].count(PageChange.CLEARED) == 2, "at the start, and with the new weights"
+
+
+async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(other, wanted):
+    made = []
+
+    def build():
+        made.append(build_core(EngineConfig("demo", **OPTIONS, max_num_queued_reqs=3)))
+        return made[0]
+
+    async with AsyncLLM.from_config(EngineConfig("demo", **OPTIONS), ThreadBackend(build)) as llm:
+        running = await llm.open(PROMPT, LONG)
+        await running.next()
+        update = asyncio.create_task(llm.update_weights(str(other)))
+        while not made[0].paused:
+            await asyncio.sleep(0.001)
+            assert not running.finished, "the request was meant to run longer than the files are read"
+        waiting = [await llm.open(PROMPT, SHORT, f"wait-{number}") for number in range(4)]
+        await llm.abort("wait-0")
+        await update
+        ended = []
+        for stream in waiting[1:]:
+            try:
+                while not stream.finished:
+                    await stream.next()
+                ended.append(stream.snapshot().outputs[0].token_ids)
+            except Exception as error:
+                ended.append(type(error).__name__)
+        assert ended.count("QueueFullError") == 1 and ended.count(wanted[1][:16]) == 2
+
+
+async def test_an_update_under_way_ends_with_the_engine(other):
+    llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS))
+    await llm.start()
+    update = asyncio.create_task(llm.update_weights(str(other)))
+    await asyncio.sleep(0)
+    await llm.close()
+    with pytest.raises(EngineDeadError):
+        await update
+
+
+async def test_a_process_that_follows_one_that_died_begins_with_the_weights_loaded_last(other, wanted):
+    config = EngineConfig("demo", **OPTIONS)
+    backend = ProcessBackend(config)
+    async with AsyncLLM.from_config(config, backend) as llm:
+        assert await run(llm, SHORT) == wanted[0][:16]
+        await llm.update_weights(str(other))
+        assert await run(llm, SHORT) == wanted[1][:16]
+        os.kill(backend.pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while backend.ready():
+                await asyncio.sleep(0.01)
+            while not backend.ready():
+                await asyncio.sleep(0.1)
+        assert await run(llm, SHORT) == wanted[1][:16]

@@ -1,0 +1,24 @@
+"""Checksums of pages in Triton's interpreter; run by tests/kernels/test_page_sums_triton.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from page_cases import check_changes, check_definition
+
+from gapless.kernels import all_triton
+
+
+@pytest.mark.parametrize("words", [1, 7, 4096, 4097, 40_000])
+def test_each_word_counts_by_its_place(words):
+    check_definition(all_triton.KERNELS, words, "cpu", words)
+
+
+@pytest.mark.parametrize("words", [33, 5000])
+def test_flips_in_pairs_and_words_that_change_places_are_found(words):
+    check_changes(all_triton.KERNELS, words, "cpu", 1)
