@@ -45,9 +45,9 @@ def play(seed, device, depth, chain=None):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_rows_of_several_adapters_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
+def test_rows_of_several_adapters_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
     preempted = cached = captured = loads = 0
-    seeds = 6 if request.config.getoption("--guard-races") else 24
+    seeds = 6 if raced else 24
     with guarded_steps.rest():
         for seed in range(500, 500 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
@@ -60,8 +60,8 @@ def test_rows_of_several_adapters_get_the_tokens_of_a_direct_computation(depth, 
 
 
 @pytest.mark.parametrize("chain", [2, 8])
-def test_they_run_in_chains(chain, request, guarded_steps):
-    seeds = range(600, 603 if request.config.getoption("--guard-races") else 608)
+def test_they_run_in_chains(chain, raced, guarded_steps):
+    seeds = range(600, 603 if raced else 608)
     with guarded_steps.rest():
         chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
     assert chained > 2 * len(seeds)

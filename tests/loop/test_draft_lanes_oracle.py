@@ -34,10 +34,10 @@ def answers_of(seed: int, jobs: Callable[[int], list[Job]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, request, guarded_steps):
+def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, raced, guarded_steps):
     accepted = drafted = wishes = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in (0, 1, 3, 5) if request.config.getoption("--guard-races") else range(8):
+        for seed in (0, 1, 3, 5) if raced else range(8):
             shape, jobs, answers = sizes(seed), sampled(seed), answers_of(seed, sampled)
             graphs = captures_at_once(shape) if seed % 2 else {}
             device, kernels = SimDevice(seed + depth, maps_host=seed % 3 == 0), native.load() if seed % 4 < 2 else None

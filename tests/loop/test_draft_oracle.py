@@ -39,10 +39,10 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_drafts_change_no_token(depth, errs, request, guarded_steps):
+def test_drafts_change_no_token(depth, errs, raced, guarded_steps):
     accepted = drafted = preempted = captured = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in range(0, 16, 2 if request.config.getoption("--guard-races") else 1):
+        for seed in range(0, 16, 2 if raced else 1):
             loop = play(seed, SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0), depth, errs)
             accepted += int(loop.launcher.gate.counts.accepted.sum())
             drafted += loop.launcher.gate.counts.draft_tokens

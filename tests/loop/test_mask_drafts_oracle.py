@@ -93,8 +93,8 @@ def play(
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, errs, request, guarded_steps):
-    seeds = range(105, 107) if request.config.getoption("--guard-races") else range(100, 108)
+def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, errs, raced, guarded_steps):
+    seeds = range(105, 107) if raced else range(100, 108)
     with guarded_steps.rest():
         played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, errs) for seed in seeds]
     drafted, accepted = sum(one.drafted for one in played), sum(one.accepted for one in played)
@@ -106,8 +106,8 @@ def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, e
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_tokens_that_a_matcher_leaves_no_choice_about_are_drafts_and_always_right(depth, request, guarded_steps):
-    seeds = range(104, 107) if request.config.getoption("--guard-races") else range(100, 108)
+def test_tokens_that_a_matcher_leaves_no_choice_about_are_drafts_and_always_right(depth, raced, guarded_steps):
+    seeds = range(104, 107) if raced else range(100, 108)
     with guarded_steps.rest():
         played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, None) for seed in seeds]
     assert expected_drafts(played) > 30

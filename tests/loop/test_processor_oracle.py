@@ -60,10 +60,10 @@ def play(seed: int, device: Device, depth: int | None, chain: int | None = None,
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_processed_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
+def test_processed_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
     preempted = cached = captured = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 3 if request.config.getoption("--guard-races") else 8
+    seeds = 3 if raced else 8
     with guarded_steps.rest():
         for seed in range(100, 100 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
