@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +25,8 @@ PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 RACED = ("tests/loop/", "tests/engine/", "::test_no_seed_of_the_simulator_fails")
 UNRACED = (
     *PLANTED, "test_process_backend.py", "test_inputs.py", "test_messages.py", "test_wire.py", "test_pulse.py",
-    "test_stream.py", "test_merged.py", "test_driver.py", "test_watch.py", "test_llm.py", "test_async_llm.py", "test_expected_tokens.py",
-    "::test_the_record_of_the_exact_model",
+    "test_stream.py", "test_merged.py", "test_driver.py", "test_watch.py", "test_llm.py", "test_async_llm.py",
+    "test_expected_tokens.py", "::test_the_record_of_the_exact_model",
 )  # fmt: skip
 """Of the engine's tests, those with a test double in the place of a loop, or with none."""
 ENOUGH = {"seed": 4, "batch": 4, "share": 1}

@@ -7,14 +7,13 @@ import random
 import numpy as np
 import pytest
 from adapted_checksum import NUMBERS, adapted_loop, expected
-from harness import captures_at_once, check_at_rest, run, script, sizes
+from harness import captures_at_once, check_at_rest, kernels_for, run, script, sizes
 from mutation.tools import replaced
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice
-from gapless.kernels import native
 from gapless.memory.adapters import AdapterSlots
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock
@@ -32,7 +31,7 @@ def adapted_jobs(seed):
 def play(seed, device, depth, chain=None):
     shape, jobs = sizes(seed), adapted_jobs(seed)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     loop = adapted_loop(device, shape, depth, chain=chain, kernels=kernels, **graphs)
     run(loop, jobs)
     for job in jobs:

@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, captures_at_once, check_at_rest, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
 from mutation.tools import replaced
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
 
@@ -17,7 +17,6 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, Device
-from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.slots import Slots
@@ -38,7 +37,7 @@ def asking_jobs(seed, max_len):
 def play(seed: int, device: Device, depth: int | None, chain: int | None = None) -> Loop:
     shape, jobs = sizes(seed), asking_jobs(seed, 48)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
     return run_directly(loop, jobs)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, kernels_for, run, script, sizes
 
 from gapless.device import CpuDevice
-from gapless.kernels import native
 from gapless.loop.loop import Loop
 from gapless.testing.sim import SimDevice
 
@@ -51,7 +50,7 @@ def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
     graphs = captures_at_once(shape) if seed // BATCHES % 2 else {}
     loop = checksum_loop(
         device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
-        kernels=native.load() if seed // BATCHES % 4 else None, **graphs
+        kernels=kernels_for(seed), **graphs
     )  # fmt: skip
     run(loop, jobs)
     for job in jobs:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from oracle_drafter import Oracle, OracleHead, drafts_beside_chunks
 
 from gapless.device import Device
-from gapless.kernels import native
 from gapless.loop.loop import Loop
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
@@ -19,7 +18,7 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
-    kernels = native.load() if seed % 3 else None
+    kernels = kernels_for(seed)
     kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
     model, oracle = kind(VOCAB, shape.max_len), Oracle(VOCAB, DRAFTS, errs)
     speculation = Speculation(DRAFTS, oracle, shape.rows)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, WaryModel, check_at_rest, checksum_loop, run, script, sizes
+from harness import VOCAB, Job, WaryModel, check_at_rest, checksum_loop, kernels_for, run, script, sizes
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
@@ -57,7 +57,7 @@ def test_tokens_with_a_host_tier_equal_the_direct_computation(batch, raced, guar
                 jobs.append(Job(job.request._replace(key=100 + number), again + 3 * number, job.aborts_after))
             device = SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
             host = HostSizes((1, 4, 40)[seed // 4 % 3] * SLOT, 1, 20_000 if depth in (2, 8) else 10**9)
-            loop = checksum_loop(device, shape, depth, WaryModel, host=host)
+            loop = checksum_loop(device, shape, depth, WaryModel, host=host, kernels=kernels_for(seed))
             run(loop, jobs)
             for job in jobs:
                 job.check(f"seed {seed}, depth {depth}, request {job.request.key}")

@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from automaton import FORCING, allowed_after
-from harness import VOCAB, captures_at_once, sizes
+from harness import VOCAB, captures_at_once, kernels_for, sizes
 from scripted_drafter import MOST, Scripted
 from test_mask_oracle import masked_jobs
 from test_sampling_oracle import Varied, answers_to, run_directly
 
 from gapless.base.records import Int32s
 from gapless.device import CpuDevice, Device, build
-from gapless.kernels import native
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
@@ -78,7 +77,7 @@ def play(
     first = FORCING if errs is None else 0
     shape, jobs = sizes(seed), masked_jobs(seed, 48, polls is not None, first)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     answers = [] if errs is None else answers_of(seed, polls is not None)
     speculation = Speculation(MOST, Scripted.new(answers, errs or 0.0), shape.rows)
     loop = build_loop(

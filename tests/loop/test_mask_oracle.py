@@ -12,14 +12,13 @@ import threading
 import numpy as np
 import pytest
 from automaton import ASKED, Automaton, NativeAutomaton
-from harness import VOCAB, Job, captures_at_once, check_at_rest, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Cause, Request
 from gapless.device import CpuDevice, Device, build
-from gapless.kernels import native
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
@@ -47,7 +46,7 @@ def masked_jobs(seed: int, max_len: int, natives: bool, first: int = 0) -> list[
 def play(seed: int, device: Device, depth: int | None, chain: int | None = None, polls: bool | None = None) -> Loop:
     shape, jobs = sizes(seed), masked_jobs(seed, 48, natives=polls is not None)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
     if polls is not None and loop.masks is not None:
         loop.masks.threads = mask_threads.start(loop.masks.mail, polls)

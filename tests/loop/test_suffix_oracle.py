@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
@@ -57,7 +57,7 @@ def play_seed(seed: int, depth: int) -> Loop:
     suffixes = lookup(1 << (3 if seed % 5 == 0 else 10))  # a table of 8 entries is taken over again and again
     jobs = asked_again(script(seed, shape.max_len), seed)
     loop = model_loop(
-        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=native.load() if seed % 3 else None,
+        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_for(seed),
         prefix_caching=seed % 7 != 0, speculation=speculation(suffixes, shape.rows), **graphs
     )  # fmt: skip
     run(loop, jobs)
