@@ -13,6 +13,7 @@ from harness import (
     captures_at_once,
     check_at_rest,
     checksum_loop,
+    kernels_for,
     one_line_for_all,
     run,
     script,
@@ -35,13 +36,13 @@ from gapless.testing.sim import SimDevice, SimStream
 SEEDS = 24
 
 
-def oracle(seed, depth, prepare=None, maps_host=False, mood=None):
+def oracle(seed, depth, prepare=None, maps_host=False, mood=None, kernels=None):
     """One seed of the depth oracle."""
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, mood, maps_host)
     graphs = captures_at_once(shape) if seed % 2 else {}
-    loop = checksum_loop(device, shape, depth, WaryModel, **graphs)
+    loop = checksum_loop(device, shape, depth, WaryModel, kernels=kernels or kernels_for(seed), **graphs)
     if prepare:
         prepare(loop)
     run(loop, jobs)
@@ -51,11 +52,11 @@ def oracle(seed, depth, prepare=None, maps_host=False, mood=None):
     return loop
 
 
-def reasons(depth=4, prepare=None, maps_host=False, mood=None):
+def reasons(depth=4, prepare=None, maps_host=False, mood=None, kernels=None):
     """Why seeds fail, one reason a seed that does."""
     for seed in range(SEEDS):
         try:
-            oracle(seed, depth, prepare, maps_host, mood)
+            oracle(seed, depth, prepare, maps_host, mood, kernels)
         except Exception as error:  # whatever the broken engine runs into
             yield str(error)
 
@@ -202,7 +203,7 @@ def test_inert_rows_writing_to_their_own_pages_are_noticed(monkeypatch):
         return slots(pages, rows, positions, torch.ones_like(active), size)
 
     monkeypatch.setattr(plain, "kv_slots", everyone)
-    assert noticed_once()
+    assert noticed_once(kernels=plain.KERNELS)
 
 
 def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch):
@@ -213,7 +214,7 @@ def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch
         slots(pages, rows, positions, torch.ones_like(active), size)
     )  # fmt: skip
     monkeypatch.setattr(WaryModel, "look", lambda self, *given: None)
-    assert noticed() == []
+    assert noticed(kernels=plain.KERNELS) == []
 
 
 def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
@@ -224,7 +225,7 @@ def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
         advance(rows, line, sizes, given._replace(flags=torch.zeros_like(given.flags)), tables)
 
     monkeypatch.setattr(plain, "advance", never_inert)
-    assert noticed() == []
+    assert noticed(kernels=plain.KERNELS) == []
 
 
 def test_a_bucket_filled_up_with_a_row_that_runs_is_noticed(monkeypatch):
