@@ -26,9 +26,9 @@ RACED = ("tests/loop/", "tests/engine/", "::test_no_seed_of_the_simulator_fails"
 UNRACED = (
     *PLANTED, "test_process_backend.py", "test_inputs.py", "test_messages.py", "test_wire.py", "test_pulse.py",
     "test_stream.py", "test_merged.py", "test_driver.py", "test_watch.py", "test_llm.py", "test_async_llm.py",
-    "test_expected_tokens.py", "::test_the_record_of_the_exact_model",
+    "test_expected_tokens.py", "::test_the_record_of_the_exact_model", "_noticed",
 )  # fmt: skip
-"""Of the engine's tests, those with a test double in the place of a loop, or with none."""
+"""Of the engine's tests, those with a test double in the place of a loop, or with none, and of broken engines."""
 ENOUGH = {"seed": 4, "batch": 4, "share": 1}
 """How many values of a parameter that only draws other numbers are raced."""
 

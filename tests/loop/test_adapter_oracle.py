@@ -80,15 +80,14 @@ def test_a_step_with_adapters_reads_nothing_on_the_host(guarded_steps):
 
 
 def disturbed(mutation):
-    """How many of some seeds give other tokens, or trip over a lease that is broken."""
-    noticed = 0
+    """Whether one of some seeds gives other tokens, or trips over a lease that is broken."""
     with mutation:
         for seed in range(900, 912):
             try:
                 play(seed, SimDevice(seed), 4)
             except AssertionError:
-                noticed += 1
-    return noticed
+                return True
+    return False
 
 
 @pytest.mark.usefixtures("guarded_steps")
