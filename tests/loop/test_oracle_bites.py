@@ -13,7 +13,6 @@ from harness import (
     captures_at_once,
     check_at_rest,
     checksum_loop,
-    kernels_for,
     one_line_for_all,
     run,
     script,
@@ -36,13 +35,13 @@ from gapless.testing.sim import SimDevice, SimStream
 SEEDS = 24
 
 
-def oracle(seed, depth, prepare=None, maps_host=False, mood=None, kernels=None):
+def oracle(seed, depth, prepare=None, maps_host=False, mood=None):
     """One seed of the depth oracle."""
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     device = SimDevice(seed * 8 + depth, mood, maps_host)
     graphs = captures_at_once(shape) if seed % 2 else {}
-    loop = checksum_loop(device, shape, depth, WaryModel, kernels=kernels or kernels_for(seed), **graphs)
+    loop = checksum_loop(device, shape, depth, WaryModel, **graphs)
     if prepare:
         prepare(loop)
     run(loop, jobs)
@@ -52,11 +51,11 @@ def oracle(seed, depth, prepare=None, maps_host=False, mood=None, kernels=None):
     return loop
 
 
-def reasons(depth=4, prepare=None, maps_host=False, mood=None, kernels=None):
+def reasons(depth=4, prepare=None, maps_host=False, mood=None):
     """Why seeds fail, one reason a seed that does."""
     for seed in range(SEEDS):
         try:
-            oracle(seed, depth, prepare, maps_host, mood, kernels)
+            oracle(seed, depth, prepare, maps_host, mood)
         except Exception as error:  # whatever the broken engine runs into
             yield str(error)
 
@@ -203,7 +202,7 @@ def test_inert_rows_writing_to_their_own_pages_are_noticed(monkeypatch):
         return slots(pages, rows, positions, torch.ones_like(active), size)
 
     monkeypatch.setattr(plain, "kv_slots", everyone)
-    assert noticed_once(kernels=plain.KERNELS)
+    assert noticed_once()
 
 
 def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch):
@@ -214,7 +213,7 @@ def test_inert_rows_in_their_own_pages_harm_nobody_while_leases_hold(monkeypatch
         slots(pages, rows, positions, torch.ones_like(active), size)
     )  # fmt: skip
     monkeypatch.setattr(WaryModel, "look", lambda self, *given: None)
-    assert noticed(kernels=plain.KERNELS) == []
+    assert noticed() == []
 
 
 def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
@@ -225,7 +224,7 @@ def test_finished_rows_that_go_on_harm_nobody_while_leases_hold(monkeypatch):
         advance(rows, line, sizes, given._replace(flags=torch.zeros_like(given.flags)), tables)
 
     monkeypatch.setattr(plain, "advance", never_inert)
-    assert noticed(kernels=plain.KERNELS) == []
+    assert noticed() == []
 
 
 def test_a_bucket_filled_up_with_a_row_that_runs_is_noticed(monkeypatch):

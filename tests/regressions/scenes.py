@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, kernels_for, run, script, sizes
+from harness import MOST_TURNS, VOCAB, Job, check_at_rest, checksum_loop, run, script, sizes
 from torch import Tensor
 
 from gapless.base.errors import GaplessError
@@ -64,7 +64,7 @@ def crowd(seed: int, depth: int = 8, tweak: Tweak | None = None, mood: str | Non
     """A drawn script (shared prefixes, stops, aborts, a pool that is too small) on a drawn engine."""
     shape = sizes(seed)
     device = SimDevice(seed, mood, maps_host=seed % 2 == 0)
-    loop = checksum_loop(device, shape, depth, kernels=kernels_for(seed), **options)
+    loop = checksum_loop(device, shape, depth, **options)
     if tweak is not None:
         tweak(loop)
     return play(loop, script(seed, shape.max_len))
