@@ -7,7 +7,7 @@ import threading
 import time
 
 from gapless.base.peers import PeerAddress, PeerPlan
-from gapless.tiers.frames import ANSWERS, ASK, KEY_BYTES, PAGE, FrameKind, FrameSocket, PeerError, admit, keys_in
+from gapless.tiers.frames import ANSWERS, ASK, KEY_BYTES, LENT, PAGE, FrameKind, FrameSocket, PeerError, admit, keys_in
 from gapless.tiers.peer import PeerTier
 from gapless.tiers.seam import Found, TierSetup
 
@@ -51,6 +51,8 @@ class WrongPeer:
         self.pages = pages
         """(bytes, checksum) by key"""
         self.asked = 0
+        self.fd, self.lends = -1, False
+        """Its memory, and whether it sends places in it"""
         self._namespace, self._key = namespace, key
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -77,8 +79,11 @@ class WrongPeer:
                 return
             admit(peer, self._key, self._namespace)
             while peer.wait():
-                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH)
-                (self._answer if kind is FrameKind.ASK else self._give)(raw, peer, body)
+                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP)
+                if kind is FrameKind.MAP:
+                    peer.send_memory(self.fd)
+                else:
+                    (self._answer if kind is FrameKind.ASK else self._give)(raw, peer, body)
         except (PeerError, OSError):
             pass
         finally:
@@ -104,6 +109,9 @@ class WrongPeer:
         for number, key in enumerate(keys_in(body, len(body) // KEY_BYTES)):
             data, checksum = self.pages[key]
             second = number == 1
+            if self.lends:
+                peer.send(FrameKind.LENT, LENT.pack(checksum, len(data), len(data) + 1))
+                continue
             if second and self.mood == "torn page":
                 peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")

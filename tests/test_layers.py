@@ -67,6 +67,7 @@ LINES = {
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,
     "peers: prefill and decode apart": 1_740,
+    "peers of one host read memory in place": 230,
     "penalties, biases, bad words": 750,
     "pinned memory under numpy, CUDA's graphs, types and autocast under the sanitizer": 680,
     "processes under the sanitizer, the parts of an emulated CUDA": 650,

@@ -17,6 +17,9 @@ from gapless.memory.events import PageEvents
 REPORT_BUSY = 0.05
 """How old the numbers of a busy engine may be, seconds."""
 REPORT_IDLE = 1.0
+REST_SECONDS = 0.25
+"""An engine is at rest when nothing has come for this long. A capture takes about 0.1 s, which requests that come then
+wait for: under a load of some requests a second those between two of them cost more than they bring."""
 SEND_STEPS_SECONDS = 0.05
 NO_STEPS = StepTable.of()
 
@@ -92,7 +95,7 @@ class EngineDriver:
         self._page_events: PageEvents | None = None
         self._reported = 0.0
         self._worked = False
-        self._stopped = False
+        self._stopped = self._rested = False
         port.ring_with(core.bell.ring)
 
     def run(self) -> None:
@@ -110,8 +113,9 @@ class EngineDriver:
         # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
         messages = self._port.receive(0.0)
         # What has come goes before what may come of use later.
-        if not messages and not busy and not self._core.rest():
-            messages = self._port.receive(REPORT_IDLE)
+        if not messages and not busy:
+            messages = self._rest()
+        self._rested = self._rested and not messages
         for message in messages:
             self._take(message)
         if self._core.has_work() and not self._stopped:
@@ -120,6 +124,13 @@ class EngineDriver:
             self._step()
             self._report(REPORT_BUSY)
             self._show()
+
+    def _rest(self) -> Sequence[m.ToCore]:
+        """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
+        if not self._rested and (messages := self._port.receive(REST_SECONDS)):
+            return messages
+        self._rested = True
+        return [] if self._core.rest() else self._port.receive(REPORT_IDLE)
 
     def _flush(self) -> None:
         """Send what there is to say. Open requests bound what gathers for a front that does not read.

@@ -8,6 +8,7 @@ length, which has a bound; whatever takes too long, or is not as it should be, e
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import socket
 import struct
@@ -26,7 +27,7 @@ MAX_FETCH = 64
 """Pages of one fetch"""
 MAX_NAME = 512
 """Bytes of the name of a request"""
-_MAGIC = b"gaplessP1"
+_MAGIC = b"gaplessP2"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
@@ -34,6 +35,10 @@ ASK = struct.Struct("<BI")
 """Begins a question: bytes of the request's name, keys"""
 PAGE = struct.Struct("<qI")
 """Stands before a page: checksum, bytes"""
+LENT = struct.Struct("<qIQ")
+"""Checksum, bytes, and where they begin in the memory that the taker has mapped"""
+MEMORY = struct.Struct("<?")
+"""Whether a file follows"""
 ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
 
 
@@ -54,6 +59,12 @@ class FrameKind(IntEnum):
     """A page; its bytes follow the frame."""
     GONE = 9
     """The next page is not there."""
+    MAP = 10
+    """May your memory be read in place? Asked at a unix socket."""
+    MEMORY = 11
+    """It may, or not; the file comes with the frame."""
+    LENT = 12
+    """A page in that memory. It stays as it is until the taker's next frame, which may be a FETCH of nothing."""
 
 
 LIMITS = {
@@ -66,6 +77,9 @@ LIMITS = {
     FrameKind.FETCH: MAX_FETCH * KEY_BYTES,
     FrameKind.PAGE: PAGE.size,
     FrameKind.GONE: 0,
+    FrameKind.MAP: 0,
+    FrameKind.MEMORY: MEMORY.size,
+    FrameKind.LENT: LENT.size,
 }
 
 
@@ -85,7 +99,7 @@ class FrameSocket:
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, kind: FrameKind, *parts: bytes, page: bytes = b"", seconds: float = SECONDS) -> None:
+    def send(self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = SECONDS) -> None:
         """Send a frame, and the page that follows it. Raises OSError."""
         body = b"".join(parts)
         self._raw.settimeout(seconds)
@@ -117,6 +131,30 @@ class FrameSocket:
             if not count:
                 raise PeerError("the peer has closed the connection")
             memory = memory[count:]
+
+    @property
+    def local(self) -> bool:
+        """Return whether the peer is a process of this host that files can be sent to."""
+        return self._raw.family == socket.AF_UNIX
+
+    def send_memory(self, fd: int) -> None:
+        """Answer MAP with this file, or with none if it is -1. Raises OSError."""
+        self._raw.settimeout(SECONDS)
+        frame = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(fd >= 0)
+        sent = socket.send_fds(self._raw, [frame], [fd]) if fd >= 0 else self._raw.send(frame)
+        self._raw.sendall(frame[sent:])
+
+    def receive_memory(self) -> int:
+        """Return the file of a MEMORY frame, for the caller to close, or -1. Raises OSError."""
+        self._raw.settimeout(SECONDS)
+        size = _HEAD.size + MEMORY.size
+        frame, files, _, _ = socket.recv_fds(self._raw, size, 1)
+        expected = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(bool(files))
+        if frame != expected:
+            for fd in files:
+                os.close(fd)
+            raise PeerError("the peer sent something else than its memory")
+        return files[0] if files else -1
 
     def wait(self) -> bool:
         """Wait, however long, until the peer says something; return whether that is more than its end."""

@@ -18,6 +18,7 @@ from gapless.tiers.frames import (
     ANSWERS,
     ASK,
     KEY_BYTES,
+    LENT,
     PAGE,
     FrameKind,
     FrameSocket,
@@ -27,7 +28,7 @@ from gapless.tiers.frames import (
     keys_in,
 )
 from gapless.tiers.seam import Namespace
-from gapless.tiers.shelf import Shelf
+from gapless.tiers.shelf import Shelf, ShelfPage
 
 MAX_CONNECTIONS = 64
 LOOK_SECONDS = 1.0
@@ -72,6 +73,7 @@ class PeerServer:
         for thread in threads:
             thread.join(LOOK_SECONDS)
         self._listener.close()
+        self._shelf.memory.close()
         if self._path:
             os.unlink(self._path)
 
@@ -96,11 +98,20 @@ class PeerServer:
                 thread.start()
 
     def _serve(self, peer: FrameSocket) -> None:
+        lent, shared = list[ShelfPage](), False
         try:
             admit(peer, self._key, self._namespace)
             while peer.wait():
-                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH)
-                (self._answer if kind is FrameKind.ASK else self._send)(peer, body)
+                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP)
+                self._shelf.give_back(lent)
+                lent.clear()
+                if kind is FrameKind.ASK:
+                    self._answer(peer, body)
+                elif kind is FrameKind.FETCH:
+                    self._send(peer, body, lent, shared)
+                else:
+                    shared = peer.local and self._shelf.memory.fd >= 0
+                    peer.send_memory(self._shelf.memory.fd if shared else -1)
         except PeerRefused as error:
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
@@ -108,6 +119,7 @@ class PeerServer:
         except OSError as error:  # it may come again
             log.debug("a peer has gone: %s", error)
         finally:
+            self._shelf.give_back(lent)
             with self._lock:
                 del self._connections[peer]
             peer.close()
@@ -120,13 +132,19 @@ class PeerServer:
         keys = keys_in(body[ASK.size + length :], count)
         peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))
 
-    def _send(self, peer: FrameSocket, body: bytes) -> None:
+    def _send(self, peer: FrameSocket, body: bytes, lent: list[ShelfPage], shared: bool) -> None:
+        """Send the pages, or where they are in memory that the peer has mapped; they are lent from then on."""
         for key in keys_in(body, len(body) // KEY_BYTES):
-            page = self._shelf.get(key)
+            page = self._shelf.lend(key)
             if page is None:
                 peer.send(FrameKind.GONE)
                 return
-            peer.send(FrameKind.PAGE, PAGE.pack(page.checksum, len(page.data)), page=page.data)
+            lent.append(page)
+            if shared:
+                start = page.place * self._shelf.memory.place_bytes
+                peer.send(FrameKind.LENT, LENT.pack(page.checksum, len(page.data), start))
+            else:
+                peer.send(FrameKind.PAGE, PAGE.pack(page.checksum, len(page.data)), page=page.data)
 
 
 def _listen(address: PeerAddress) -> socket.socket:

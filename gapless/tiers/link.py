@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from gapless.base.peers import PeerAddress
 from gapless.tiers.frames import (
     ANSWERS,
     ASK,
+    LENT,
     MAX_FETCH,
     MAX_KEYS,
     PAGE,
@@ -23,9 +27,12 @@ from gapless.tiers.frames import (
     greet,
 )
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage
+from gapless.tiers.shared import Bytes, Copies, mapped
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
 """Seconds for which a peer is left alone after failures"""
+PAGES = (FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
+"""What answers a fetch"""
 REPEAT_SECONDS = 0.005
 """How often a peer is asked about pages that are to come"""
 
@@ -77,16 +84,18 @@ class PeerLink:
     """
 
     def __init__(
-        self, address: PeerAddress, key: bytes, namespace: Namespace, ended: Callable[[JobEnd], None],
-        back_off: float = FIRST_BACK_OFF,
+        self, address: PeerAddress, key: bytes, namespace: Namespace, copies: Copies,
+        ended: Callable[[JobEnd], None], back_off: float = FIRST_BACK_OFF,
     ) -> None:  # fmt: skip
         """`ended` is called, from the thread, with the end of each load."""
         self.address = address
         self.error = ""
         """Why there is no connection"""
-        self._key, self._namespace, self._ended = key, namespace, ended
+        self._key, self._namespace, self._copies, self._ended = key, namespace, copies, ended
         self._first = self._back_off = back_off
         self._peer: FrameSocket | None = None
+        self._memory: Bytes | None = None
+        """The peer's pages, where it is a process of this host"""
         self._tried = self._next_try = 0.0
         self._orders: deque[LinkQuestion | LinkLoad] = deque()
         self._open: list[LinkQuestion] = []
@@ -190,14 +199,29 @@ class PeerLink:
         peer = self._connected(named=False)
         pages = load.pages[:MAX_FETCH]
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
+        lent: list[tuple[memoryview, int, int]] = []
         for page in pages:
-            kind, body = peer.receive(FrameKind.PAGE, FrameKind.GONE)
+            kind, body = peer.receive(*PAGES)
             if kind is FrameKind.GONE:
-                return
-            if len(body) != PAGE.size or (sizes := PAGE.unpack(body))[1] != len(page.slot):
+                break
+            form = LENT if kind is FrameKind.LENT else PAGE
+            if len(body) != form.size or (said := form.unpack(body))[1] != len(page.slot):
                 raise PeerError("the peer sent a page of another size")
-            peer.fill(page.slot, time.monotonic() + SECONDS)
-            load.checksums.append(sizes[0])
+            if kind is FrameKind.PAGE:
+                peer.fill(page.slot, time.monotonic() + SECONDS)
+                load.checksums.append(said[0])
+            else:
+                lent.append((page.slot, said[0], said[2]))
+        if lent and not load.cancelled:
+            slots, checksums, starts = zip(*lent, strict=True)
+            self._copies.each(self._copy, slots, starts)
+            load.checksums += checksums
+            peer.send(FrameKind.FETCH)  # of nothing: what was lent is given back
+
+    def _copy(self, slot: memoryview, start: int) -> None:
+        if self._memory is None or start + len(slot) > len(self._memory):
+            raise PeerError("the peer lent a page outside of its memory")
+        np.copyto(np.frombuffer(slot, np.uint8), self._memory[start : start + len(slot)])
 
     def _connected(self, named: bool) -> FrameSocket:
         """Return the connection. A peer that a request names is tried again before its time. Raises OSError."""
@@ -215,6 +239,7 @@ class PeerLink:
         try:
             self._peer = peer = FrameSocket(_connection(self.address))
             greet(peer, self._key, self._namespace)
+            self._memory = _memory_of(peer) if peer.local else None
         except OSError:
             self._lose()
             raise
@@ -239,10 +264,21 @@ class PeerLink:
         """There is no connection any more, or none yet: the peer is left alone for a while."""
         if self._peer is not None:
             self._peer.close()
-            self._peer = None
+            self._peer = self._memory = None
         self._tried = time.monotonic()
         self._next_try = self._tried + self._back_off
         self._back_off = min(2 * self._back_off, LAST_BACK_OFF)
+
+
+def _memory_of(peer: FrameSocket) -> Bytes | None:
+    peer.send(FrameKind.MAP)
+    fd = peer.receive_memory()
+    if fd < 0:
+        return None
+    try:
+        return mapped(fd)
+    finally:
+        os.close(fd)
 
 
 def _connection(address: PeerAddress) -> socket.socket:

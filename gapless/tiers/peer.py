@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import takewhile
 
 from gapless.base.peers import PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.tiers.giving import PeerServer
 from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerLink
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
 from gapless.tiers.worker import TierQuestion, TierWorker
 
@@ -32,11 +34,13 @@ class PeerTier:
     def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
         """Listen, and begin to connect. Raises ConfigError."""
         namespace = setup.namespace
-        self.shelf = Shelf(setup.nbytes or SHELF_BYTES)
+        self.shelf = Shelf(setup.nbytes or SHELF_BYTES, max(setup.slot_bytes))
         self._ended: deque[JobEnd] = deque()
+        self._copies = Copies()
         self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf) if plan.listen else None
         self.links = {
-            str(peer): PeerLink(peer, plan.key, namespace, self._ended.append, back_off) for peer in plan.peers
+            str(peer): PeerLink(peer, plan.key, namespace, self._copies, self._ended.append, back_off)
+            for peer in plan.peers
         }
         self._asked: dict[Hashable, list[LinkQuestion]] = {}
         self._has: OrderedDict[bytes, PeerLink] = OrderedDict()
@@ -75,11 +79,8 @@ class PeerTier:
         return found
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        done: list[int] = []
-        for page in pages:
-            if not self.shelf.put(page.key, page.slot, page.checksum):
-                break
-            done.append(page.checksum)
+        kept = self._copies.each(lambda page: self.shelf.put(page.key, page.slot, page.checksum), pages)
+        done = [page.checksum for page, _ in takewhile(lambda one: one[1], zip(pages, kept, strict=True))]
         nbytes = sum(len(page.slot) for page in pages[: len(done)])
         self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
 
@@ -110,6 +111,7 @@ class PeerTier:
             link.close()
         if self.server is not None:
             self.server.close()
+        self._copies.close()
 
 
 class PeerWorker(TierWorker):

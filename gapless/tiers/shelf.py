@@ -1,18 +1,20 @@
 """Pages that peers may take: copies in memory of their own, and what is known of the requests that they belong to.
 
-What is kept here is immutable bytes, so that a reader on its way over a network holds nothing of the engine, and never
-sees a page change. The loop's tier puts pages here, threads of connections read them.
+What is kept here is a copy, so that a reader on its way over a network holds nothing of the engine. A page that is lent
+keeps its place until it is given back, so that no reader sees one change. The loop's tier puts pages here, threads of
+connections read them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gapless.tiers.seam import Found
+from gapless.tiers.shared import PageMemory
 
 PAGE_SECONDS = 60.0
 """How long a page is kept that no peer asks for"""
@@ -26,7 +28,8 @@ MAX_NAMES = 65_536
 class ShelfPage(NamedTuple):
     """A page on the shelf."""
 
-    data: bytes
+    place: int
+    data: memoryview
     checksum: int
     until: float
 
@@ -43,8 +46,14 @@ class NamedRequest(NamedTuple):
 class Shelf:
     """Holds at most `nbytes` of pages; those that peers have not asked for the longest make room. For any thread."""
 
-    def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._size = nbytes
+    def __init__(self, nbytes: int, place_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`place_bytes` are those of the largest page."""
+        self.memory = PageMemory(max(1, nbytes // place_bytes), place_bytes)
+        self._free = list(range(max(1, nbytes // place_bytes)))
+        self._lent: Counter[int] = Counter()
+        """Readers of places"""
+        self._left: set[int] = set()
+        """Places of pages that are gone, and still lent"""
         self._clock = clock
         self._lock = threading.Lock()
         self._pages: OrderedDict[bytes, ShelfPage] = OrderedDict()
@@ -56,22 +65,29 @@ class Shelf:
     # For the tier.
 
     def put(self, key: bytes, data: memoryview, checksum: int) -> bool:
-        """Keep a copy of this page; false if it is larger than all there is."""
-        if len(data) > self._size:
+        """Keep a copy of this page; false if it is too large, or all room is lent."""
+        if len(data) > self.memory.place_bytes:
             return False
         with self._lock:
-            known = self._take(key)
             # A page that is here is the same page: its bytes follow from its key.
-            kept = known or ShelfPage(bytes(data), checksum, 0.0)
-            while self._pages and self.used + len(kept.data) > self._size:
-                self._take(next(iter(self._pages)))
-            self._lay(key, kept)
+            if (known := self._pages.pop(key, None)) is not None:
+                self._lay(key, known)
+                return True
+            while self._pages and not self._free:
+                self._remove(next(iter(self._pages)))
+            if not self._free:
+                return False
+            place = self._free.pop()
+        self.memory.write(place, data)
+        with self._lock:
+            self._lay(key, ShelfPage(place, self.memory.read(place, len(data)), checksum, 0.0))
+            self.used += len(data)
         return True
 
     def drop(self, keys: Sequence[bytes]) -> None:
         with self._lock:
             for key in keys:
-                self._take(key)
+                self._remove(key)
 
     def begin(self, name: str) -> None:
         """A request of this name is here: its pages will come."""
@@ -89,13 +105,27 @@ class Shelf:
             self._expire()
             lacks = Found.PENDING if name and self._pending(name) else Found.MISS
             for key in (keys := list(keys)):
-                if (page := self._take(key)) is not None:
+                if (page := self._pages.pop(key, None)) is not None:
                     self._lay(key, page)
             return [Found.HIT if key in self._pages else lacks for key in keys]
 
-    def get(self, key: bytes) -> ShelfPage | None:
+    def lend(self, key: bytes) -> ShelfPage | None:
+        """Return a page, whose bytes stay as they are until `give_back`."""
         with self._lock:
-            return self._pages.get(key)
+            if (page := self._pages.get(key)) is not None:
+                self._lent[page.place] += 1
+            return page
+
+    def give_back(self, pages: Sequence[ShelfPage]) -> None:
+        """The reader of these pages that were lent is done."""
+        with self._lock:
+            for page in pages:
+                self._lent[page.place] -= 1
+                if not self._lent[page.place]:
+                    del self._lent[page.place]
+                    if page.place in self._left:
+                        self._left.remove(page.place)
+                        self._free.append(page.place)
 
     def expire(self) -> None:
         """Give up what no peer has asked for."""
@@ -104,19 +134,21 @@ class Shelf:
 
     # With the lock held.
 
-    def _take(self, key: bytes) -> ShelfPage | None:
-        page = self._pages.pop(key, None)
-        self.used -= len(page.data) if page is not None else 0
-        return page
+    def _remove(self, key: bytes) -> None:
+        if (page := self._pages.pop(key, None)) is not None:
+            self.used -= len(page.data)
+            if page.place in self._lent:
+                self._left.add(page.place)
+            else:
+                self._free.append(page.place)
 
     def _lay(self, key: bytes, page: ShelfPage) -> None:
         self._pages[key] = page._replace(until=self._clock() + PAGE_SECONDS)
-        self.used += len(page.data)
 
     def _expire(self) -> None:
         now = self._clock()
         while self._pages and next(iter(self._pages.values())).until <= now:
-            self._take(next(iter(self._pages)))
+            self._remove(next(iter(self._pages)))
         while self._names:
             name, known = next(iter(self._names.items()))
             if len(self._names) <= MAX_NAMES and known.until + NAME_SECONDS > now:

@@ -306,14 +306,14 @@ class Scripted:
     open = clear = True
 
     def __init__(self, *messages):
-        self._messages, self.waits, self.sent = list(messages), [], []
+        self.messages, self.waits, self.sent = list(messages), [], []
 
     def ring_with(self, ring):
         """Nothing comes but what is written down."""
 
     def receive(self, seconds):
         self.waits.append(seconds)
-        return self._messages.pop(0) if self._messages else []
+        return self.messages.pop(0) if self.messages else []
 
     def send(self, messages):
         self.sent += messages
@@ -329,9 +329,21 @@ def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
     assert not any(port.waits)
     for prepared in (1, 2, 3):
         turns.turn()
-        assert core.prepared == prepared and not any(port.waits)
+        assert core.prepared == prepared and [wait for wait in port.waits if wait] == [driver.REST_SECONDS]
     turns.turn()
     assert core.prepared == 3 and port.waits[-2:] == [0.0, driver.REPORT_IDLE]
+
+
+def test_a_core_prepares_nothing_between_two_requests():
+    core, port = Preparing(), Scripted([add(1, length=8)])
+    turns = EngineDriver(core, port)
+    for key in (2, 3):
+        turns.turn()
+        while core.has_work():
+            turns.turn()
+        port.messages += [[], [add(key, length=8)]]  # while it waits to see whether it is at rest
+    turns.turn()
+    assert core.has_work() and core.rests == core.prepared == 0
 
 
 def filled(page, pool, index, length=8):

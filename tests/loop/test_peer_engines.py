@@ -74,8 +74,9 @@ class Side:
         for prompt in prompts(8):
             tokens = np.array(prompt, np.int32)
             for digest in chain(tokens, "").up_to(10).reach(10, tokens):
-                if (page := shelf.get(key_of(0, digest))) is not None:
-                    found[key_of(0, digest)] = page.data, page.checksum
+                if (page := shelf.lend(key_of(0, digest))) is not None:
+                    found[key_of(0, digest)] = bytes(page.data), page.checksum
+                    shelf.give_back([page])
         return found
 
     def close(self):

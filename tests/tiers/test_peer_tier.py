@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -19,6 +20,7 @@ from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.peer import PeerTier
 from gapless.tiers.seam import Found, Namespace
+from gapless.tiers.shared import PageMemory, mapped
 from gapless.tiers.shelf import Shelf
 
 
@@ -61,6 +63,12 @@ def decided(tier, keys, claim="", peer="", seconds=5.0):
         time.sleep(0.001)
 
 
+def connected(path):
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    raw.connect(str(path))
+    return raw
+
+
 # Two that keep to the protocol.
 
 
@@ -96,10 +104,8 @@ def test_a_peer_with_another_key_gets_nothing_and_gives_nothing(key_of_taker, op
 def test_a_taker_that_does_not_ask_for_a_proof_gets_nothing_either(opened, path, caplog):
     setup = setup_of("")
     opened(giver_of(setup, path))
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    raw.connect(str(path))
-    peer = FrameSocket(raw)
-    peer.send(FrameKind.HELLO, b"gaplessP1" + bytes(32) + setup.namespace.digest)
+    peer = FrameSocket(connected(path))
+    peer.send(FrameKind.HELLO, b"gaplessP2" + bytes(32) + setup.namespace.digest)
     proof = peer.receive(FrameKind.CHALLENGE)[1][-32:]
     peer.send(FrameKind.PROOF, proof, setup.namespace.text.encode())  # the giver's own, back to it
     with pytest.raises(frames.PeerError, match="closed"):
@@ -211,7 +217,7 @@ class Hand:
 
 def test_the_shelf_has_a_bound_and_forgets():
     clock = Hand()
-    shelf = Shelf(3 * SLOT, clock)
+    shelf = Shelf(3 * SLOT, SLOT, clock)
     assert not shelf.put(key(9), memoryview(bytes(4 * SLOT)), 0)
     for number in range(5):
         clock.now += 1
@@ -219,20 +225,39 @@ def test_the_shelf_has_a_bound_and_forgets():
         shelf.find("", [key(2)])
     assert [one is Found.HIT for one in shelf.find("", [key(n) for n in range(5)])] == [False, False, True, True, True]
     assert shelf.used == 3 * SLOT
-    taken = shelf.get(key(2))
+    taken = shelf.lend(key(2))
     clock.now += 59
     shelf.put(key(4), memoryview(content(4)), 4)
     clock.now += 2
     shelf.expire()
-    assert shelf.used == SLOT and shelf.get(key(2)) is None, "nobody has asked for it for a minute"
+    assert shelf.used == SLOT and shelf.lend(key(2)) is None, "nobody has asked for it for a minute"
     assert taken.data == content(2), "who reads it has it all the same"
     shelf.drop([key(4), key(7)])
     assert shelf.used == 0
+    for number in (5, 6):
+        assert shelf.put(key(number), memoryview(content(number)), number)
+    shelf.drop([key(5), key(6)])
+    for number in (7, 8):
+        assert shelf.put(key(number), memoryview(content(number)), number)
+    assert taken.data == content(2), "its place is not free before it is given back"
+    shelf.give_back([taken])
+    assert shelf.put(key(9), memoryview(content(9)), 9) and shelf.used == 3 * SLOT
+
+
+def test_a_shelf_that_is_all_lent_refuses_pages():
+    shelf = Shelf(SLOT, SLOT)
+    assert shelf.put(key(0), memoryview(content(0)), 0)
+    taken = [shelf.lend(key(0)), shelf.lend(key(0))]
+    for one in taken:
+        assert not shelf.put(key(1), memoryview(content(1)), 1), "a reader may still look"
+        assert taken[0].data == content(0)
+        shelf.give_back([one])
+    assert shelf.put(key(1), memoryview(content(1)), 1)
 
 
 def test_the_shelf_knows_requests_for_a_while():
     clock = Hand()
-    shelf = Shelf(SLOT, clock)
+    shelf = Shelf(SLOT, SLOT, clock)
 
     def state(name):
         return shelf.find(name, [key(0)])[0]
@@ -291,6 +316,60 @@ def test_a_flipped_byte_comes_with_the_checksum_of_what_was_stored(wrong):
     assert has(taker, 0) == [True]
     end, (got,) = loaded(taker, setup, 0)
     assert got != content(0) and checksum(got) != end.checksums[0] == checksum(content(0))
+
+
+def test_pages_of_a_process_of_this_host_are_read_in_place(opened, path, monkeypatch):
+    setup = setup_of("")
+    giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
+    stored(giver, setup, 0, 1, 2)
+    monkeypatch.setattr(frames, "PAGE", None)  # no page goes through the socket
+    assert has(taker, 0, 1, 2) == [True] * 3
+    end, got = loaded(taker, setup, 0, 1, 2)
+    assert got == [content(number) for number in range(3)] and not end.failed
+    assert end.checksums == tuple(checksum(content(number)) for number in range(3))
+
+
+def test_a_page_that_is_read_in_place_keeps_its_place_until_the_load_has_ended(opened, path):
+    setup = setup_of("", pages=2)
+    giver = opened(giver_of(setup, path))
+    stored(giver, setup, 0)
+    raw = FrameSocket(connected(path))
+    frames.greet(raw, KEY, setup.namespace)
+    raw.send(FrameKind.MAP)
+    memory = mapped(fd := raw.receive_memory())
+    os.close(fd)
+    raw.send(FrameKind.FETCH, key(0))
+    sum_, nbytes, start = frames.LENT.unpack(raw.receive(FrameKind.LENT)[1])
+    for number in range(1, 6):
+        stored(giver, setup, number)
+        assert bytes(memory[start : start + nbytes]) == content(0) and sum_ == checksum(content(0))
+    raw.send(FrameKind.FETCH)
+    raw.send(FrameKind.ASK, frames.ASK.pack(0, 0))
+    raw.receive(FrameKind.ANSWER)
+    for number in range(6, 8):
+        stored(giver, setup, number)
+    assert bytes(memory[start : start + nbytes]) != content(0), "its place serves others again"
+    raw.close()
+
+
+@pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink"])
+def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
+    setup = setup_of("")
+    pages = {key(number): (content(number), checksum(content(number))) for number in range(2)}
+    peer = opened(WrongPeer(path, setup.namespace, pages))
+    peer.mood, peer.lends = mood, mood != "may shrink"
+    memory = opened(PageMemory(2, SLOT))
+    unsealed = os.memfd_create("unsealed")
+    os.ftruncate(unsealed, SLOT)
+    peer.fd = {"outside": memory.fd, "not mapped": -1, "may shrink": unsealed}[mood]
+    taker = opened(taker_of(setup, path))
+    if mood == "may shrink":
+        assert decided(taker, [key(0)], "R")[0] == [Found.MISS]
+    else:
+        assert has(taker, 0) == [True]
+        end, _ = loaded(taker, setup, 0)
+        assert end.failed and not end.checksums
+    os.close(unsealed)
 
 
 def test_a_load_that_is_cancelled_ends_at_once_and_writes_no_slot_after(wrong):
@@ -361,9 +440,7 @@ def test_what_is_no_peer_is_sent_away(sent, opened, path):
 def test_frames_that_do_not_fit_together_end_the_connection(frame, opened, path):
     setup = setup_of("")
     opened(giver_of(setup, path))
-    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    raw.connect(str(path))
-    peer = FrameSocket(raw)
+    peer = FrameSocket(raw := connected(path))
     frames.greet(peer, KEY, setup.namespace)
     raw.sendall(frame)
     with pytest.raises(frames.PeerError, match="closed"):

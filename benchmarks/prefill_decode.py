@@ -1,0 +1,118 @@
+"""Prefill and decode apart beside two servers that do both: what users wait for under one load.
+
+`PYTHONPATH=.:benchmarks python benchmarks/prefill_decode.py --model DIR [--rate 8] [--rounds 3] [-- --device cuda]`
+starts `serve --pd 1p1d` and two plain servers, whose requests alternate. All get the same prompts at the same times
+(Poisson), in turn; no prompt begins as another does. Where CUDA_VISIBLE_DEVICES names two GPUs, each side has one for
+each of its engines; else the engines share what there is. What follows `--` are flags for every server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from peer_servers import Server, Spec
+from peer_work import LogUniform
+
+from gapless.lab.arrivals import Arrivals
+from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
+from gapless.lab.load import run_load
+from gapless.lab.records import Sample
+from gapless.lab.stats import percentile
+from gapless.lab.target import Target
+
+SERVE = "env {devices} {python} -m gapless serve {model} --port {port} --served-model-name m {flags}"
+COLUMNS = ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "ITL p99.9", "longest")
+Times = Sequence[float]
+
+
+def devices(gpus: Sequence[str], *engines: int) -> str:
+    """The environment of a server whose engines have these numbers."""
+    return f"CUDA_VISIBLE_DEVICES={','.join(gpus[number] for number in engines)}" if len(gpus) > 1 else ""
+
+
+@contextmanager
+def serving(name: str, words: dict[str, str], folder: Path) -> Iterator[str]:
+    """A server while it runs, as its URL."""
+    server = Server(Spec(name, SERVE), words, folder / f"{name}.log")
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+async def load(urls: Sequence[str], prompts: Sequence[Prompt], times: Times) -> list[Sample]:
+    """Send the prompts at their times, to each server in turn; samples of all."""
+    count = len(urls)
+    runs = [run_load(Target(url, "m"), prompts[i::count], times[i::count]) for i, url in enumerate(urls)]
+    samples = [sample for run in await asyncio.gather(*runs) for sample in run.samples]
+    assert not (errors := [sample.error for sample in samples if sample.error]), errors[0]
+    return samples
+
+
+def figures(samples: Sequence[Sample]) -> list[float]:
+    """The columns, in ms."""
+    ttfts = sorted(1e3 * sample.ttft for sample in samples)
+    itls = sorted(1e3 * itl for sample in samples for itl in sample.itls)
+    asked = ((ttfts, 50), (ttfts, 99), (itls, 50), (itls, 99), (itls, 99.9), (itls, 100))
+    return [percentile(values, percent) for values, percent in asked]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--vocabulary", type=int, default=2000, help="prompts have ids below it")
+    parser.add_argument("--shortest", type=int, default=256)
+    parser.add_argument("--longest", type=int, default=4000)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
+    parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
+    parser.add_argument("flags", nargs="*", help="flags of serve, after --")
+    options = parser.parse_args()
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    flags = " ".join(options.flags)
+    sides = {
+        "apart": [("pair", devices(gpus, 0, 1), f"--pd 1p1d {flags}")],
+        "mixed": [(f"mixed-{number}", devices(gpus, number), flags) for number in (0, 1)],
+    }
+    words = {"python": sys.executable, "model": options.model}
+    lengths, answers = LogUniform(options.shortest, options.longest), Lengths(options.output)
+    found: dict[str, list[list[float]]] = {side: [] for side in sides}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        urls = {
+            side: [
+                stack.enter_context(
+                    serving(name, {**words, "devices": env, "flags": more}, options.logs or Path(folder))
+                )
+                for name, env, more in servers
+            ]
+            for side, servers in sides.items()
+        }
+        for count in range(1 + options.rounds):
+            source = IdSource(range(3, options.vocabulary))
+            prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
+            times = Arrivals(options.rate).times(options.requests, count)
+            for side in sorted(sides, reverse=count % 2 > 0):
+                samples = asyncio.run(load(urls[side], prompts, times))
+                if count:
+                    found[side].append(figures(samples))
+    print(f"{'ms, medians of the rounds':<26}" + "".join(f"{name:>12}" for name in COLUMNS))
+    middle = {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
+    for side, row in middle.items():
+        print(f"{side:<26}" + "".join(f"{value:>12.2f}" for value in row))
+    ratios = [a / b if b else 0.0 for a, b in zip(middle["apart"], middle["mixed"], strict=True)]
+    print(f"{'apart / mixed':<26}" + "".join(f"{ratio:>12.2f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    main()
