@@ -39,7 +39,7 @@ def is_raced(nodeid: str) -> bool:
 
 
 def covering(items: list[pytest.Item]) -> list[pytest.Item]:
-    """All tests, but of the raced ones of each function so many that every value of every parameter occurs.
+    """All tests, but of the raced ones of each function only those that let every value of every parameter occur.
 
     A race is an order that is missing, which is seen in one run of a program whatever the threads did; and two
     parameters change a program each by itself.
