@@ -1,10 +1,10 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
 `PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9] [--host 1GiB]`, where
-the model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without a tier, with a host tier that holds all, and with a
-disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as ratios
-of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new
-ones first, then again when the others have taken its pages.
+the model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without a tier, with a host tier that holds all, and with
+a disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as
+ratios of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one
+token, new ones first, then again when the others have taken its pages.
 """
 
 from __future__ import annotations
