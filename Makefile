@@ -30,13 +30,6 @@ setup: $(VENV)/.setup
 serve: $(VENV)/.setup
 	@$(BIN)/gapless serve $(ARGS)
 
-# The suites of the engine, which run a second time under no_race; the first time every step runs under no_sync.
-# Of the simulator's seeds one share of eight, of the recorded answers one model; without the test double in its child,
-# which has no loop, and without engines that are broken on purpose.
-RACED = tests/loop tests/engine --ignore=tests/engine/test_process_backend.py --ignore=tests/loop/test_oracle_bites.py \
-	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said[flat" \
-	"tests/simulation/test_simulation.py::test_no_seed_of_the_simulator_fails[0]"
-
 # mypy keeps what it knows in .mypy_cache: the first run takes most of a minute, the next ones a second.
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -64,7 +57,8 @@ quick: $(VENV)/.test
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
 # test waits for it; mypy has the other core meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
-# What stays together on one worker is said in tests/conftest.py.
+# What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync; the engine's tests run
+# once more under no_race, of which tests/loops_under_guard.py chooses.
 # Workers start together: each would compile all tests, and what they import, by itself.
 COMPILE = $(if $(ARGS),,$(BIN)/python -m pytest --collect-only -qq >/dev/null || true;)
 test: export OMP_NUM_THREADS = 1
@@ -75,8 +69,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; $(COMPILE) wait $$types
 	@$(BIN)/python tests/test_layers.py
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races --guard-steps off $(RACED))
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(or $(ARGS),--guard-races again)
 
 # Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
 # Tracing slows Python down: without no_sync, and without tests of threads that hang, whose processes it keeps alive.

@@ -1,10 +1,10 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
 `PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9] [--host 1GiB]`, where
-a model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without
-a tier, with a host tier that holds all, and with a disk below one that holds a prompt, as ratios of medians. Engines
-whose KV memory holds one prompt take turns in one process; each prompt is asked for one token, new ones first, then
-again when the others have taken its pages.
+the model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without a tier, with a host tier that holds all, and with
+a disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as
+ratios of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one
+token, new ones first, then again when the others have taken its pages.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens", type=int, default=448)
     parser.add_argument("--directory", help="where the disk tier is; default: that of temporary files")
+    parser.add_argument("--tier", action="append", help="below the host tier, instead of a disk; may be repeated")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--host", default="1GiB", help="the host tier that holds all, and the disk tier")
     args = parser.parse_args()
@@ -67,7 +68,8 @@ def main() -> None:
         engines = {"none": LLM(model, **options), "host": LLM(model, kv_tiers=(f"host:{args.host}",), **options)}
         page = parse_bytes(args.host, args.host) // engines["host"].stats().tier_slots + 1
         one_prompt = (args.tokens // SIZE + 4) * page
-        engines["disk"] = LLM(model, kv_tiers=(f"host:{one_prompt}", f"disk:{directory}/kv:{args.host}"), **options)
+        for tier in args.tier or [f"disk:{directory}/kv:{args.host}"]:
+            engines[tier.partition(":")[0]] = LLM(model, kv_tiers=(f"host:{one_prompt}", tier), **options)
         report(engines, measured(engines, args.tokens, args.rounds))
         for llm in engines.values():
             llm.close()
@@ -88,9 +90,7 @@ def report(engines: dict[str, LLM], found: dict[str, dict[str, list[float]]]) ->
             print(f"{name}: the host tier loaded {stats.tier_loaded} pages, stored {stats.tier_stored}")
         if stats.lower_hits:
             dropped = stats.lower_dropped_busy[0] + stats.lower_dropped_slow[0] + stats.lower_dropped_gone[0]
-            print(
-                f"{name}: loaded {stats.lower_loaded[0]} from disk, stored {stats.lower_stored[0]}, left out {dropped}"
-            )
+            print(f"{name}: loaded {stats.lower_loaded[0]} from it, stored {stats.lower_stored[0]}, left out {dropped}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,12 @@
 
 `PYTHONPATH=.:benchmarks python benchmarks/speculation.py [--device cuda] [--drafts 4] [--works ...] [--out FILE]`. An
 oracle knows the answers, and errs at each place with a set probability: so the machinery is measured, and no drafter.
-Prompt lookup and the head are measured on the demo model's own tasks.
+Prompt lookup, the head and the demo model as its own draft model are measured on the demo model's own tasks.
+
+`prompt` is prompt lookup on text that copies its prompt, by a model of any size with random weights. Greedy answers of
+such a model run into a cycle before long. So it first answers for `--warm` tokens; these are the prompt of the request
+that is measured, which goes on with the cycle. How much of it is really copied is the share of right drafts, which the
+table says; where that is far from 100 %, the model has not come to a cycle, and `--warm` should be longer.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from examples.demo_model import problems
 from examples.demo_model.decode import prompt_text
 from examples.demo_model.evaluate import as_chat
 from gapless import LLM, SamplingParams
+from gapless.demo import weights_dir
 from gapless.engine import core
 from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
@@ -123,6 +129,8 @@ def engines(
 ) -> tuple[LLM, LLM]:
     shared = {"device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False}
     speculative = {"method": method, "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    if method == "draft_model":
+        speculative["model"] = str(weights_dir())
     made = core.speculation
     if oracle is not None:
         core.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
@@ -146,15 +154,33 @@ def with_oracle(options: argparse.Namespace, name: str, right: float, folder: Pa
     return found
 
 
+def on_copies(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Rows that go on with a cycle that their own prompts are in, each from another beginning."""
+    found = []
+    for name in options.models:
+        config = {**model_of(name, folder), "max_model_len": options.warm + options.output + 64}
+        plain, drafted = engines(options, config, None)
+        with plain, drafted:
+            begins = [[5 + 7 * row, 9, 200, 300, 17, 42] for row in range(max(options.rows))]
+            asked = [{"prompt_token_ids": begin} for begin in begins]
+            answers = play(plain, asked, options.warm, ends=False).tokens
+            for rows in options.rows:
+                pairs = zip(begins[:rows], answers[:rows], strict=True)
+                prompts = [{"prompt_token_ids": [*begin, *answer]} for begin, answer in pairs]
+                line = beside(plain, drafted, prompts, options.output, False, options.rounds)
+                found.append({"work": f"{name}, prompt copied", "rows": rows, **line})
+    return found
+
+
 def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
     """The demo model's tasks, one row at a time, those of the head on problems that it was not trained on."""
-    found, name = [], {"ngram": "", "eagle3": ", head"}[method]
+    found, name = [], {"ngram": "", "eagle3": ", head", "draft_model": ", drafted by itself"}[method]
     plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None, method)
     with plain, drafted:
         for family, make in problems.FAMILIES.items():
             rng = random.Random(7)
             prompts: list[Any] = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
-            if method == "eagle3":  # with their tools, and none that it was trained on
+            if method != "ngram":  # with their tools, and none that it was trained on
                 prompts = [prompt_text(as_chat(problem)) for problem in problems.held_out_problems(family, 24, 7)]
             lines = [beside(plain, drafted, [prompt], 200, True, options.rounds) for prompt in prompts]
             times = [[1 / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
@@ -175,21 +201,25 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    works = ("oracle", "ngram", "eagle3")
-    parser.add_argument("--works", nargs="+", choices=works, default=works)
+    works = ("oracle", "ngram", "eagle3", "draft_model", "prompt")
+    parser.add_argument("--works", nargs="+", choices=works, default=works[:3])
+    parser.add_argument("--models", nargs="+", choices=("demo", "small"), default=["small"], help="those of `prompt`")
+    parser.add_argument("--warm", type=int, default=512, help="tokens of a prompt of `prompt`")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"host": environment.describe_host(), "device": options.device, "works": []}
     with tempfile.TemporaryDirectory() as folder:
         for name, right in (("demo", 0.8), ("demo", 0.0), ("small", 0.8)) if "oracle" in options.works else ():
             found["works"] += with_oracle(options, name, right, Path(folder))
-    for method in ("ngram", "eagle3"):
+        found["works"] += on_copies(options, Path(folder)) if "prompt" in options.works else []
+    for method in ("ngram", "eagle3", "draft_model"):
         found["works"] += on_tasks(options, method) if method in options.works else []
-    print("| work | rows | ratio of tokens/s | steps, without : with | drafts | right |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print("| work | rows | ratio of tokens/s | tokens/s with | steps, without : with | drafts | right |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for work in found["works"]:
         print(
-            f"| {work['work']} | {work['rows']} | {work['ratio']:.2f} | {work['steps'][0]} : {work['steps'][1]} "
+            f"| {work['work']} | {work['rows']} | {work['ratio']:.2f} | {work.get('tokens_per_s', (0, 0))[1]:,.0f} "
+            f"| {work['steps'][0]} : {work['steps'][1]} "
             f"| {work['drafts']} | {work['accepted'] / max(1, work['drafts']):.0%} |"
         )
     if options.out:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import itertools
@@ -56,6 +57,11 @@ class Automaton:
     def rollback(self, count: int) -> None:
         del self.states[len(self.states) - count :]
 
+    def copy(self) -> Automaton:
+        other = copy.copy(self)
+        other.states = [*self.states]
+        return other
+
     def write_mask(self, words: Int32s) -> None:
         words[:] = 0
         for token in self.allowed():
@@ -83,7 +89,10 @@ def _consume(number: int, token: int) -> int:
     matcher = NativeAutomaton.owned[number]
     if token not in matcher.allowed():
         return -1
-    matcher.advance([token])
+    try:
+        matcher.advance([token])
+    except RuntimeError:
+        return -1
     return 0
 
 
@@ -99,7 +108,10 @@ def _write_mask(number: int, words: int, nbytes: int) -> int:
 
 @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
 def _rollback(number: int, count: int) -> int:
-    NativeAutomaton.owned[number].rollback(count)
+    try:
+        NativeAutomaton.owned[number].rollback(count)
+    except RuntimeError:
+        return -1
     return 0
 
 
@@ -108,10 +120,15 @@ _reason = ctypes.create_string_buffer(b"a bug of the matcher")
 _error = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda number: ctypes.addressof(_reason))
 
 
+@ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+def _copy(number: int) -> int:
+    return NativeAutomaton.owned[number].copy().give_away()[1]
+
+
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _free(number: int) -> None:
     del NativeAutomaton.owned[number]
 
 
-_CALLS = (_consume, _write_mask, _rollback, _accepts, _error, _free)
+_CALLS = (_consume, _write_mask, _rollback, _accepts, _error, _copy, _free)
 FUNCTIONS = MatcherFunctions(*(ctypes.cast(call, ctypes.c_void_p).value or 0 for call in _CALLS))

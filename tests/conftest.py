@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from loops_under_guard import PLANTED, loops_under_no_race
+from loops_under_guard import PLANTED, covering, is_raced, loops_under_no_race
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
@@ -32,21 +33,43 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--guard-steps", choices=("every", "off"), default="every", help="steps run under no_sync")
-    parser.addoption("--guard-races", action="store_true", help="the tests' engines run under no_race (slower)")
+    parser.addoption(
+        "--guard-races",
+        choices=("off", "every", "again"),
+        default="off",
+        help="engines run under no_race (slower): of every test, or of the engine's tests when they run again",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # so that the test's own parameters come first in its name
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With --guard-races again: the engine's tests twice, so that one run of pytest does both."""
+    if metafunc.config.getoption("--guard-races") == "again" and is_raced(metafunc.definition.nodeid):
+        metafunc.parametrize("raced", (False, True), ids=("plain", "raced"), indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once."""
+    """With --dist loadgroup: a file stays on one worker, so that a server started for it is started once.
+
+    The workers take files by their number of tests, and then, one by one, what shares nothing: the simulator's first,
+    which take longest.
+    """
+    items[:] = sorted(covering(items), key=lambda item: item.path.parent.name != "simulation")
     for item in items:
         if item.path.parent.name not in SINGLE:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
-def pytest_collection_finish() -> None:
-    """Garbage is looked for among what tests make: a walk over all that was imported for them takes half a second."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Garbage is looked for among what tests make: walks over all that they import take a fifth of the time."""
+    gc.disable()
+    result = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_unconfigure() -> None:
@@ -83,21 +106,24 @@ def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Itera
     assert not trouble, "\n\n".join(trouble)
 
 
-@pytest.fixture(autouse=True)
-def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard) -> Iterator[None]:
-    """no_sync looks away from broken engines: a step takes four times as long under it."""
-    path = request.path
-    rests = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
-    with guarded_steps.rest() if rests else nullcontext():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def guarded_loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
+@pytest.fixture
+def raced(request: pytest.FixtureRequest) -> bool:
+    """Whether the test's engines run under no_race: fewer seeds do then."""
     planted = any(part in request.node.nodeid for part in PLANTED)
-    if planted or not request.config.getoption("--guard-races"):
+    return not planted and getattr(request, "param", request.config.getoption("--guard-races") == "every")
+
+
+@pytest.fixture(autouse=True)
+def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, raced: bool) -> Iterator[None]:
+    """no_sync looks away from broken engines, and from what runs again: a step takes four times as long under it."""
+    path = request.path
+    broken = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
+    with guarded_steps.rest() if broken or raced else nullcontext():
         yield
-        return
-    with loops_under_no_race():
+
+
+@pytest.fixture(autouse=True)
+def guarded_loops(raced: bool, resting_steps: None) -> Iterator[None]:
+    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
+    with loops_under_no_race() if raced else nullcontext():
         yield

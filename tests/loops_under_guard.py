@@ -1,6 +1,7 @@
 """Puts every engine under no_race: each table, page, packet and outbox by its name, on every device.
 
-`pytest --guard-races tests/loop tests/engine ...` does it for whole suites, in one process.
+`pytest --guard-races every tests/loop ...` does it for all that it runs. With `--guard-races again`, which `make test`
+says, the engine's tests run plainly and once more under it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,60 @@ from gapless.step.executor import Executor
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
+RACED = ("tests/loop/", "tests/engine/", "::test_no_seed_of_the_simulator_fails")
+UNRACED = (
+    *PLANTED, "test_process_backend.py", "test_inputs.py", "test_messages.py", "test_wire.py", "test_pulse.py",
+    "test_stream.py", "test_merged.py", "test_driver.py", "test_watch.py", "test_llm.py", "test_async_llm.py",
+    "test_expected_tokens.py", "::test_the_record_of_the_exact_model", "_noticed",
+)  # fmt: skip
+"""Of the engine's tests, those with a test double in the place of a loop, or with none, and of broken engines."""
+ENOUGH = {"seed": 4, "batch": 4, "share": 1}
+"""How many values of a parameter that only draws other numbers are raced."""
+
+
+def is_raced(nodeid: str) -> bool:
+    """Whether a test function is among those that run again under no_race."""
+    return any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED)
+
+
+def covering(items: list[pytest.Item]) -> list[pytest.Item]:
+    """All tests, but of the raced ones of each function only those that let every value of every parameter occur.
+
+    A race is an order that is missing, which is seen in one run of a program whatever the threads did; and two
+    parameters change a program each by itself.
+    """
+    raced: dict[Any, dict[pytest.Item, dict[str, Any]]] = {}
+    for item in items:
+        if values := _values(item):
+            raced.setdefault((item.path, getattr(item, "originalname", "")), {})[item] = values
+    left = {item for cases in raced.values() for item in cases.keys() - _chosen(cases)}
+    return [item for item in items if item not in left]
+
+
+def _values(item: pytest.Item) -> dict[str, Any]:
+    """The parameters of a test that runs again under no_race."""
+    call = getattr(item, "callspec", None)
+    return {name: id(value) for name, value in call.params.items()} if call and call.params.get("raced") else {}
+
+
+def _chosen(cases: dict[pytest.Item, dict[str, Any]]) -> set[pytest.Item]:
+    """The diagonal of the table of all values, and whatever has a value that is not in it."""
+    axes = {name: list({values[name]: None for values in cases.values()}) for name in next(iter(cases.values()))}
+    axes = {name: found[: ENOUGH.get(name)] for name, found in axes.items()}
+    table = [(item, v) for item, v in cases.items() if all(v[name] in found for name, found in axes.items())]
+    longest = max(axes, key=lambda name: len(axes[name]))
+
+    def off_diagonal(case: tuple[pytest.Item, dict[str, Any]]) -> bool:
+        place = axes[longest].index(case[1][longest])
+        return any(found.index(case[1][name]) != place % len(found) for name, found in axes.items())
+
+    seen: set[Any] = set()
+    chosen = set()
+    for item, values in sorted(table, key=off_diagonal):
+        if not values.items() <= seen:
+            chosen.add(item)
+            seen |= values.items()
+    return chosen
 
 
 class _Free(list[int]):

@@ -129,8 +129,21 @@ def test_every_name_of_the_walks_is_in_the_code():
         found = [path for name in named for path in code_in(ROOT / "gapless" / name)] or code_in(ROOT / "gapless")
         source = "".join(path.read_text(encoding="utf-8") for path in found)
         for name in re.findall(r"`([A-Za-z_.]+)`", row[2]):
-            for part in name.split("."):
-                assert re.search(rf"\b(def|class) {part}\b|^    {part}: ", source, re.M), f"{name} is not in {named}"
+            assert all(defines(source, part) for part in name.split(".")), f"{name} is not in {named}"
+
+
+def test_what_carries_a_thing_through_the_walks_is_in_the_code():
+    text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
+    files = code_in(ROOT / "gapless")
+    source, modules = "".join(path.read_text(encoding="utf-8") for path in files), {path.stem for path in files}
+    for row in (line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)):
+        for name in re.findall(r"`([A-Za-z_.]+)`", row[3] + row[4]):
+            assert all(part in modules or defines(source, part) for part in name.split(".")), f"{name} is nowhere"
+
+
+def defines(source: str, name: str) -> bool:
+    """Whether a function, a class or a field has this name."""
+    return re.search(rf"\b(def|class) {name}\b|^    {name}: ", source, re.M) is not None
 
 
 def code_in(place: Path) -> list[Path]:

@@ -71,7 +71,8 @@ def loaded(tier, setup: TierSetup, *numbers: int, job: int = 2) -> tuple[JobEnd,
 
 
 def has(tier, *numbers: int) -> list[bool]:
-    found = tier.lookup([key(number) for number in numbers])
-    while Found.PENDING in found:
-        found = tier.lookup([key(number) for number in numbers])
+    found = [Found.PENDING] * len(numbers)
+    while places := [place for place, one in enumerate(found) if one is Found.PENDING]:
+        for place, one in zip(places, tier.lookup([key(numbers[place]) for place in places]), strict=True):
+            found[place] = one
     return [one is Found.HIT for one in found]

@@ -80,6 +80,10 @@ class Matcher(Protocol):
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens."""
 
+    def copy(self) -> Matcher:
+        """Return another that has followed the same tokens."""
+        ...
+
     def write_mask(self, words: Int32s) -> None:
         """Write the tokens that may come next, int32 [ceil(vocab / 32)]: bit i % 32 of word i // 32 is token i.
 
@@ -100,6 +104,8 @@ class MatcherFunctions(NamedTuple):
     """bool (matcher): whether the output may end here"""
     error: int
     """const char* (matcher): null without an error"""
+    copy: int
+    """void* (matcher): another that has followed the same tokens"""
     free: int
     """void (matcher)"""
 

@@ -12,7 +12,22 @@ from gapless.base.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-FORMS = {"host": "host:SIZE", "disk": "disk:PATH:SIZE", "redis": "redis://HOST:PORT/DB", "peer": "peer:SIZE"}
+FORMS = {
+    "host": "host:SIZE",
+    "disk": "disk:PATH:SIZE",
+    "redis": "redis://HOST:PORT/DB",
+    "lmcache": "lmcache://HOST:PORT",
+    "mooncake": "mooncake://HOST:PORT",
+    "nixl": "nixl://BUCKET/PREFIX",
+    "peer": "peer:SIZE",
+}
+EXAMPLES = {
+    "redis": "redis://127.0.0.1:6379/0",
+    "lmcache": "lmcache://127.0.0.1:5555",
+    "mooncake": "mooncake://127.0.0.1:50051",
+    "nixl": "nixl://my-bucket/kv?region=eu-central-1",
+}
+"""Tiers with an address"""
 PLUG_INS = "gapless.kv_tiers"
 """Entry points of this group are further tiers: their names, and `tiers.seam.TierFactory`."""
 
@@ -50,8 +65,8 @@ def _parse(text: str) -> TierConfig:
         if not path:
             raise ConfigError(f"kv_tiers: a disk tier is {FORMS['disk']}, such as disk:/var/kv:100GiB, got {text!r}")
         return TierConfig(kind, parse_bytes(size, text), path)
-    if kind == "redis":
-        return TierConfig(kind, 0, _address(text))
+    if kind in EXAMPLES:
+        return TierConfig(kind, 0, _address(kind, text))
     plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
     if kind not in plug_ins:
         forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
@@ -59,14 +74,19 @@ def _parse(text: str) -> TierConfig:
     return TierConfig(kind, 0, rest)
 
 
-def _address(text: str) -> str:
+def _address(kind: str, text: str) -> str:
     parts = urlsplit(text)
     try:
-        fits = bool(parts.hostname) and parts.port != 0 and (parts.path.strip("/") or "0").isdecimal()
+        fits = bool(parts.hostname) and parts.port != 0 and not parts.fragment
     except ValueError:  # a port that is no number
         fits = False
-    if not fits or parts.query or parts.fragment:
-        raise ConfigError(f"kv_tiers: a Redis tier is {FORMS['redis']}, such as redis://127.0.0.1:6379/0, got {text!r}")
+    if kind == "redis":
+        fits = fits and (parts.path.strip("/") or "0").isdecimal() and not parts.query
+    elif kind == "lmcache":
+        fits = fits and parts.port is not None and not parts.path.strip("/") and not parts.query
+    if not fits:
+        name = kind.capitalize() if kind == "redis" else kind
+        raise ConfigError(f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}, got {text!r}")
     return text
 
 

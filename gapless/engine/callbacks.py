@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -30,6 +31,12 @@ class AllowedTokens:
     def rollback(self, count: int) -> None:
         """Forget the last `count` tokens."""
         del self._ids[len(self._ids) - count :]
+
+    def copy(self) -> AllowedTokens:
+        """Return another that has followed the same tokens."""
+        other = copy(self)
+        other._ids = [*self._ids]
+        return other
 
     def write_mask(self, words: Int32s) -> None:
         """Write the tokens that the function returns. Raises RequestError when it raises, or returns none."""

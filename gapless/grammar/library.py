@@ -157,7 +157,8 @@ def warnings(tokens: LlgTokens, grammar: str, limits: LlgLimits) -> str:
 def matcher_functions() -> MatcherFunctions:
     """Return the addresses of the functions of every LlgMatcher."""
     names = ("consume_token", "compute_mask_into", "rollback", "is_accepting", "get_error")
-    found = [getattr(library(), f"llg_matcher_{name}") for name in names] + [library().llg_free_matcher]
+    found = [getattr(library(), f"llg_matcher_{name}") for name in names]
+    found += [library().llg_clone_matcher, library().llg_free_matcher]
     return MatcherFunctions(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found))
 
 

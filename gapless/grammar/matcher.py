@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -57,6 +58,12 @@ class FormMatcher:
         self._ended -= beyond
         if count > beyond and not self._matcher.rollback(count - beyond):
             raise self.failure(self._matcher.error)
+
+    def copy(self) -> FormMatcher:
+        """Return another that has followed the same tokens."""
+        other = copy(self)
+        other._matcher = self._matcher.copy()
+        return other
 
     def write_mask(self, words: Int32s) -> None:
         """Write the tokens that may come next, as base.records.Matcher says."""

@@ -61,6 +61,8 @@ def _of_torch_c(name: str) -> Any:
 
 def _start_device() -> None:
     """Stands for `torch.cuda._lazy_init`, which torch's core calls before it makes a tensor on a real device."""
+    if current() is not None and torch._C._len_torch_dispatch_stack():
+        return  # the operator that follows comes to the dispatch mode, which makes it on the CPU
     where = user_stack()
     place = f" at {where[0].where}" if where else ""
     raise _refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")

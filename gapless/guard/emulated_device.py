@@ -7,6 +7,7 @@ the CPU's generators: seeds and states hold, the numbers are not those of a GPU.
 from __future__ import annotations
 
 import os
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import emulated_graphs as graphs
 from . import emulated_streams as streams
@@ -49,13 +51,52 @@ def _statistics(device: Any = None) -> dict[str, int]:
     return defaultdict(int)
 
 
-def _set_state(state: Tensor, device: Any = None) -> None:
-    _generator.set_state(state.cpu())
+class _States:
+    """The generator's states in the form that a GPU gives them: 16 bytes, a seed and an offset. Libraries look inside.
+
+    Under each pair the generator's whole state is kept, the newest of them; a pair that is not kept is a new seed.
+    """
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._last = (0, 0)
+
+    def get(self, device: Any = None) -> Tensor:
+        with _disable_current_modes():
+            state, before = _generator.get_state(), self._kept.get(self._last)
+            if before is None or not torch.equal(before, state):
+                self._keep((_generator.initial_seed(), self._last[1] + 4), state)
+            return torch.tensor(list(struct.pack("=QQ", *self._last)), dtype=torch.uint8)
+
+    def set(self, state: Tensor, device: Any = None) -> None:
+        with _disable_current_modes():
+            state = state.cpu()
+            if state.numel() != 16:
+                _generator.set_state(state)
+                return
+            seed, offset = struct.unpack("=QQ", bytes(state.tolist()))
+            if (seed, offset) in self._kept:
+                _generator.set_state(self._kept[seed, offset])
+                self._last = seed, offset
+            else:
+                _generator.manual_seed(hash((seed, offset)) % (1 << 63))
+                self._keep((seed, offset), _generator.get_state())
+
+    def _keep(self, last: tuple[int, int], state: Tensor) -> None:
+        self._last = last
+        self._kept[last] = state
+        if len(self._kept) > self._MOST:
+            del self._kept[next(iter(self._kept))]
+
+
+_states = _States()
 
 
 def _set_states(states: Iterable[Tensor]) -> None:
     for state in states:
-        _set_state(state)
+        _states.set(state)
 
 
 def _seed(seed: int) -> None:
@@ -152,9 +193,9 @@ CUDA: dict[str, Any] = {
     **_each(("manual_seed", "manual_seed_all"), _seed),
     **_each(("seed", "seed_all"), _generator.seed),
     "initial_seed": lambda: _generator.initial_seed(),
-    "get_rng_state": lambda device=None: _generator.get_state(),
-    "get_rng_state_all": lambda: [_generator.get_state()],
-    "set_rng_state": _set_state,
+    "get_rng_state": _states.get,
+    "get_rng_state_all": lambda: [_states.get()],
+    "set_rng_state": _states.set,
     "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
     "is_current_stream_capturing": graphs.is_capturing,

@@ -47,7 +47,8 @@ class Marks:
     """A weak set of storages. A tensor without storage (an opaque layout) is marked itself."""
 
     def __init__(self) -> None:
-        self._refs: dict[int, weakref.ref[Any]] = {}
+        self.refs: dict[int, weakref.ref[Any]] = {}
+        """The storages by id, which may be used again: what the reference returns must be the storage."""
         self._most = _MARKS_BEFORE_SWEEP
         self._counter = itertools.count(1)
         self._next = 0
@@ -56,13 +57,13 @@ class Marks:
     def add(self, tensor: Tensor) -> None:
         owner = _owner(tensor)
         key = id(owner)
-        ref = self._refs.get(key)
+        ref = self.refs.get(key)
         if ref is not None and ref() is owner:
             return
         # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
-        self._refs[key] = weakref.ref(owner)
+        self.refs[key] = weakref.ref(owner)
         self._next = next(self._counter)
-        if len(self._refs) > self._most:
+        if len(self.refs) > self._most:
             with self._lock:
                 self._sweep()
 
@@ -73,7 +74,7 @@ class Marks:
 
     def discard(self, tensor: Tensor) -> None:
         with self._lock:
-            self._refs.pop(id(_owner(tensor)), None)
+            self.refs.pop(id(_owner(tensor)), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
         # This repeats `_owner` in one call: it runs for every argument of every operation.
@@ -81,19 +82,19 @@ class Marks:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
             owner = tensor
-        ref = self._refs.get(id(owner))
+        ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
 
     def __len__(self) -> int:
         with self._lock:
             self._sweep()
-            return len(self._refs)
+            return len(self.refs)
 
     def _sweep(self) -> None:
         # Another thread may add meanwhile.
-        for key in [key for key, ref in list(self._refs.items()) if ref() is None]:
-            self._refs.pop(key, None)
-        self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self._refs))
+        for key in [key for key, ref in list(self.refs.items()) if ref() is None]:
+            self.refs.pop(key, None)
+        self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
 
 
 def _owner(tensor: Tensor) -> Any:
@@ -113,7 +114,7 @@ class PinnedMarks(Marks):
         if storage.resizable():
             return None  # its memory is its own
         low, high = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        for ref in list(self._refs.values()):
+        for ref in list(self.refs.values()):
             owner = ref()
             if isinstance(owner, torch.UntypedStorage) and owner.data_ptr() <= low < high <= _end(owner):
                 return owner
@@ -162,6 +163,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif value is not None:
         raise TypeError(f"expected tensors, modules or containers of them, got {type(value).__name__}")
+
+
+def inside(wrapper: Any) -> Iterator[Tensor]:
+    """The tensors that a wrapper, such as DTensor, is made of."""
+    for name in wrapper.__tensor_flatten__()[0]:
+        one = getattr(wrapper, name)
+        if isinstance(one, Tensor):
+            yield one
 
 
 def on_accelerator(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
 )
 
 from .patches import leave_uncompiled
@@ -38,6 +39,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _dispatch(
     self: RaceMode, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Any:
+    if types and any(map(is_traceable_wrapper_subclass_type, types)):
+        return NotImplemented  # as in SyncOps
     return _watched(self.checker, _run, func, args, kwargs or {})
 
 
@@ -81,21 +84,17 @@ def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _around(inner: SyncOps, checker: RaceChecker) -> Iterator[None]:
-    inner.around = partial(_watched, checker)
+    inner.around, inner.races = partial(_watched, checker), checker
     try:
         yield
     finally:
-        inner.around = None
+        inner.around = inner.races = None
 
 
 def is_on(checker: RaceChecker) -> bool:
     """Return whether the calling thread's operators are seen now."""
     modes = _get_current_dispatch_mode_stack()
     return any(
-        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and _checker_of(m) is checker
+        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and m.races is checker
         for m in modes
     )
-
-
-def _checker_of(mode: SyncOps) -> RaceChecker | None:
-    return mode.around.args[0] if isinstance(mode.around, partial) else None

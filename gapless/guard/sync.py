@@ -71,8 +71,8 @@ class _Installed(ThreadState):
         super().__init__()
         self._stack = ExitStack()
         self._stack.enter_context(sync_cuda.hooks(self))
-        self._stack.enter_context(SyncOps(self))
-        self._stack.enter_context(SyncCalls(self))
+        ops = self._stack.enter_context(SyncOps(self))
+        self._stack.enter_context(SyncCalls(self, ops))
 
     def remove(self) -> None:
         self._stack.close()

@@ -20,8 +20,9 @@ from torch.utils._device import _device_constructors
 from . import marks
 from .emulate import refusal_of
 from .patches import leave_uncompiled
+from .short_calls import GETTERS, LONG, SHORT, is_open
 from .sites import caller
-from .sync_ops import copy_rule, read_rule
+from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
 
@@ -294,6 +295,23 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
 
 
+def _lengths(watch: ThreadState, call: TorchCall) -> Any:
+    """Check ctc_loss, which takes lengths on the host; cuDNN alone, for some inputs, reads them on the device."""
+    lengths = (_argument(call, 2, "input_lengths"), _argument(call, 3, "target_lengths"))
+    if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
+        watch.flag("host-read")
+    with watch.silence():
+        return _run(call)
+
+
+def _sparse(watch: ThreadState, call: TorchCall) -> Any:
+    """Check sparse_coo_tensor, which without a size takes that of the largest indices."""
+    indices = _argument(call, 0, "indices")
+    if _argument(call, 2, "size") is None and isinstance(indices, Tensor) and watch.is_device(indices):
+        watch.flag("host-size")
+    return _placed(watch, call)
+
+
 def _device(watch: ThreadState, call: TorchCall) -> Any:
     return _device_of(watch, call.args[0])
 
@@ -338,6 +356,8 @@ _HANDLERS: dict[Any, Handler] = {
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
+    torch.nn.functional.ctc_loss: _lengths,
+    torch.sparse_coo_tensor: _sparse,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _device,
@@ -355,15 +375,24 @@ _new_call = tuple.__new__
 class SyncCalls(TorchFunctionMode):
     """Sees every torch function that the user's code of one thread calls."""
 
-    def __init__(self, watch: ThreadState) -> None:
+    def __init__(self, watch: ThreadState, ops: SyncOps) -> None:
         super().__init__()
         self._watch = watch
+        self._ops = ops
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         watch = self._watch
         outer = watch.call
+        if outer is None and watch.by_marks and not watch.quiet:
+            short = SHORT.get(func)
+            if short is not None and is_open():
+                out = short.run(short, self._ops, func, args, kwargs)
+                if out is not LONG:
+                    return out
+            elif func in GETTERS:
+                return func(*args)
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):
             handler = _placed

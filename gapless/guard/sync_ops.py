@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from . import marks
 from .patches import leave_uncompiled
@@ -275,6 +275,8 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch = watch
         self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
         """What runs around each operation in place of a mode of its own, which would cost more than its work."""
+        self.races: Any = None
+        """The checker of races that `around` reports to."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -284,6 +286,8 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if types and any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # DTensor and such take their tensors out, and what they do with those comes here
         if self.around is None:
             return self._checked(func, args, kwargs or {})
         return self.around(self._checked, func, args, kwargs or {})
@@ -298,6 +302,8 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.composite:
             with self:
                 return func.decompose(*args, **kwargs)
+        if kwargs and not watch.real and marks.names_device(kwargs.get("device")):
+            return self._placed(func, args, kwargs)
         device, host, tensors = _sides(watch, args, kwargs)
         if device and not watch.quiet:
             rule = op.check(watch, args, kwargs) if op.check else ("host-operand" if host else None)
@@ -305,9 +311,21 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 watch.flag(rule, "" if watch.call else str(func))
         out = func(*args, **kwargs) if kwargs else func(*args)
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
-            _mark(out)
+            mark(out)
             if op.reduces and isinstance(out, Tensor):
                 watch.reduced = id(out.untyped_storage())
+        return out
+
+    def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:
+        """Make a tensor on an emulated device, for a call that no function mode saw: one inside another."""
+        watch = self._watch
+        if func is torch.ops.aten._to_copy.default and not watch.is_device(args[0]) and args[0].numel():
+            TALLY.add("copies")
+            rule = copy_rule(args[0], bool(kwargs.get("non_blocking")), up=True)
+            if rule:
+                watch.flag(rule)
+        out = func(*args, **{**kwargs, "device": torch.device("cpu")})
+        mark(out)
         return out
 
 
@@ -342,9 +360,9 @@ def _makes_on_device(watch: ThreadState) -> bool:
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 
-def _mark(out: Any) -> None:
+def mark(out: Any) -> None:
     if isinstance(out, Tensor):
         marks.DEVICE.add(out)
     elif isinstance(out, (list, tuple)):
         for item in out:
-            _mark(item)
+            mark(item)

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.overrides import resolve_name
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
 from .mends import mend
@@ -81,6 +82,8 @@ class ThreadState:
         """Findings to be reported when the region ends."""
         self.grown: list[tuple[int, int]] = []
         """What the allocators had done when each region began."""
+        self.by_marks = False
+        """Whether device tensors are the marked ones and no call is timed: then a call may go the short way."""
         self._polls: Counter[Frame] = Counter()
         self._predicate: Predicate | None = None
         self.real = marks.has_accelerator()
@@ -98,11 +101,14 @@ class ThreadState:
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
         self.slow_ns = self.scopes[-1].slow_ns if self.scopes else 0
+        self.by_marks = not (self.real or self.slow_ns or self._predicate)
         self._polls.clear()
 
     def is_device(self, tensor: Tensor) -> bool:
         if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):
             return True
+        if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
+            return any(self.is_device(inner) for inner in marks.inside(tensor))
         return self._predicate is not None and tensor not in marks.HOST and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from gapless.kernels import linear as plain
+from gapless.kernels.adapt import AdapterPart, Shrunk
+from gapless.kernels.adapt_few_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, launch
-from gapless.kernels.library_triton import operator
-from gapless.kernels.seam import FewRows, Linear
+from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.seam import AdaptedRows, FewRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -31,6 +34,48 @@ def one_row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) 
     launch(x, weight, bias, out)
 
 
+def adapted_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, gated: bool, inner: Tensor, slots: Tensor, up: Tensor,
+    ends: list[int],
+) -> Tensor:  # fmt: skip
+    """Return x @ weight.T + bias + inner @ up, by each row's slot, or [M, N // 2] after SiLU times gate."""
+    out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gated else 1))
+    launch(x, weight, bias, out, gated=gated, beside=AdapterWork(up, inner, slots, tuple(ends)))
+    return out
+
+
+def adapted_linear_add(
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, down: Tensor
+) -> Tensor:
+    """Do `linear_add`; return y @ down.T by each row's slot, as [shares, M, rank] float32."""
+    inner = torch.empty((shares_of(y.shape[1]), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
+    launch(y, weight, bias, x, add=True, beside=AdapterWork(down, inner, slots, (x.shape[1],)))
+    return inner
+
+
+def early_adapted_norm(
+    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
+    projections: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """See `adapted_norm`."""
+    return adapted_norm(x, before, up, slots, norm, eps, down, projections, is_hopper(x.device))
+
+
+triton_adapted_norm = operator(
+    "triton_adapted_norm(Tensor x, Tensor? before, Tensor? up, Tensor slots, Tensor norm, float eps, Tensor? down, "
+    "int projections) -> (Tensor, Tensor, Tensor)",
+    early_adapted_norm,
+)
+triton_adapted_linear = operator(
+    "triton_adapted_linear(Tensor x, Tensor weight, Tensor? bias, bool gated, Tensor inner, Tensor slots, Tensor up, "
+    "int[] ends) -> Tensor",
+    adapted_linear,
+)
+triton_adapted_linear_add = operator(
+    "triton_adapted_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
+    "-> Tensor",
+    adapted_linear_add,
+)
 triton_normed_linear = operator(
     "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
     normed_linear,
@@ -76,4 +121,29 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode)
+def _adapted_norm(
+    x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
+) -> tuple[Tensor, Tensor, Shrunk | None]:
+    before, up = (None, None) if added is None else (added.inner, added.part.up)
+    down, projections = (None, 0) if part is None else (part.down, len(part.ends))
+    changed, y, inner = triton_adapted_norm(x, before, up, slots, norm, eps, down, projections)
+    return x if added is None else changed, y, None if part is None else Shrunk(inner[None], slots, part)
+
+
+def _adapted(gated: bool, x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    assert isinstance(linear, plain.TorchLinear)
+    inner, slots, part = added
+    found: Tensor = triton_adapted_linear(
+        x, linear.weight, linear.bias, gated, inner[0], slots, part.up, list(part.ends)
+    )
+    return found
+
+
+def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
+    assert isinstance(linear, plain.TorchLinear)
+    inner = triton_adapted_linear_add(x, y, linear.weight, linear.bias, slots, part.down)
+    return Shrunk(inner, slots, part)
+
+
+ADAPTED_ROWS = AdaptedRows(_adapted_norm, partial(_adapted, False), partial(_adapted, True), _adapted_add)
+FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)

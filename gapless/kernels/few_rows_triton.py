@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from gapless.kernels.adapt_few_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
@@ -94,11 +95,65 @@ def _begin(
 
 
 @triton.jit
+def _own_adapters(
+    up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, RANK: tl.constexpr
+):
+    """The slots of a program's rows [BLOCK_M], above 0 if one of them is, and the first lines of their adapters."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    token = tl.arange(0, BLOCK_M)
+    slot = tl.load(slots + token, mask=token < M, other=0)
+    # To look takes longer than to add a few zeros.
+    some = tl.max(slot, axis=0) if BLOCK_M > 4 else 1
+    return slot, some, first_lines(up, slot, row, inside, N, RANK)
+
+
+@triton.jit
+def _added(
+    own, up, inner, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """What the adapters add to a program's result; `own` are what `_own_adapters` returned."""
+    row, inside = _weight_rows(N, BLOCK_N, GATED)
+    slot, some, held = own
+    low = tl.program_id(0) * BLOCK_N
+    return expanded(
+        held, some, up, inner, slot, row, inside, low, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED
+    )
+
+
+@triton.jit
 def one_row_kernel(
-    x, norm, weight, bias, out, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if ADAPT and ADD:
+        if tl.program_id(0) >= BLOCKS:
+            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, 1, K, RANK, SHARES, EARLY)
+        else:
+            _one_row(
+                x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N,
+                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+            )  # fmt: skip
+    else:
+        _one_row(
+            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
+            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+        )  # fmt: skip
+
+
+@triton.jit
+def _one_row(
+    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+):  # fmt: skip
+    if ADAPT and not ADD:
+        own = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
@@ -114,16 +169,45 @@ def one_row_kernel(
     found = tl.sum(sums, axis=1)
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    _store(found[None, :], bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+    found = found[None, :]
+    if ADAPT and not ADD:
+        found += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 1, BLOCK_N, GATED)
+    _store(found, bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
 @triton.jit(do_not_specialize=["M"])
 def vector_kernel(
-    x, norm, weight, bias, out, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Up to BLOCK_M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if ADAPT and ADD:
+        if tl.program_id(0) >= BLOCKS:
+            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, M, K, RANK, SHARES, EARLY)
+        else:
+            _vectors(
+                x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
+                BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+            )  # fmt: skip
+    else:
+        _vectors(
+            x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
+            BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+        )  # fmt: skip
+
+
+@triton.jit
+def _vectors(
+    x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    if ADAPT and not ADD:
+        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
     token = tl.arange(0, BLOCK_M)
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -144,6 +228,8 @@ def vector_kernel(
             tile = _tile(lines, inside, at + BLOCK_K, K)
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
+    if ADAPT and not ADD:
+        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
     _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
@@ -171,11 +257,37 @@ def _inputs(rows, token, at, M, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def matrix_kernel(
-    x, weight, bias, out, parts, arrived, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
+    x, weight, bias, out, parts, arrived, table, inner, slots, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's.
+    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's."""
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if ADAPT and ADD:
+        if tl.program_id(0) >= BLOCKS:
+            program = (tl.program_id(0) - BLOCKS) * SPLITS + tl.program_id(1)
+            shrink(x, table, inner, slots, program, M, K, RANK, SHARES, EARLY)
+        else:
+            _matrix(
+                x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
+                BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+            )  # fmt: skip
+    else:
+        _matrix(
+            x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
+            BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+        )  # fmt: skip
+
+
+@triton.jit
+def _matrix(
+    x, weight, bias, out, parts, arrived, table, inner, slots, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """A program of the product.
 
     Program (columns, split): the last to end of a split K sums the parts. parts [SPLITS, BLOCK_M, N] float32; arrived
     int32 of zeros, one for each block of columns, left as zeros. A program's part of the weight is loaded before the
@@ -188,25 +300,34 @@ def matrix_kernel(
     PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
     lines = weight + row.to(tl.int64)[:, None] * K
     rows = x + token[None, :] * K
-    first = split * PART + k
+    at = split * PART + k
     if EARLY:
         cuda.gdc_launch_dependents()
     if PART == BLOCK_K:
         # It is in shared memory when the input comes.
-        tile = _part(lines, inside, first, K)
+        tile = _part(lines, inside, at, K)
     elif EARLY:
         _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
+    if ADAPT and not ADD:
+        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
     if EARLY:
         cuda.gdc_wait()
+    if PART == BLOCK_K:
+        value = _inputs(rows, token, at, M, K)
+    if ADAPT and not ADD:
+        # While the inputs come.
+        added = _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     if PART == BLOCK_K:
-        sums = tl.dot(tile, _inputs(rows, token, first, M, K), sums, input_precision="ieee")
+        sums = tl.dot(tile, value, sums, input_precision="ieee")
     else:
         for begin in range(0, PART, BLOCK_K):
-            tile = _part(lines, inside, first + begin, K)
-            sums = tl.dot(tile, _inputs(rows, token, first + begin, M, K), sums, input_precision="ieee")
+            tile = _part(lines, inside, at + begin, K)
+            sums = tl.dot(tile, _inputs(rows, token, at + begin, M, K), sums, input_precision="ieee")
     sums = tl.trans(sums)
     if SPLITS == 1:
+        if ADAPT and not ADD:
+            sums += added
         _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
     else:
         place = parts + token[:, None] * N + row[None, :]
@@ -220,6 +341,8 @@ def matrix_kernel(
             for part in tl.static_range(SPLITS):
                 # Past the first-level cache: other programs wrote these.
                 sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+            if ADAPT and not ADD:
+                sums += added
             _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
@@ -260,39 +383,41 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, norm: Tensor | None = None, eps: float = 0.0,
     gated: bool = False, add: bool = False, tiles: FewRowsTiles | None = None, early: bool | None = None,
+    beside: AdapterWork | None = None,
 ) -> None:  # fmt: skip
     """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
 
     norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
-    tiles and early (see `launch_options`) are for measuring.
+    tiles and early (see `launch_options`) are for measuring. beside: what is done for the adapters of the rows.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
     tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device))
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
+    programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
+    block = triton.next_power_of_2(rows) if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
+    fixed |= NO_ADAPTERS if beside is None else beside.fixed()
     bias = x if bias is None else bias
-    if rows == 1:
-        one_row_kernel[(grid,)](x, x if norm is None else norm, weight, bias, out, eps, NORM=norm is not None, **fixed)
-        return
+    own = (x, out, x) if beside is None else beside[:3]
     if rows <= VECTOR_ROWS:
-        vector_kernel[(grid,)](
-            x, x if norm is None else norm, weight, bias, out, eps, rows, NORM=norm is not None,
-            BLOCK_M=triton.next_power_of_2(rows), **fixed,
-        )  # fmt: skip
+        kernel, some = (one_row_kernel, {}) if rows == 1 else (vector_kernel, {"M": rows, "BLOCK_M": block})
+        kernel[(grid + programs,)](
+            x, x if norm is None else norm, weight, bias, out, *own, eps, NORM=norm is not None, **some, **fixed
+        )
         return
     if norm is not None:
         x = rms_norm(x, norm, eps, early=early)
-    block = 16 if rows <= 16 else 32
     parts = arrived = out
     if tiles.splits > 1:
         assert grid <= MOST_SPLIT_BLOCKS
         parts = torch.empty((tiles.splits, block, columns), dtype=torch.float32, device=x.device)
         arrived = counters(x.device, MOST_SPLIT_BLOCKS)
-    matrix_kernel[grid, tiles.splits](
-        x, weight, bias, out, parts, arrived, rows, BLOCK_M=block, SPLITS=tiles.splits, num_stages=tiles.stages, **fixed
-    )
+    matrix_kernel[grid + programs, tiles.splits](
+        x, weight, bias, out, parts, arrived, *own, rows, BLOCK_M=block, SPLITS=tiles.splits, num_stages=tiles.stages,
+        **fixed,
+    )  # fmt: skip

@@ -10,12 +10,13 @@ from torch.nn.functional import pad, silu
 
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
+from gapless.kernels.adapt import AdapterPart, Shrunk, expand, shrink
 from gapless.kernels.attention import decode_attention
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import DecodeBatch, FewRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import AdaptedRows, DecodeBatch, FewRows, Kernels, Linear, ManyRows, Normable
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
 
@@ -90,6 +91,32 @@ def divided_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
 def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
     linear_add(x, y, linear)
     return Normable(x * norm, x.float().square().sum(-1, keepdim=True))
+
+
+def adapted_norm(
+    x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
+) -> tuple[Tensor, Tensor, Shrunk | None]:
+    if added is not None:
+        wide = x.to(torch.float32, copy=True)
+        expand(wide, added)
+        x = wide.to(x.dtype)
+    y = rms_norm(x, norm, eps)
+    return x, y, None if part is None else shrink(y, slots, part)
+
+
+def adapted_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    y = linear(x)
+    expand(y, added)
+    return y
+
+
+def adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    return silu_mul(adapted_linear(x, added, linear))
+
+
+def adapted_linear_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
+    linear_add(x, y, linear)
+    return shrink(y, slots, part)
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
@@ -196,6 +223,7 @@ KERNELS = Kernels(
     finish, score, accept, look_up,
 )  # fmt: skip
 
-FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode)
+ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, adapted_silu_mul, adapted_linear_add)
+FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
 MANY_ROWS = ManyRows(256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode)
 """The reference of fused ones. They gain nothing here, so KERNELS has none."""

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, adapt
+from gapless.kernels.adapt import AdapterPart, Shrunk, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.masks import mask, reply
 from gapless.kernels.pages import page_sum
@@ -66,6 +66,22 @@ class MixedBatch(NamedTuple):
     slots: Tensor
 
 
+class AdaptedRows(NamedTuple):
+    """A decoder layer of few rows of which some have adapters, in no more launches than without."""
+
+    norm: Callable[
+        [Tensor, Shrunk | None, Tensor, float, Tensor, AdapterPart | None], tuple[Tensor, Tensor, Shrunk | None]
+    ]
+    """(x [B, H], added, norm [H], eps, slots int64 [B], part) -> x with the second half of `added`, rounded to x's
+    dtype; rms_norm of that; and the first half of what `part` adds to a product of the norm, if there is one"""
+    linear: Callable[[Tensor, Shrunk, Linear], Tensor]
+    """(x [B, H], added, linear) -> linear(x) and the second half of `added` [B, out]"""
+    silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
+    """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
+    linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
+    """(x [B, out], y [B, in], linear, slots, part): `FewRows.linear_add`; returns the first half of what `part` adds"""
+
+
 class FewRows(NamedTuple):
     """A decoder layer for a batch of few rows of one token each, in as few launches as can be.
 
@@ -83,6 +99,8 @@ class FewRows(NamedTuple):
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
     """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
     `decode_attention`. The contents of qkv mean nothing afterwards."""
+    adapted: AdaptedRows
+    """How such a layer runs where rows have adapters"""
 
 
 class Normable(NamedTuple):

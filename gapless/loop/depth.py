@@ -59,6 +59,10 @@ class Depth:
         self._step_ns += (host_ns - self._step_ns) * _WEIGHT
         self._device_ns += (device_ns - self._device_ns) * _WEIGHT
 
+    def host_ns(self, own: int) -> int:
+        """Return what a step costs the host that costs it `own` by itself, its share of a visit included."""
+        return own + int(self._visit_ns / self.chain)
+
     def visited(self, host_ns: int) -> None:
         """Take in a visit: what it cost the host, however many steps it enqueued."""
         self._visit_ns += (host_ns - self._visit_ns) * _WEIGHT

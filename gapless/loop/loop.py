@@ -378,11 +378,11 @@ class Loop:
         self.launcher.release(flight)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
-        self._depth.learn(*measured)
+        self._depth.learn(measured.host, measured.device)
         scores = flight.logprobs is not None and flight.logprobs.prompt
         if self.launcher.gate is not None and not scores:
-            kind = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens)
-            self.launcher.gate.learn(kind, flight.batch, measured.device)
+            kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
+            self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
@@ -452,14 +452,14 @@ class Loop:
     def append(self, rows: Int32s, tokens: Int32s) -> None:
         """Append tokens: one entry per token, those of a row together and in order."""
         table, length = self.rows, self.rows.length.take(rows)
-        if len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
+        if len(rows) > 1 and rows[0] == rows[-1]:  # one row alone, the usual case with drafts
+            length += np.arange(len(rows), dtype=np.int32)
+        elif len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
             number = np.arange(len(rows), dtype=np.int32)
-            start = number.copy()  # of each token: the first one of its row
-            start[1:][again] = 0
-            length += number - np.maximum.accumulate(start)
+            number[1:][again] = 0  # of each token: the first one of its row
+            length += np.arange(len(rows), dtype=np.int32) - np.maximum.accumulate(number)
         table.tokens[rows, length] = tokens
-        # Of one row's entries the last one counts: numpy assigns in order.
-        table.length[rows] = length + 1
+        table.length[rows] = length + 1  # of one row's entries the last one counts: numpy assigns in order
 
     # Queries, for the thread that turns the loop.
 

@@ -5,11 +5,13 @@ the loop nor the device waits for them. They look at the mail after every step t
 a chain. A row whose mask is late is held by the device; when it has been held for LATE_SECONDS, the request whose
 matcher is at work for as long ends with an error. Masks after drafts come last, and a row that is without runs without
 those drafts. Matchers follow drafts for their masks alone, and go back. Where the form leaves only one text, they go on
-along its tokens, for the drafts of the step after.
+along its tokens, for the drafts of the step after. They look ahead only while no token waits for its own mask, and a
+matcher that fails there is replaced by a copy that has not: a guess ends no request.
 """
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections import deque
@@ -25,6 +27,8 @@ from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
 from gapless.step.speculation import most_drafts
+
+log = logging.getLogger("gapless.loop")
 
 NOTHING = -(2**62)
 """The tag of a slot that no row has whose matcher is in Python"""
@@ -51,6 +55,10 @@ class MaskedRow:
         self.length = len(request.tokens)
         """Tokens that the matcher has followed, the prompt's included."""
         self.slot = self.owner = 0
+        self.spare: Matcher | None = None
+        """A copy of the matcher that has never looked ahead, from the first look on"""
+        self.since: list[int] = []
+        """Tokens that the copy has not followed"""
 
 
 class Waits:
@@ -92,6 +100,8 @@ class Masks:
         """The attendant's: for each slot, the tag of the tokens that its row's matcher has followed"""
         self._words = mail.new_mask()
         """The attendant's: the mask that it makes"""
+        self._ahead: dict[int, list[int]] = {}
+        """The attendant's: the drafts of rows whose matchers are to look ahead, by slot"""
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
         self._written = self._ns = 0
@@ -198,7 +208,16 @@ class Masks:
     # The attendant.
 
     def answer(self) -> None:
-        """Take in the news, and answer every token that has come."""
+        """Take in the news, and answer every token that has come; then look ahead, unless another one comes."""
+        self._reply()
+        while self._ahead:
+            slot, drafts = next(iter(self._ahead.items()))
+            if self._look_ahead(self._serving[slot], drafts):
+                self._ahead.pop(slot, None)
+            else:
+                self._reply()
+
+    def _reply(self) -> None:
         now = time.monotonic_ns()
         self._ring()
         while self._news:
@@ -213,27 +232,33 @@ class Masks:
         self._go_on(row, time.monotonic_ns(), tokens[row.length :].tolist(), [])
 
     def _go_on(self, row: MaskedRow, since: int, tokens: list[int], drafts: list[int]) -> None:
-        """Have the matcher follow these tokens, and write the masks of the next, and of those after drafts."""
+        """Have the matcher follow these tokens, and write the mask of the next one."""
         self._ring()  # native matchers need not wait for this one
         self._began = time.monotonic_ns()
         try:
             if tokens:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
+            row.since += tokens
             self._post(row)
-            self._written += 1
-            self._ns += time.monotonic_ns() - since
-            self._go_ahead(row, drafts)
-        except BaseException as error:  # a panic of a library is no Exception
-            if isinstance(error, SystemExit | KeyboardInterrupt):
-                raise  # the device is closed
-            # Without a mask the device holds the row until the loop has taken it out.
-            self._forget(row)
-            self._failed.append((row.key, _as_failure(row, error)))
+        except BaseException as error:
+            self._fail(row, error)
             return
         finally:
             self._began = 0
+        self._written += 1
+        self._ns += time.monotonic_ns() - since
         self._followed[row.slot] = tag_of(row.owner, row.length)
+        if row.drafts:
+            self._ahead[row.slot] = drafts
+
+    def _fail(self, row: MaskedRow, error: BaseException) -> None:
+        """End the row's request; a panic of a library is no Exception."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error  # the device is closed
+        # Without a mask the device holds the row until the loop has taken it out.
+        self._forget(row)
+        self._failed.append((row.key, _as_failure(row, error)))
 
     def _post(self, row: MaskedRow) -> None:
         tag = tag_of(row.owner, row.length)
@@ -245,44 +270,85 @@ class Masks:
         else:
             self.mail.post(row.slot, tag, self._words)
 
-    def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> None:
+    def _look_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
+        """Post what this row may need next. Returns False when a token came that waits for its own mask."""
+        self._began = time.monotonic_ns()
+        try:
+            if row.spare is None:
+                row.spare, row.since = row.matcher.copy(), []
+            return self._go_ahead(row, drafts)
+        except BaseException as error:
+            if isinstance(error, SystemExit | KeyboardInterrupt):
+                raise
+            log.warning("a matcher failed along a guess, its row runs without: %s", error)
+            self.restore(row)
+            return True
+        finally:
+            self._began = 0
+
+    def restore(self, row: MaskedRow) -> None:
+        """Go on with the copy of a matcher that failed along a guess, and look ahead no more."""
+        row.drafts = 0
+        if row.spare is None:
+            return  # it has not looked yet
+        row.matcher, row.spare = row.spare, None
+        try:
+            row.matcher.advance(row.since)
+        except BaseException as error:
+            self._fail(row, error)
+
+    def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
         """Post the masks after each draft, up to the first that may not come or after which nothing may. Then post what
         is expected to come: these drafts, and the tokens after them as long as the form leaves one text."""
-        tag = tag_of(row.owner, row.length)
-        run = self._post_along(row, tag, drafts)
-        most, known = len(run) + 1 + row.drafts if row.drafts else 0, len(run)
-        while len(run) < most and (token := expected_next(self._words, row.matcher.texts)) is not None:
-            row.matcher.advance([token])
-            run.append(token)
-            row.matcher.write_mask(self._words)
-        if len(run) > known:
+        tag, run = tag_of(row.owner, row.length), list[int]()
+        self._words[:] = self.mail.mask_of(row.slot)
+        quiet = self._post_along(row, tag, drafts, run)
+        known = len(run)
+        while quiet and len(run) <= known + row.drafts:
+            if (token := expected_next(self._words, row.matcher.texts)) is None:
+                break
+            self._follow(row, token, run)
+            quiet = not self._called
+        if quiet and len(run) > known:
             if self.threads:
                 self.threads.post_ahead(row.key, row.slot, tag, run)
             else:
                 self.mail.post_ahead(row.slot, tag, run)
         if run:
             row.matcher.rollback(len(run))
+        return quiet
 
-    def _post_along(self, row: MaskedRow, tag: int, drafts: list[int]) -> list[int]:
-        """Post the masks after drafts. Returns those that the matcher has followed."""
-        run: list[int] = []
+    def _post_along(self, row: MaskedRow, tag: int, drafts: list[int], run: list[int]) -> bool:
+        """Post the masks after drafts, and append those that the matcher has followed to `run`. Returns False when
+        a token waits."""
         for draft in drafts:
             if not self._words[draft // 32] >> draft % 32 & 1:
                 break
-            row.matcher.advance([draft])
-            run.append(draft)
-            row.matcher.write_mask(self._words)
+            self._follow(row, draft, run)
+            if self._called:
+                return False
             if not allows_some(self._words):
                 break
             if self.threads:
                 self.threads.post(row.key, row.slot, tag, self._words, len(run), draft)
             else:
                 self.mail.post_after(row.slot, tag, self._words, len(run), draft)
-        return run
+        return True
+
+    def _follow(self, row: MaskedRow, token: int, run: list[int]) -> None:
+        row.matcher.advance([token])
+        run.append(token)
+        row.matcher.write_mask(self._words)
+
+    @property
+    def _called(self) -> bool:
+        """Whether there is more to do than to look ahead."""
+        return bool(self._news) or self.mail.replied(self._followed)
 
     def _forget(self, row: MaskedRow) -> None:
         if self._serving.get(row.slot) is row:
             del self._serving[row.slot]
+            self._ahead.pop(row.slot, None)
             self._followed[row.slot] = NOTHING
 
 

@@ -43,6 +43,8 @@ class Measured(NamedTuple):
     host: int
     """Enqueueing, committing and retiring it; planning and packing belong to the visit."""
     device: int
+    held: float
+    """The share of its decode rows that it held"""
 
 
 class StepLog:
@@ -59,6 +61,7 @@ class StepLog:
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
         self._waited = self._in_vain = False
+        self._held_rows = 0
 
     # Launching.
 
@@ -147,6 +150,7 @@ class StepLog:
     def held(self, rows: int, in_vain: bool) -> None:
         """The observed step held these rows; `in_vain`: all that it sampled, and it ran no prompt."""
         self.counters.held_rows += rows
+        self._held_rows = rows
         self._in_vain = in_vain
 
     def committed(self, flight: Flight) -> Measured:
@@ -162,7 +166,8 @@ class StepLog:
         if self._in_vain:
             self.timeline.in_vain(end - start)
             self._in_vain = False
-        return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start)
+        held, self._held_rows = self._held_rows / max(1, len(flight.plan.decode)), 0
+        return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start, min(1.0, held))
 
     def left(self) -> None:
         """The turn ends."""

@@ -138,11 +138,10 @@ class DenseModel:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some on the way."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
-        adapted = inputs.adapters is not None  # their products are between those that the faster ways fuse
-        few = None if adapted else kernels.few_rows
+        adapted, few = inputs.adapters is not None, kernels.few_rows
         if few is not None and inputs.starts is None and len(x) <= few.most:
-            return self._few_rows(few, x, inputs, cache, taps)
-        many = None if adapted else self.many_rows
+            return (self._few_adapted if adapted else self._few_rows)(few, x, inputs, cache, taps)
+        many = None if adapted else self.many_rows  # what adapters add is between the products that are fused there
         if many is not None and inputs.starts is None and len(x) <= many.most:
             return self._many_rows(many, x, inputs, cache, taps)
         attention = self._attention(inputs, plan, cache)
@@ -168,6 +167,27 @@ class DenseModel:
             few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
             taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
+
+    def _few_adapted(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+        """Do `_few_rows` where rows have adapters: what these add to the residual comes with the norm after it."""
+        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
+        decode = few.decode if inputs.places == 1 else self._decode
+        assert inputs.adapters is not None and self.adapters is not None
+        slots, ways, added = inputs.adapters, few.adapted, None
+        for i, (block, parts) in enumerate(zip(self.blocks, self.adapters.layers, strict=False)):
+            x, y, own = ways.norm(x, added, block.input_norm, eps, slots, parts.qkv)
+            taps.pass_by(i, x)
+            assert own is not None
+            qkv = ways.linear(y, own, block.qkv).view(len(x), -1, config.head_dim)
+            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
+            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            added = ways.linear_add(x, y, block.output, slots, parts.output)
+            x, y, own = ways.norm(x, added, block.mlp_norm, eps, slots, parts.gate_up)
+            assert own is not None
+            added = ways.linear_add(x, ways.silu_mul(y, own, block.gate_up), block.down, slots, parts.down)
+        x, y, _ = ways.norm(x, added, self.blocks[-1].next_norm, eps, slots, None)
+        taps.pass_by(len(self.blocks), x)
+        return y
 
     def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
         """Runs the layers of a decode batch of more rows: a norm is finished by the product after it."""

@@ -97,6 +97,16 @@ class Mail:
         """Return words for a mask."""
         return np.zeros(self._masks.shape[2], np.int32)
 
+    def mask_of(self, slot: int) -> Int32s:
+        """Return the mask of the slot's next token, as it was posted last."""
+        mask: Int32s = self._masks[slot, 0]
+        return mask
+
+    def replied(self, followed: Int64s) -> bool:
+        """Return whether there are `replies`."""
+        count = self.told - followed
+        return bool(np.count_nonzero((count > 0) & (count <= MOST_TOKENS)))
+
     def replies(self, followed: Int64s) -> list[MailReply]:
         """Return the replies to rows of which the tokens of the tags `followed` [slots] are known."""
         count = self.told - followed

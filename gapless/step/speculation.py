@@ -52,6 +52,8 @@ ANSWER_TOKENS = 256
 KNOWN_TENANTS, MAX_TENANT = 4096, 2**31 - 1
 """Tenants that have numbers at a time, and the last number; none is given again, so no entry changes its owner"""
 
+FEW = 24
+"""Lines of observed steps that are taken in one by one"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 
@@ -237,6 +239,8 @@ class Gate:
         self._steps, self._now = 0, PLAIN
         self._ns: dict[tuple[Kind, bool], float] = {}
         """Least time lately of a step of each kind, or of each of its prompt tokens, and whether it has drafts"""
+        self._held: dict[tuple[Kind, bool], float] = {}
+        """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[tuple[Int32s, Int32s]] = []
         """Steps that were observed and not taken in: rows [N] and their tokens [N, W]"""
@@ -287,15 +291,21 @@ class Gate:
         trial = self._decisions[kind] % RETRY == FIRST and (not self._looks or 1 + gain >= PAYS)
         return pays != trial
 
-    def learn(self, kind: Kind, batch: BatchShape, ns: int) -> None:
-        """A step of this kind, which ran as `batch`, took the device `ns`."""
+    def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+        """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places > 1
+        before = self._held.get(key, held)
+        self._held[key] = before + LEARNS * (held - before)
         time = ns / max(1, batch.tokens - batch.decode)
         self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
 
     def _costs(self, kind: Kind) -> float:
-        with_drafts, without = (self._ns.get((kind, drafts)) for drafts in (True, False))
+        with_drafts, without = (self._time((kind, drafts)) for drafts in (True, False))
         return max(1.0, with_drafts / without) if with_drafts and without else COSTS
+
+    def _time(self, key: tuple[Kind, bool]) -> float:
+        """Return how long such a step takes for each of its rows that gets tokens; 0 before one has run."""
+        return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
@@ -312,9 +322,14 @@ class Gate:
         """Learn from the steps that were observed since the last call."""
         if not self._seen:
             return
-        steps = len(self._seen)
-        rows, tokens = (np.concatenate(part) for part in zip(*self._seen, strict=True))
-        self._seen.clear()
+        seen, steps = self._seen, len(self._seen)
+        self._seen = []
+        if sum(len(rows) for rows, _ in seen) <= FEW:
+            lines = (line for rows, tokens in seen for line in zip(rows.tolist(), tokens.tolist(), strict=True))
+            shares = [share for row, line in lines if (share := self._take_line(row, line)) is not None]
+            self._learn_hope(steps, sum(shares) / max(1, len(shares)) if shares else None)
+            return
+        rows, tokens = (np.concatenate(part) for part in zip(*seen, strict=True))
         held = tokens[:, 0] == NO_TOKEN  # without its mask, nothing is known of what a row sampled
         if np.count_nonzero(held):
             rows, tokens = rows[~held], tokens[~held]
@@ -332,9 +347,33 @@ class Gate:
         else:
             share = tokens[:, 1] == RIGHT
         _move(self.right, rows, share)
-        if not self._looks and len(share):
+        self._learn_hope(steps, float(share.mean()) if len(share) else None)
+
+    def _take_line(self, row: int, tokens: list[int]) -> float | None:
+        """Do the same for one row of one step: arrays cost more than a few rows do. Returns the share of right drafts,
+        None where there were none."""
+        if tokens[0] == NO_TOKEN:
+            return None
+        there = tokens[1] != NO_TOKEN
+        self.there[row] += LEARNS * (there - self.there[row])
+        if not there:
+            return None
+        share = float(tokens[1] == RIGHT)
+        if self._places_seen > 1:
+            drafted = len(tokens) - 1 - tokens.count(NO_TOKEN)
+            right = drafted - tokens.count(REJECTED)
+            self._counts.drafts += 1
+            self._counts.draft_tokens += drafted
+            self._counts.accepted[:right] += 1
+            share = right / max(1, min(drafted, right + 1))
+        self.right[row] += LEARNS * (share - self.right[row])
+        return share
+
+    def _learn_hope(self, steps: int, share: float | None) -> None:
+        """Learn what a new row may expect of a head."""
+        if not self._looks and share is not None:
             usual = self._hopes[1]
-            self._hopes = 1.0, usual + (1 - (1 - USUAL) ** steps) * (float(share.mean()) - usual)
+            self._hopes = 1.0, usual + (1 - (1 - USUAL) ** steps) * (share - usual)
 
     @property
     def counts(self) -> DraftCounts:

@@ -7,10 +7,19 @@ from importlib.metadata import entry_points
 from gapless.base.errors import ConfigError
 from gapless.base.tiers import PLUG_INS
 from gapless.tiers.disk import DiskTier
+from gapless.tiers.lmcache import LMCacheTier
+from gapless.tiers.mooncake import MooncakeTier
+from gapless.tiers.nixl import NixlTier
 from gapless.tiers.redis import RedisTier
 from gapless.tiers.seam import TierFactory
 
-OURS: dict[str, TierFactory] = {"disk": DiskTier, "redis": RedisTier}
+OURS: dict[str, TierFactory] = {
+    "disk": DiskTier,
+    "redis": RedisTier,
+    "lmcache": LMCacheTier,
+    "mooncake": MooncakeTier,
+    "nixl": NixlTier,
+}
 
 
 def factory_of(kind: str) -> TierFactory:

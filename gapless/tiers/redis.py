@@ -6,21 +6,17 @@ command, so it is there as a whole or not at all.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.resp import Reply, RespClient, RespError
-from gapless.tiers.seam import SEAL_BYTES, Found, JobEnd, TierPage, TierSetup, seal
+from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
+from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 
 SECONDS = 1.0
 """How long the server may be silent"""
 BACK_OFF_SECONDS = 1.0
 PREFIX = b"gapless:kv:"
-_HEADER = struct.Struct("<8sQq")
-"""Magic, bytes of the page, checksum"""
-_MAGIC = b"gaplesK1"
-HEADER_BYTES = _HEADER.size + SEAL_BYTES
 
 
 class RedisTier:
@@ -43,7 +39,8 @@ class RedisTier:
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         has = self.lookup([page.key for page in pages])
         new = [page for page, found in zip(pages, has, strict=True) if found is Found.MISS]
-        answers = self._ask([[b"SET", PREFIX + page.key, self._value(page)] for page in new])
+        values = [head_of(self._namespace, page) + bytes(page.slot) for page in new]
+        answers = self._ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
         kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
         done: list[int] = []
         for page, found in zip(pages, has, strict=True):
@@ -96,17 +93,7 @@ class RedisTier:
             pass
         return answers + [None] * (len(commands) - len(answers))
 
-    def _value(self, page: TierPage) -> bytes:
-        return self._header(page.key, len(page.slot), page.checksum) + bytes(page.slot)
-
-    def _header(self, key: bytes, nbytes: int, checksum: int) -> bytes:
-        body = _HEADER.pack(_MAGIC, nbytes, checksum)
-        return body + seal(self._namespace, key, body)
-
     def _loaded(self, page: TierPage) -> int | None:
         """Read one value into its slot; return its checksum, None for a value that is not ours, or not there."""
-        header = memoryview(bytearray(HEADER_BYTES))
-        if self._client.read([header, page.slot]) != b"":
-            return None
-        checksum = int(_HEADER.unpack(header[: _HEADER.size])[2])
-        return checksum if bytes(header) == self._header(page.key, len(page.slot), checksum) else None
+        head = memoryview(bytearray(HEAD_BYTES))
+        return checksum_in(head, self._namespace, page) if self._client.read([head, page.slot]) == b"" else None

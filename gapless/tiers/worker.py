@@ -17,6 +17,8 @@ log = logging.getLogger("gapless.tiers")
 
 POLL_SECONDS = 0.001
 """How often a tier is asked about jobs that it has not ended, and keys that are pending"""
+IN_TIME = 0.7
+"""The part of a question's time after which it is answered with what is known"""
 CLOSE_SECONDS = 10.0
 """How long `close` waits for jobs that have begun"""
 
@@ -71,8 +73,10 @@ class TierWorker:
     # For the loop.
 
     def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
-        """Ask which of these keys the tier has. What it cannot say within `seconds` it has not."""
-        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), time.monotonic() + seconds))
+        """Ask which of these keys the tier has. What it cannot say within `seconds` it has not: those who ask wait no
+        longer, so the answer goes out a little before."""
+        late_at = time.monotonic() + IN_TIME * seconds
+        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
         """Fill the slots of these pages; what has not come within `seconds` is cancelled."""

@@ -73,13 +73,16 @@ def test_a_tier_without_prefix_caching_is_refused():
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        (("tape:1G",), "kv_tiers must be host:SIZE, disk:PATH:SIZE, redis://HOST:PORT/DB or peer:SIZE, got 'tape:1G'"),
+        (("tape:1G",), "kv_tiers must be host:SIZE, disk:PATH:SIZE, redis://HOST:PORT/DB"),
         (("disk:/kv:1G",), "kv_tiers: disk works below a host tier: add host:SIZE"),
         (("host:1G", "disk:1G"), "a disk tier is disk:PATH:SIZE, such as disk:/var/kv:100GiB, got 'disk:1G'"),
         (("host:1G", "disk:/kv:"), "the size must be like 8GiB, got ''"),
         (("host:1G", "redis:6379"), "a Redis tier is redis://HOST:PORT/DB"),
         (("host:1G", "redis://h:port/0"), "a Redis tier is redis://HOST:PORT/DB"),
         (("host:1G", "redis://h/nine"), "a Redis tier is redis://HOST:PORT/DB"),
+        (("host:1G", "lmcache://h"), "a lmcache tier is lmcache://HOST:PORT, such as lmcache://127.0.0.1:5555"),
+        (("host:1G", "mooncake:h"), "a mooncake tier is mooncake://HOST:PORT"),
+        (("host:1G", "nixl://"), "a nixl tier is nixl://BUCKET/PREFIX"),
         (("host",), "kv_tiers: the size must be like 8GiB, got '' in 'host'"),
         (("host:-1",), "got '-1' in 'host:-1'"),
         (("host:0",), "the size must be like 8GiB"),

@@ -39,7 +39,7 @@ PARAMS = [
 def fixed_costs(monkeypatch):
     """Steps with drafts take twice as long as others, whatever else the machine does."""
     learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, cost(batch)))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
 
 
 def drafted_by(model: Any = "demo", drafts: int = 4) -> dict[str, Any]:

@@ -42,7 +42,7 @@ PARAMS = [SamplingParams(**{"max_tokens": 40 + place, **asked}) for place, asked
 def fixed_costs(monkeypatch):
     """Steps with drafts take twice as long as others, whatever else the machine does."""
     learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, cost(batch)))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
 
 
 def config(drafts: int = DRAFTS) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Direct(NamedTuple):
 def fixed_costs(monkeypatch):
     """Steps with drafts cost nothing beside others."""
     learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, 1))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, 1))
     monkeypatch.setattr("gapless.step.speculation.PAYS", 0.0)
 
 

@@ -3,8 +3,9 @@
 Each form of the catalogue and each program of tests/guard/step_programs.py runs once warm, then behind products of
 matrices that take some 30 ms. A call that waits for the device returns when these have ended, whatever it is; one that
 only enqueues returns long before. Beside that time stand the lines that torch's sync debug mode reports, and those
-that no_sync finds on this device. Needs torch and a GPU; prints a table and what disagrees, and ends with 1 where
-something disagrees that is not listed in MAY_WAIT.
+that no_sync finds on this device. Races are held against the data: memory that is written, or read, too early has other
+bytes than it should. Needs torch and a GPU; prints a line for each rule and every form that disagrees or is refused
+(`--all`: every form), and ends with 1 where one disagrees whose rule is not listed in MAY_WAIT.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from guard.step_programs import PROGRAMS, Program, marked_lines
 from guard.test_sync_rules import CASES, Case, World
 
 from gapless import guard
+from gapless.guard.detectors import Detectors
+from gapless.guard.short_calls import Unseen
 from gapless.guard.sync_rules import RULES
 
 BUSY_MS = 30
@@ -40,7 +44,6 @@ MAY_WAIT = {
     "allocator-growth": "cudaMalloc need not wait",
     "host-operand": "a device refuses it, or takes a number",
     "event-poll": "each query is short",
-    "collective": "a barrier of one rank",
     "graph-capture": "capture waits where memory is freed",
     "gc-pause": "the host's own time",
 }
@@ -60,6 +63,8 @@ class Truth(NamedTuple):
     found: list[str]
     """Rules that no_sync finds on this device."""
     fault: str = ""
+    word: str = "waits"
+    """What `waited` says that it did."""
 
 
 class Load:
@@ -167,7 +172,7 @@ def catalogue(load: Load) -> list[Truth]:
 def _form(case: Case, name: str, kind: str, load: Load) -> Truth:
     w, form = world(), case.bad if kind == "bad" else case.good
     expected = None if case.rule in MAY_WAIT else kind == "bad"
-    return measured(name, case.rule, expected, lambda: form(w), load, form.__code__.co_filename)
+    return found_too(measured(name, case.rule, expected, lambda: form(w), load, form.__code__.co_filename))
 
 
 def entry_points(load: Load) -> list[Truth]:
@@ -207,6 +212,154 @@ def entry_points(load: Load) -> list[Truth]:
     return rows
 
 
+def found_too(row: Truth) -> Truth:
+    """Hold what no_sync finds against the wait as well: something for each wait, nothing without."""
+    if row.fault or row.expected is None or row.expected == bool(row.found):
+        return row
+    return row._replace(fault="nothing is found" if row.expected else f"found {row.found}")
+
+
+def collectives(load: Load) -> list[Truth]:
+    """Measure collectives of one rank over NCCL, in this process.
+
+    A barrier waits for its kernel, and objects travel as tensors whose sizes and bytes are copied to and from the host.
+    A collective of tensors only enqueues: the current stream waits for it, not the host.
+    """
+    if not (dist.is_available() and dist.is_nccl_available()):
+        print("skipped: collectives, since this torch has no NCCL", file=sys.stderr)
+        return []
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(1024, device="cuda")
+    bad: dict[str, Callable[[], Any]] = {
+        "barrier": dist.barrier,
+        "all_gather_object": lambda: dist.all_gather_object([None], {"step": 1}),
+        "broadcast_object_list": lambda: dist.broadcast_object_list([{"step": 1}], 0),
+        "gather_object": lambda: dist.gather_object({"step": 1}, [None], 0),
+        "scatter_object_list": lambda: dist.scatter_object_list([None], [{"step": 1}], 0),
+    }
+    good: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, 0),
+    }
+    try:
+        rows = [measured(f"{name}, bad", "collective", True, call, load, __file__) for name, call in bad.items()]
+        rows += [measured(f"{name}, good", "collective", False, call, load, __file__) for name, call in good.items()]
+    finally:
+        dist.destroy_process_group()
+    return [found_too(row) for row in rows]
+
+
+def unseen_reads(load: Load) -> list[Truth]:
+    """Measure a read of which torch's debug mode alone knows, as an extension makes it: past all modes of Python."""
+    x = torch.ones(1024, device="cuda")
+
+    def past_modes(read: bool) -> None:
+        with torch._C.DisableTorchFunction(), Unseen():
+            total = x.sum()
+            if read:
+                total.item()
+
+    rows = [
+        measured("a read past the modes, bad", "device-sync", True, lambda: past_modes(True), load, __file__),
+        measured("a sum past the modes, good", "device-sync", False, lambda: past_modes(False), load, __file__),
+    ]
+    return [found_too(row) for row in rows]
+
+
+def races(load: Load) -> list[Truth]:
+    """Hold races over pinned memory that numpy writes and reads against what the bytes are in the end."""
+    rows = []
+    for name, work in (("written", filled_again), ("read", read_early)):
+        for fenced in (False, True):
+            torch.cuda.synchronize()
+            wrong = work(load, fenced)
+            with guard.no_race("record", track="all") as checker:
+                work(load, fenced)
+                torch.cuda.synchronize()
+            found = sorted({race.rule for race in checker.races})
+            full = f"pinned memory {name} by numpy {'after' if fenced else 'without'} its fence"
+            rows.append(_judged(full, "race", not fenced, wrong, found, "wrong data"))
+    return rows
+
+
+def _judged(name: str, rule: str, expected: bool, did: bool, found: list[str], word: str) -> Truth:
+    fault = "" if did == expected else f"expected {'' if expected else 'no '}{word}"
+    return found_too(Truth(name, rule, expected, did, 0.0, [], found, fault, word))
+
+
+def filled_again(load: Load | None, fenced: bool) -> bool:
+    """Fill a staging buffer again after a copy from it was enqueued; return whether the copy took the new bytes."""
+    staging, target = torch.zeros(4096).pin_memory(), torch.empty(4096, device="cuda")
+    array, done = staging.numpy(), torch.cuda.Event()
+    array[:] = 1
+    if load is not None:
+        load.queue()
+    target.copy_(staging, non_blocking=True)
+    done.record()
+    if fenced:
+        done.synchronize()
+    array[:] = 2
+    return bool((target.cpu() != 1).any())
+
+
+def read_early(load: Load | None, fenced: bool) -> bool:
+    """Read a download by numpy; return whether it was read before it had arrived."""
+    source, target = torch.ones(4096, device="cuda"), torch.zeros(4096).pin_memory()
+    array, done = target.numpy(), torch.cuda.Event()
+    if load is not None:
+        load.queue()
+    target.copy_(source, non_blocking=True)
+    done.record()
+    if fenced:
+        done.synchronize()
+    early = bool((array[:] != 1).any())
+    torch.cuda.synchronize()
+    return early
+
+
+def whole_programs() -> list[Truth]:
+    """Hold two things that the detectors take for granted: a captured operator does not run, and a compiled function
+    runs uncompiled, operator by operator."""
+    x, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    x.add_(0)
+    torch.cuda.synchronize()
+    with guard.no_race("record", track="all") as checker:
+        with torch.cuda.graph(graph):
+            x.add_(1)
+        torch.cuda.synchronize()
+        ran = bool(x.any())
+        graph.replay()
+        torch.cuda.synchronize()
+    found = [race.rule for race in checker.races]
+    rows = [
+        _judged("an operator under capture", "capture", False, ran, found, "runs at once"),
+        _judged("an operator of a replay", "capture", False, not x.all(), found, "does not run"),
+    ]
+    for name, function, expected in (("reads", _reads, True), ("adds", _adds, False)):
+        graphs: list[Any] = []
+
+        def backend(module: Any, inputs: Any, made: list[Any] = graphs) -> Any:
+            made.append(module)
+            return module.forward
+
+        with Detectors(["sync"]) as detectors:
+            torch.compile(function, backend=backend)(x)
+        found = [e.finding.rule for e in detectors.findings() if e.finding.rule in ("host-read", "device-sync")]
+        row = Truth(
+            f"a compiled function that {name}", "compiled", expected, bool(graphs), 0.0, [], found, "", "compiled"
+        )
+        rows.append(row._replace(fault="it was compiled") if graphs else found_too(row))
+    return rows
+
+
+def _reads(x: torch.Tensor) -> float:
+    return float((x + 1).mean().item())
+
+
+def _adds(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
 def programs(load: Load) -> list[Truth]:
     """Measure every program, and compare its marked lines with those that torch and no_sync find."""
     return [_program(program, load) for program in PROGRAMS]
@@ -241,23 +394,41 @@ def shown(row: Truth) -> str:
     lines, found = ",".join(map(str, row.torch_lines)) or "-", ",".join(row.found) or "-"
     parts = [
         f"{'FAULT' if is_fault(row) else '':5} {row.name:50} {row.rule:18}",
-        f"{'waits' if row.waited else '-':6}{row.host_ms:8.2f} ms  torch {lines:10} no_sync {found}",
+        f"{row.word if row.waited else '-':6}{row.host_ms:8.2f} ms  torch {lines:10} no_sync {found}",
         row.fault or ("" if row.expected is not None else "(not judged)"),
     ]
     return " ".join(parts)
 
 
+def by_rule(rows: list[Truth]) -> list[str]:
+    """Return a line for each rule: its forms, and how many of the bad and of the good ones did as expected."""
+    lines = [f"{'rule':20}{'forms':>6}{'bad':>10}{'good':>10}{'not judged':>12}{'refused':>9}{'disagree':>10}"]
+    for rule in sorted({row.rule for row in rows}):
+        mine = [row for row in rows if row.rule == rule]
+        refused = [row for row in mine if row.fault and not is_fault(row)]
+        parts = []
+        for kind in (True, False):
+            judged = [row for row in mine if row.expected is kind and row not in refused]
+            parts.append(f"{sum(not row.fault for row in judged)} of {len(judged)}")
+        others, faults = sum(row.expected is None and row not in refused for row in mine), sum(map(is_fault, mine))
+        lines.append(f"{rule:20}{len(mine):6}{parts[0]:>10}{parts[1]:>10}{others:12}{len(refused):9}{faults:10}")
+    return lines
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="print every form, not only those that disagree")
     parser.add_argument("--json", metavar="FILE", help="also write every row as JSON")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("skipped: torch sees no CUDA device", file=sys.stderr)
         return 0
     load = Load()
-    rows = [*catalogue(load), *entry_points(load), *programs(load)]
+    rows = [*catalogue(load), *entry_points(load), *unseen_reads(load), *programs(load), *races(load)]
+    rows += [*whole_programs(), *collectives(load)]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print("\n".join(shown(row) for row in rows))
+    print("\n".join(by_rule(rows)))
+    print("\n".join(shown(row) for row in rows if options.all or row.fault))
     unseen = sorted(set(RULES) - {row.rule for row in rows})
     faults = [row for row in rows if is_fault(row)]
     refused = [row for row in rows if row.fault and not is_fault(row)]

@@ -13,13 +13,21 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import check_adapt, check_alone
+from adapt_cases import FewShape, check_adapt, check_alone, check_few, check_few_alone
 from adapter_files import write_adapter
+from forward_cases import FAMILIES, Launched, batch_of, error, models, ragged, run, written
+from paged import LAYERS
 
 from gapless import LLM, SamplingParams
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import HALF_KERNELS, KERNELS
+from gapless.kernels.few_rows import ADAPTED_ROWS
+from gapless.model.adapters import AdapterTables
 from gapless.model.config import read_model_config, resolve_model_dir
 
+SHAPES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1500, 64)]
+"""Hidden size, columns of projections, middle, rank: some do not end where a tile does"""
+LIMIT = 3 * 24**0.5 * 2**-9
+"""As that of tests/gpu/test_forward_cuda.py, with a rounding more for each of four products of two layers, by half."""
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
@@ -36,6 +44,45 @@ def test_it_adds_what_the_definition_says(tokens: int, slots: int, dtype: torch.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_is_alone(dtype: torch.dtype) -> None:
     check_alone(KERNELS, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("hidden", "projections", "middle", "rank"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 3, 6, 32])
+def test_a_layer_of_few_rows_adds_what_the_definition_says(rows, hidden, projections, middle, rank, dtype) -> None:
+    check_few(ADAPTED_ROWS, dtype, "cuda", FewShape(rows, hidden, projections, middle, rank), rows)
+
+
+@pytest.mark.parametrize("rows", [2, 16, 32])
+def test_a_row_of_few_is_alone(rows: int) -> None:
+    check_few_alone(ADAPTED_ROWS, torch.bfloat16, "cuda", rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [1, 3, 6, 32, 40])
+def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: int, tmp_path: Path) -> None:
+    model, exact = models(FAMILIES[family], HALF_KERNELS, tmp_path, "cuda")
+    exact.adapters = AdapterTables(exact.config, 4, 16, torch.float32, torch.device("cpu"))
+    model.adapters = AdapterTables(model.config, 4, 16, torch.bfloat16, torch.device("cuda"))
+    torch.manual_seed(rows)
+    for slot in range(1, 5):
+        for ours, theirs in zip(model.adapters.slot(slot), exact.adapters.slot(slot), strict=True):
+            theirs.normal_(0, 0.2 if theirs.shape[0] == 16 else theirs.shape[1] ** -0.5)
+            ours.copy_(theirs.bfloat16())
+            theirs.copy_(theirs.bfloat16())
+    slots = torch.arange(rows) % 5 if rows > 1 else torch.tensor([3])
+    batch = batch_of(FAMILIES[family].heads, ragged(rows))
+    batch = batch._replace(inputs=batch.inputs._replace(adapters=slots))
+    ours, theirs = batch.moved(torch.bfloat16, "cuda"), batch.moved(torch.float32, "cpu")
+    with Launched() as launched:
+        found = run(model, ours)
+    fused = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
+    assert rows > HALF_KERNELS.few_rows.most or fused.items() <= launched.names.items()
+    wanted = run(exact, theirs)
+    plain = run(exact, batch._replace(inputs=batch.inputs._replace(adapters=None)).moved(torch.float32, "cpu"))
+    assert error(plain[0][: batch.real], wanted[0][: batch.real]) > 10 * LIMIT, "adapters change what follows"
+    for got, want in zip((*found, written(ours)[0]), (*wanted, written(theirs)[0]), strict=True):
+        assert error(got[: batch.real], want[: batch.real]) < LIMIT
 
 
 def test_rows_of_several_adapters_have_the_tokens_of_the_cpu(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
     speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learn = Gate.learn  # steps with drafts take twice as long as others, whatever else the machine does
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, cost(batch)))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
     chats = [[{"role": "user", "content": f"{name} has {n} pens and buys 7 more. How many pens does {name} have?"}]
              for n in (14, 25, 38) for name in ("Mia", "Tom")]  # fmt: skip
     asked = [SamplingParams(temperature=0.7 * (i % 3 == 2), seed=i, max_tokens=60) for i in range(len(chats))]

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,17 +34,23 @@ def marks_of(path: Path) -> Marks:
 
 
 def found_in(name: str, tmp_path: Path) -> dict[str, object]:
-    """Run a program under san in a process of its own; returns the report."""
+    return ran(name, tmp_path)[0]
+
+
+def ran(
+    name: str, tmp_path: Path, *flags: str, args: Sequence[str] = (), code: int = 1
+) -> tuple[dict[str, object], str]:
+    """Run a program under san in a process of its own; returns the report, and what the program printed."""
     out = tmp_path / "report.json"
-    command = [sys.executable, "-m", "gapless.guard.run", "--json", str(out), str(HERE / name)]
+    command = [sys.executable, "-m", "gapless.guard.run", "--json", str(out), *flags, str(HERE / name), *args]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True, timeout=250, check=False
     )
-    assert done.returncode == 1 and "done" in done.stdout, done.stderr
+    assert done.returncode == code and "done" in done.stdout, done.stderr
     report: dict[str, object] = json.loads(out.read_text(encoding="utf-8"))
     assert not report["incomplete"]
-    return report
+    return report, done.stdout
 
 
 def by_line(report: dict[str, object], path: Path) -> Marks:
@@ -72,15 +80,59 @@ def test_a_program_is_reported_where_its_comments_say(name, library, tmp_path):
     assert by_line(found_in(name, tmp_path), path) == marks_of(path)
 
 
+def own_calls(report: dict[str, object], name: str, mark: str) -> dict[str, Counter[tuple[str, str]]]:
+    """Take the findings in a library below the line with this comment: rule and function, counted, by kind."""
+    path = HERE / name
+    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if text.endswith(f"# {mark}"))
+    findings = report["findings"]
+    assert isinstance(findings, list)
+    taken: dict[str, Counter[tuple[str, str]]] = {"loop": Counter(), "once": Counter()}
+    for entry in [entry for entry in findings if entry["line"] == line]:
+        kind = "loop" if entry["in_loop"] and entry["count"] > 1 else "once"
+        taken[kind][entry["rule"], entry["stack"][0]["function"].rpartition(".")[2]] += entry["count"]
+        findings.remove(entry)
+    return taken
+
+
 def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
+    """The loss scaler reads once a step, a checkpoint is copied once an epoch; each worker is watched too."""
     if importlib.util.find_spec("lightning") is None:
-        pytest.skip("lightning is not installed")
-    path = HERE / "lightning_fit.py"
-    found = by_line(found_in(path.name, tmp_path), path)
-    fit = next(n for n, line in enumerate(path.read_text().splitlines(), 1) if line.endswith("# fit"))
-    rules = found.pop(fit)
-    assert found == marks_of(path)
-    assert "upload" in rules["once"] | rules["loop"] and "host-read" in rules["loop"], rules
+        pytest.skip("lightning is not installed: it is one of the dev extras")
+    report = found_in("lightning_fit.py", tmp_path)
+    taken = own_calls(report, "lightning_fit.py", "fit")
+    assert by_line(report, HERE / "lightning_fit.py") == marks_of(HERE / "lightning_fit.py")
+    assert taken["loop"] == {
+        ("host-read", "optimizer_step"): 8, ("host-read", "state_dict"): 4, ("copy-to-host", "batch_to"): 4,
+        ("host-read", "has_len_all_ranks"): 4, ("list-to-device", "has_len_all_ranks"): 2,
+    }  # fmt: skip
+    assert taken["once"] == {
+        ("upload", "to"): 2, ("copy-to-host", "cpu"): 4, ("empty-cache", "_clear_cuda_memory"): 2,
+        ("empty-cache", "resume_end"): 1,
+    }  # fmt: skip
+    assert report["watched"]["children"] == 4
+
+
+def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_path):
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed: it brings 130 MB of data sets, dashboards and their drivers")
+    report = found_in("titan_step.py", tmp_path)
+    step, once = own_calls(report, "titan_step.py", "step"), own_calls(report, "titan_step.py", "set-up")
+    # The number of valid tokens, labels, inputs and positions; then the norm of the gradients and two losses.
+    assert step["loop"] == {("upload", "train_step"): 12, ("host-read", "train_step"): 9} and not step["once"]
+    assert set(once["once"]) == {("empty-cache", "__init__"), ("host-read", "_init"), ("host-read", "_init_param")}
+    assert report["findings"] == []
+
+
+def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
+    """Eight tokens, with log-probabilities: the sampled token and three tensors of these come home at each."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed: its CPU build and what it needs are 3.4 GB")
+    model = ROOT / "gapless" / "demo" / "weights"
+    report, said = ran("vllm_request.py", tmp_path, "--device-tensors", "marked", args=[str(model)], code=0)
+    assert "('_bookkeeping_sync', 8) ('gather_logprobs', 8) done" in said
+    assert report["findings"] == []
+    allowed = Counter(entry["rule"] for entry in report["allowed"] for _ in range(entry["count"]))
+    assert allowed == {"host-read": 8, "copy-to-host": 24}
 
 
 def test_continuous_batching_waits_each_step_and_computes_before_its_inputs_are_ordered(tmp_path):

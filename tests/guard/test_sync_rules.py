@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.linalg import lstsq
-from torch.nn.functional import one_hot
+from torch.nn.functional import ctc_loss, one_hot
 
 from gapless import guard
 from gapless.guard.mends import mend
@@ -181,6 +181,11 @@ CASES = [
     # 11: types that name the host, and flags
     Case(11, "type-hop", lambda w: w.x.type(torch.BoolTensor), lambda w: w.x.bool()),
     Case(11, "type-hop", lambda w: w.x.type("torch.LongTensor"), lambda w: w.x.type(torch.int64)),
+    Case(
+        11, "host-read",
+        lambda w: ctc_loss(w.grid[:, None].log_softmax(-1), w.index[None], w.index[1:] + 2, w.index[1:]),
+        lambda w: ctc_loss(w.grid[:, None].log_softmax(-1), w.index[None], [4], [2]),
+    ),
     Case(11, "host-read", lambda w: 1 if torch.all(w.mask) else 2, lambda w: torch.where(torch.all(w.mask), 1, 2)),
     # 12: copies that are asynchronous in name only
     Case(

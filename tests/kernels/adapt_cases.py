@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from few_rows_cases import ROUNDING
 from torch import Tensor
 
 from gapless.kernels.adapt import AdapterPart
-from gapless.kernels.seam import Kernels
+from gapless.kernels.linear import TorchLinear
+from gapless.kernels.seam import AdaptedRows, Kernels
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
+EPS = 1e-5
 
 
 def random_part(inputs: int, outputs: tuple[int, ...], rank: int, slots: int, dtype: torch.dtype) -> AdapterPart:
@@ -62,3 +67,99 @@ def check_alone(kernels: Kernels, dtype: torch.dtype, device: str) -> None:
         kernels.adapt(x, found, own, part)
         results.append(found[7])
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+class FewShape(NamedTuple):
+    """A layer's sizes, as far as adapters beside products of few rows can tell."""
+
+    rows: int
+    hidden: int
+    projections: tuple[int, ...]
+    """Columns of a product of the norm"""
+    middle: int
+    """Columns of the gates, and as many ups; inputs of the product that is added"""
+    rank: int = 16
+
+
+def check_few(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: FewShape, seed: int = 0) -> None:
+    """A layer's products with adapters of three slots and of none. What no row may read is NaN."""
+    torch.manual_seed(seed)
+    rows, hidden, projections, middle, rank = shape
+    own = torch.randint(0, 4, (rows,))
+    own[-1], there = 3, torch.tensor([0, 1, 3, 4])[own]  # slot 2 is nobody's
+    parts = [random_part(n, out, rank, 5, dtype) for n, out in
+             ((hidden, projections), (hidden, (middle, middle)), (middle, (hidden,)))]  # fmt: skip
+    for part in parts:
+        part.down[2], part.up[2], part.up[0], part.down[0] = torch.nan, torch.nan, torch.nan, torch.nan
+        part.up.mul_(0.5)
+    layers = [TorchLinear(w.double(), b) for w, b in
+              ((random_weight(sum(projections), hidden), torch.randn(sum(projections)).to(dtype)),
+               (random_weight(2 * middle, hidden), None), (random_weight(hidden, middle), None))]  # fmt: skip
+    for layer in layers:
+        layer.weight = layer.weight.to(dtype).to(device)
+        layer.bias = None if layer.bias is None else layer.bias.to(device)
+    qkv, gate_up, down = [AdapterPart(part.down.to(device), part.up.to(device), part.ends) for part in parts]
+    slots, norm = there.to(device), (torch.randn(hidden) * 0.3 + 1).to(device, dtype)
+    x, y = torch.randn(rows, hidden).to(device, dtype), torch.randn(rows, middle).to(device, dtype)
+    want_x = adapted(y, x.double() + y.double() @ layers[2].weight.double().T, slots, down)
+
+    left = ways.linear_add(x, y, layers[2], slots, down)
+    left.inner[:, slots == 0] = torch.nan
+    x, normed, inner = ways.norm(x, left, norm, EPS, slots, qkv)
+    assert inner is not None
+    inner.inner[:, slots == 0] = torch.nan
+    near(x, want_x)
+    want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
+    near(normed, want)
+    wide = normed.double() @ layers[0].weight.double().T + layers[0].bias.double()
+    near(ways.linear(normed, inner, layers[0]), adapted(normed, wide, slots, qkv))
+
+    same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
+    assert torch.equal(same, x) and inner is not None
+    inner.inner[:, slots == 0] = torch.nan
+    wide = adapted(normed, normed.double() @ layers[1].weight.double().T, slots, gate_up)
+    near(ways.silu_mul(normed, inner, layers[1]), wide[:, :middle] * wide[:, :middle].sigmoid() * wide[:, middle:])
+    last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
+    near(last, adapted(y, x.double(), slots, down))
+    assert nothing is None and again.isfinite().all()
+
+
+def check_few_alone(ways: AdaptedRows, dtype: torch.dtype, device: str, rows: int) -> None:
+    """A row's results do not depend on what adapters the others have, also where they have none."""
+    torch.manual_seed(0)
+    first = random_part(96, (40, 24, 24), 16, 4, dtype)
+    second = random_part(80, (96,), 16, 4, dtype)
+    qkv, down = [AdapterPart(part.down.to(device), part.up.to(device), part.ends) for part in (first, second)]
+    wide, back = (TorchLinear(random_weight(*size).double(), None) for size in ((88, 96), (96, 80)))
+    for layer in (wide, back):
+        layer.weight = layer.weight.to(device, dtype)
+    x, y, norm = (torch.randn(*size).to(device, dtype) for size in ((rows, 96), (rows, 80), (96,)))
+    found = []
+    for others in (0, 2, 3):
+        slots, start = torch.full((rows,), others, device=device), x.clone()
+        slots[0] = 3
+        left = ways.linear_add(start, y, back, slots, down)
+        changed, normed, inner = ways.norm(start, left, norm, EPS, slots, qkv)
+        assert inner is not None
+        found.append([changed[0], normed[0], ways.linear(normed, inner, wide)[0]])
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def random_weight(columns: int, depth: int) -> Tensor:
+    return torch.randn(columns, depth) * depth**-0.5
+
+
+def adapted(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> Tensor:
+    """float64 [T, out] on x's device; rows of slot 0 have y's numbers."""
+    own = slots.cpu()
+    wanted = y.cpu().double()
+    mine = own > 0
+    moved = AdapterPart(part.down.cpu(), part.up.cpu(), part.ends)
+    wanted[mine] = by_definition(x.cpu()[mine], wanted[mine], own[mine], moved)
+    return wanted.to(x.device)
+
+
+def near(found: Tensor, wanted: Tensor) -> None:
+    """Sums of rounded numbers about one or two in size."""
+    tolerance = 2 * ROUNDING[found.dtype]
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)

@@ -1,7 +1,14 @@
-"""Runs a file of tests in Triton's interpreter: in a process of its own, since Triton reads the switch at import."""
+"""Runs files of tests in Triton's interpreter: in a process of their own, since Triton reads the switch at import.
+
+One process a worker imports torch and Triton, and each file runs in a fork of it.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +20,55 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def run(name: str, *options: str, timeout: float = 280) -> None:
+def run(name: str) -> None:
     """Fails as `tests/kernels/interpreted/NAME.py` fails, in its words."""
     pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
-    command = [sys.executable, "-m", "pytest", str(HERE / "interpreted" / f"{name}.py"), "--noconftest", "-x"]
-    command += ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "quick_interpreter", *options]
+    process = _imported()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{name}\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    assert answer, f"the process that runs interpreted tests has ended: {process.wait()}"
+    code, printed = json.loads(answer)
+    print(printed[-500:])
+    assert code == 0, printed[-12_000:]
+
+
+@functools.cache
+def _imported() -> subprocess.Popen[str]:
+    """The process that has imported Triton, as `main` does; it ends with this one."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), env.get("PYTHONPATH", "")])
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
-    print(done.stdout[-500:])
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    command = [sys.executable, str(Path(__file__))]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return process
+
+
+def main() -> None:
+    """For each name that is read, write pytest's exit code and output as a line of JSON."""
+    for name in ("torch", "quick_interpreter", "gapless.kernels.all_triton"):
+        importlib.import_module(name)
+    output = Path(os.environ.get("TMPDIR", "/tmp")) / f"interpreted-{os.getpid()}"
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            _run_here(line.strip(), output)
+        _, status = os.waitpid(child, 0)
+        print(json.dumps([os.waitstatus_to_exitcode(status), output.read_text(encoding="utf-8")]), flush=True)
+        output.unlink()
+
+
+def _run_here(name: str, output: Path) -> None:
+    """Run the file and leave the process, with all that is printed in `output`."""
+    with output.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    words = [str(HERE / "interpreted" / f"{name}.py"), "--noconftest", "-x"]
+    code = pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:xdist"])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+if __name__ == "__main__":
+    main()

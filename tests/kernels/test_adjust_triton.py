@@ -15,7 +15,7 @@ TABLES = ("index", "rows", "state", "settings", "history", "wishes", "counts", "
 
 
 def test_kernels_pass_their_tests_in_the_interpreter() -> None:
-    interpreter.run("adjust", timeout=600)
+    interpreter.run("adjust")
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])

@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
+from gapless.kernels.adapt_few_triton import NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
 from gapless.kernels.few_rows_triton import (
     VECTOR_ROWS,
     FewRowsTiles,
@@ -21,8 +22,8 @@ from gapless.kernels.few_rows_triton import (
 )
 from gapless.kernels.library_triton import LARGE_BLOCK
 
-TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out"), "*bf16") | {
-    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32",
+TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out", "table"), "*bf16") | {
+    "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
 }  # fmt: skip
 
 
@@ -31,6 +32,8 @@ class Matrix(NamedTuple):
     depth: int
     norm: bool = False
     gated: bool = False
+    projections: tuple[int, ...] = ()
+    """The ends of their columns, where rows have adapters"""
 
     def tiles(self, rows: int, capability: int) -> FewRowsTiles:
         large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
@@ -46,10 +49,15 @@ class Matrix(NamedTuple):
         vector = rows <= VECTOR_ROWS
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
-            "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth,
+            "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, **NO_ADAPTERS,
         }  # fmt: skip
+        if self.projections:
+            constants |= {
+                "ADAPT": True, "RANK": 16, "PROJECTIONS": len(self.projections), "FIRST": self.projections[0],
+                "SECOND": self.projections[min(1, len(self.projections) - 1)], "SHARES": shares_of(self.depth),
+            }  # fmt: skip
         if vector:
-            constants |= {"NORM": self.norm} | ({"BLOCK_M": rows} if rows > 1 else {})
+            constants |= {"NORM": self.norm and not self.projections} | ({"BLOCK_M": rows} if rows > 1 else {})
         else:
             constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
         kernel = one_row_kernel if rows == 1 else vector_kernel if vector else matrix_kernel
@@ -64,6 +72,14 @@ MATRICES = {
     "gate_up": Matrix(6144, 1024, True, True),
     "down": Matrix(1024, 3072),
     "deep": Matrix(4096, 12288),
+}
+
+
+ADAPTED = {
+    "qkv": Matrix(4096, 1024, True, projections=(2048, 3072, 4096)),
+    "output": Matrix(1024, 2048, projections=(1024,)),
+    "gate_up": Matrix(6144, 1024, True, True, projections=(3072, 6144)),
+    "down": Matrix(1024, 3072, projections=(1024,)),
 }
 
 
@@ -90,3 +106,26 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
         asked = ".v4.b32" if rows <= VECTOR_ROWS or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
         assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and is in shared memory"
+
+
+@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 90, 100], ADAPTED, [1, 4, 32]))
+def test_products_of_rows_with_adapters_compile_ahead_of_time(name: str, rows: int, capability: int) -> None:
+    used = ADAPTED[name].build(rows, capability)
+    assert used.trouble(capability) == []
+    if capability == 90 and not name.startswith(("output", "down")):
+        before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+        assert before.count("ld.global") > 16, "adapters are asked for before the kernel in front has ended"
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize(("width", "chunk", "projections", "shares"), [(1024, 16, 3, 2), (4096, 4, 2, 3)])
+def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(width, chunk, projections, shares, capability) -> None:
+    constants = {
+        "WIDTH": width, "SHARES": shares, "RANK": 16, "LINES": 16 * projections, "PROJECTIONS": projections,
+        "EARLY": capability >= 90, "BLOCK": width, "CHUNK": chunk, "BLOCK_L": 64 if projections == 3 else 8,
+        "HOLD": chunk,
+    }  # fmt: skip
+    kinds = TYPES | dict.fromkeys(("changed", "up", "down"), "*bf16") | {"before": "*fp32"}
+    types = {name: kinds[name] for name in adapted_norm_kernel.arg_names if name not in constants}
+    used = aot.build(adapted_norm_kernel, capability, types, constants, warps=NORM_WARPS, stages=3, unaligned=["M"])
+    assert used.trouble(capability) == []

@@ -18,7 +18,7 @@ PARTS = {"values": "*fp32", "noisy": "*fp32", "noisy_ids": "*i32"}
 
 
 def test_kernels_pass_their_tests_in_the_interpreter() -> None:
-    interpreter.run("sampling", timeout=600)
+    interpreter.run("sampling")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import random
 
 import numpy as np
 import pytest
-from harness import VOCAB, Job, captures_at_once, check_at_rest, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
 from mutation.tools import replaced
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
 
@@ -17,7 +17,6 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, Device
-from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.memory.slots import Slots
@@ -38,16 +37,16 @@ def asking_jobs(seed, max_len):
 def play(seed: int, device: Device, depth: int | None, chain: int | None = None) -> Loop:
     shape, jobs = sizes(seed), asking_jobs(seed, 48)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
     return run_directly(loop, jobs)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
+def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
     preempted = cached = captured = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 4 if request.config.getoption("--guard-races") else 16
+    seeds = 4 if raced else 16
     with guarded_steps.rest():
         for seed in range(100, 100 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
@@ -58,8 +57,8 @@ def test_rows_that_ask_get_the_tokens_of_a_direct_computation(depth, request, gu
 
 
 @pytest.mark.parametrize("chain", [2, 8])
-def test_rows_that_ask_run_in_chains(chain, request, guarded_steps):
-    seeds = range(200, 203 if request.config.getoption("--guard-races") else 208)
+def test_rows_that_ask_run_in_chains(chain, raced, guarded_steps):
+    seeds = range(200, 203 if raced else 208)
     with guarded_steps.rest():
         chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
     assert chained > 2.5 * len(seeds)

@@ -7,6 +7,7 @@ import pytest
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
+from gapless.kernels import native
 from gapless.loop.beside import LEAST, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel, continue_prompt
@@ -94,7 +95,8 @@ def run(bounded, depth, token_ns=MS // 4, prompt=PROMPT):
     and the tokens of the long prompt's request."""
     device = PricedDevice(depth)
     sizes = Sizes(3, PROMPT + 500, 720, 16, 1024, 8)
-    loop = build_loop(device, PricedModel(device, token_ns), sizes, depth, bounds_stalls=bounded, buckets=())
+    model, kernels = PricedModel(device, token_ns), native.load()
+    loop = build_loop(device, model, sizes, depth, bounds_stalls=bounded, buckets=(), kernels=kernels)
     loop.submit(request(0, 100, 400))
     loop.submit(request(1, 100, 400))
     for _ in range(12):

@@ -106,3 +106,8 @@ def test_a_chain_is_as_long_as_the_host_needs_it(visit, step, device, chain):
 def test_a_chain_that_was_asked_for_stays(fixed):
     depth = learnt(MS, 10 * MS, chain=4, fixed=fixed)
     assert (depth.chain, depth.longest) == (4, 4)
+
+
+def test_a_step_costs_the_host_its_own_time_and_its_share_of_a_visit():
+    depth = learnt(80 * US, 10 * US, step_ns=5 * US)
+    assert depth.chain == MAX_CHAIN and depth.host_ns(5 * US) == pytest.approx(15 * US, rel=0.01)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from harness import WaryModel, captures_at_once, check_at_rest, checksum_loop, kernels_for, run, script, sizes
 
 from gapless.device import CpuDevice
-from gapless.kernels import native
 from gapless.loop.loop import Loop
 from gapless.testing.sim import SimDevice
 
@@ -17,10 +16,10 @@ BATCHES = 8
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_every_depth_equals_the_direct_computation(batch, request, guarded_steps):
+def test_every_depth_equals_the_direct_computation(batch, raced, guarded_steps):
     preemptions = captured = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = SEEDS // 4 if request.config.getoption("--guard-races") else SEEDS
+    seeds = SEEDS // 4 if raced else SEEDS
     # One batch under no_sync, as of the simulator's seeds.
     with guarded_steps.rest() if batch else nullcontext():
         for seed in range(batch, seeds, BATCHES):
@@ -33,9 +32,9 @@ def test_every_depth_equals_the_direct_computation(batch, request, guarded_steps
 
 
 @pytest.mark.parametrize("chain", [2, 4, 8])
-def test_every_chain_equals_the_direct_computation(chain, request):
+def test_every_chain_equals_the_direct_computation(chain, raced):
     preemptions = captured = chained = 0
-    seeds = 12 if request.config.getoption("--guard-races") else 24
+    seeds = 12 if raced else 24
     for seed in range(chain, chain + seeds):
         loop = _one(seed, 1 + seed % 3, chain)
         preemptions += loop.planner.preemptions
@@ -51,7 +50,7 @@ def _one(seed: int, depth: int, chain: int | None = None) -> Loop:
     graphs = captures_at_once(shape) if seed // BATCHES % 2 else {}
     loop = checksum_loop(
         device, shape, depth, WaryModel, by_priority=seed % 3 == 0, prefix_caching=seed % 5 != 0, chain=chain,
-        kernels=native.load() if seed // BATCHES % 4 else None, **graphs
+        kernels=kernels_for(seed), **graphs
     )  # fmt: skip
     run(loop, jobs)
     for job in jobs:

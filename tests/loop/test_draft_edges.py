@@ -11,6 +11,7 @@ from oracle_drafter import Oracle
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
+from gapless.kernels import native
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
 from gapless.step.speculation import Speculation
@@ -22,9 +23,8 @@ DRAFTS, MAX_LEN = 4, 40
 
 def new_loop(depth: int, page_size: int = 4, rows: int = 2, pages: int = 60) -> Loop:
     shape = Sizes(rows, MAX_LEN, pages, page_size, 24, queue=16, slots=0)
-    return checksum_loop(
-        SimDevice(depth), shape, depth, speculation=Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, 0.0), rows)
-    )
+    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, 0.0), rows)
+    return checksum_loop(SimDevice(depth), shape, depth, kernels=native.load(), speculation=speculation)
 
 
 def new_job(prompt: list[int], max_len: int, aborts: int | None = None, **fields: Any) -> Job:

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from harness import VOCAB, Job, captures_at_once, check_at_rest, run, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, run, sizes
 from oracle_drafter import drafts_beside_chunks
 from scripted_drafter import MOST, Scripted
 from test_loop_logprobs import Kept, asking_jobs, check_lines
 from test_sampling_oracle import Varied, answers_to, sampling_jobs
 
 from gapless.base.errors import DeviceError
-from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.step.keys import AdjustKey
 from gapless.step.lanes import Lists
@@ -34,13 +33,13 @@ def answers_of(seed: int, jobs: Callable[[int], list[Job]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, request, guarded_steps):
+def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, raced, guarded_steps):
     accepted = drafted = wishes = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in (0, 1, 3, 5) if request.config.getoption("--guard-races") else range(8):
+        for seed in (0, 1, 3, 5) if raced else range(8):
             shape, jobs, answers = sizes(seed), sampled(seed), answers_of(seed, sampled)
             graphs = captures_at_once(shape) if seed % 2 else {}
-            device, kernels = SimDevice(seed + depth, maps_host=seed % 3 == 0), native.load() if seed % 4 < 2 else None
+            device, kernels = SimDevice(seed + depth, maps_host=seed % 3 == 0), kernels_for(seed)
             speculation = Speculation(MOST, Scripted.new(answers, errs), shape.rows)
             loop = build_loop(
                 device, Varied(VOCAB, 48), shape, depth, kernels=kernels, speculation=speculation, **graphs
@@ -66,7 +65,7 @@ def test_every_token_that_drafts_gave_has_its_log_probability(depth, guarded_ste
         for seed in (0, 1, 3, 5):
             shape, jobs, answers = sizes(seed), asking_jobs(seed), answers_of(seed, asking_jobs)
             speculation = Speculation(MOST, Scripted.new(answers, 0.2), shape.rows)
-            kernels = native.load() if seed % 2 else None
+            kernels = kernels_for(seed)
             loop = build_loop(
                 SimDevice(seed + depth), Varied(VOCAB, 48), shape, depth, kernels=kernels, speculation=speculation
             )

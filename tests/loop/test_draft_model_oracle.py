@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from oracle_drafter import ErringDraft, SharingModel, drafted_by_model, drafts_beside_chunks
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Int32s, Request
 from gapless.device import Device
-from gapless.kernels import native
 from gapless.kernels.layout import REJECTED
 from gapless.kernels.tables import Tables
 from gapless.loop.build import Sizes
@@ -63,7 +62,7 @@ def play(shape: Sizes, jobs: list[Job], device: Device, depth: int, errs: float 
 def play_seed(seed: int, depth: int, errs: float) -> Loop:
     shape, device = sizes(seed), SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
     graphs = captures_at_once(shape) if seed % 2 else {}
-    kernels = native.load() if seed % 3 else None
+    kernels = kernels_for(seed)
     jobs = script(seed, shape.max_len)
     return play(shape, jobs, device, depth, errs, kernels=kernels, prefix_caching=seed % 5 != 0, **graphs)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from oracle_drafter import Oracle, OracleHead, drafts_beside_chunks
 
 from gapless.device import Device
-from gapless.kernels import native
 from gapless.loop.loop import Loop
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
@@ -19,7 +18,7 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
-    kernels = native.load() if seed % 3 else None
+    kernels = kernels_for(seed)
     kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
     model, oracle = kind(VOCAB, shape.max_len), Oracle(VOCAB, DRAFTS, errs)
     speculation = Speculation(DRAFTS, oracle, shape.rows)
@@ -39,10 +38,10 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_drafts_change_no_token(depth, errs, request, guarded_steps):
+def test_drafts_change_no_token(depth, errs, raced, guarded_steps):
     accepted = drafted = preempted = captured = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in range(0, 16, 2 if request.config.getoption("--guard-races") else 1):
+        for seed in range(0, 16, 2 if raced else 1):
             loop = play(seed, SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0), depth, errs)
             accepted += int(loop.launcher.gate.counts.accepted.sum())
             drafted += loop.launcher.gate.counts.draft_tokens

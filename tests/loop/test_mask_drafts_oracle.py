@@ -11,14 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from automaton import FORCING, allowed_after
-from harness import VOCAB, captures_at_once, sizes
+from harness import VOCAB, captures_at_once, kernels_for, sizes
 from scripted_drafter import MOST, Scripted
 from test_mask_oracle import masked_jobs
 from test_sampling_oracle import Varied, answers_to, run_directly
 
 from gapless.base.records import Int32s
 from gapless.device import CpuDevice, Device, build
-from gapless.kernels import native
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
@@ -78,7 +77,7 @@ def play(
     first = FORCING if errs is None else 0
     shape, jobs = sizes(seed), masked_jobs(seed, 48, polls is not None, first)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     answers = [] if errs is None else answers_of(seed, polls is not None)
     speculation = Speculation(MOST, Scripted.new(answers, errs or 0.0), shape.rows)
     loop = build_loop(
@@ -93,8 +92,8 @@ def play(
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
-def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, errs, request, guarded_steps):
-    seeds = range(105, 107) if request.config.getoption("--guard-races") else range(100, 108)
+def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, errs, raced, guarded_steps):
+    seeds = range(105, 107) if raced else range(100, 108)
     with guarded_steps.rest():
         played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, errs) for seed in seeds]
     drafted, accepted = sum(one.drafted for one in played), sum(one.accepted for one in played)
@@ -106,8 +105,8 @@ def test_masked_rows_with_drafts_get_the_tokens_of_a_direct_computation(depth, e
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_tokens_that_a_matcher_leaves_no_choice_about_are_drafts_and_always_right(depth, request, guarded_steps):
-    seeds = range(104, 107) if request.config.getoption("--guard-races") else range(100, 108)
+def test_tokens_that_a_matcher_leaves_no_choice_about_are_drafts_and_always_right(depth, raced, guarded_steps):
+    seeds = range(104, 107) if raced else range(100, 108)
     with guarded_steps.rest():
         played = [play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth, None) for seed in seeds]
     assert expected_drafts(played) > 30

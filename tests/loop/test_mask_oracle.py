@@ -12,14 +12,13 @@ import threading
 import numpy as np
 import pytest
 from automaton import ASKED, Automaton, NativeAutomaton
-from harness import VOCAB, Job, captures_at_once, check_at_rest, script, sizes
+from harness import VOCAB, Job, captures_at_once, check_at_rest, kernels_for, script, sizes
 from test_sampling_oracle import ASKS, SETTINGS, Varied, bad_words, direct_run, run_directly
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Cause, Request
 from gapless.device import CpuDevice, Device, build
-from gapless.kernels import native
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
@@ -47,7 +46,7 @@ def masked_jobs(seed: int, max_len: int, natives: bool, first: int = 0) -> list[
 def play(seed: int, device: Device, depth: int | None, chain: int | None = None, polls: bool | None = None) -> Loop:
     shape, jobs = sizes(seed), masked_jobs(seed, 48, natives=polls is not None)
     graphs = captures_at_once(shape) if seed % 3 else {}
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     loop = build_loop(device, Varied(VOCAB, 48), shape, depth, chain=chain, kernels=kernels, **graphs)
     if polls is not None and loop.masks is not None:
         loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
@@ -55,10 +54,10 @@ def play(seed: int, device: Device, depth: int | None, chain: int | None = None,
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_masked_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
+def test_masked_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
     preempted = cached = captured = held = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 4 if request.config.getoption("--guard-races") else 16
+    seeds = 4 if raced else 16
     with guarded_steps.rest():
         for seed in range(100, 100 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)
@@ -83,8 +82,8 @@ def counts(loop: Loop) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("chain", [2, 8])
-def test_masked_rows_run_in_chains(chain, request, guarded_steps):
-    seeds = range(200, 203 if request.config.getoption("--guard-races") else 208)
+def test_masked_rows_run_in_chains(chain, raced, guarded_steps):
+    seeds = range(200, 203 if raced else 208)
     with guarded_steps.rest():
         chained = sum(play(seed, SimDevice(seed), 4, chain).counters.chained_steps for seed in seeds)
     assert chained > 2.5 * len(seeds)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
-from harness import VOCAB, Job, Run, check_at_rest, model_loop, script, sizes
+from harness import VOCAB, Job, Run, check_at_rest, kernels_for, model_loop, script, sizes
 from page_router import Router
 
 from gapless.base.params import SamplingParams
@@ -81,7 +81,7 @@ def test_a_router_knows_the_settled_pages_and_no_others(kind):
     hidden = unsettled = 0
     for seed in range(5):
         shape = sizes(seed)._replace(page_size=2, pages=26 + seed % 4)
-        loop = model_loop(kind(VOCAB, shape.max_len), SimDevice(seed), shape, 1 + seed % 4)
+        loop = model_loop(kind(VOCAB, shape.max_len), SimDevice(seed), shape, 1 + seed % 4, kernels=kernels_for(seed))
         player = Watched(loop, script(seed, shape.max_len), seed, upsets=0.02 * (seed % 3 == 0))
         player.run(1_000)
         check_at_rest(loop)

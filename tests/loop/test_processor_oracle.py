@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from automaton import ASKED, Automaton
-from harness import VOCAB, captures_at_once, script, sizes
+from harness import VOCAB, captures_at_once, kernels_for, script, sizes
 from mutation.tools import replaced
 from scripted_drafter import MOST, Scripted
 from test_sampling_oracle import ASKS, SETTINGS, Varied, answers_to, bad_words, run_directly
@@ -16,7 +16,6 @@ from torch_processors import PROCESSORS
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.device import CpuDevice, Device
-from gapless.kernels import native
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
 from gapless.step import program
@@ -53,17 +52,17 @@ def play(seed: int, device: Device, depth: int | None, chain: int | None = None,
     if drafts:
         answers = answers_to(jobs)
         graphs["speculation"] = Speculation(MOST, Scripted.new(answers, 0.2), shape.rows)
-    kernels = native.load() if seed % 2 else None
+    kernels = kernels_for(seed)
     model = Varied(VOCAB, 48)
     loop = build_loop(device, model, shape, depth, chain=chain, kernels=kernels, processors=PROCESSORS, **graphs)
     return run_directly(loop, jobs)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_processed_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, request, guarded_steps):
+def test_processed_rows_and_their_neighbours_get_the_tokens_of_a_direct_computation(depth, raced, guarded_steps):
     preempted = cached = captured = 0
     # A race is seen in whatever order the streams moved: there, fewer seeds do.
-    seeds = 3 if request.config.getoption("--guard-races") else 8
+    seeds = 3 if raced else 8
     with guarded_steps.rest():
         for seed in range(100, 100 + seeds):
             loop = play(seed, SimDevice(seed + depth, maps_host=seed % 4 == 0), depth)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from automaton import allowed_after
-from harness import VOCAB, check_at_rest, run, script, sizes
+from harness import VOCAB, check_at_rest, kernels_for, run, script, sizes
 from torch_processors import DIRECT
 
 from gapless.base.params import SamplingParams
@@ -156,7 +156,7 @@ def test_sampled_tokens_are_those_of_a_direct_computation_at_any_depth(seed, gua
     expected = [direct_run(job.request) for job in sampling_jobs(seed, 48)]
     for depth in (1, 4, 8):
         shape, jobs = sizes(seed), sampling_jobs(seed, 48)
-        loop = build_loop(SimDevice(seed + depth), Varied(VOCAB, 48), shape, depth)
+        loop = build_loop(SimDevice(seed + depth), Varied(VOCAB, 48), shape, depth, kernels=kernels_for(seed))
         # Two seeds with every setting between them under no_sync: what the host asks does not depend on the seed.
         with guarded_steps.rest() if seed not in (0, 3) else nullcontext():
             run(loop, jobs)

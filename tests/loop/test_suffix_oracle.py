@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, model_loop, run, script, sizes
+from harness import VOCAB, Job, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from torch import Tensor
 
 from gapless.base.params import SamplingParams
@@ -57,7 +57,7 @@ def play_seed(seed: int, depth: int) -> Loop:
     suffixes = lookup(1 << (3 if seed % 5 == 0 else 10))  # a table of 8 entries is taken over again and again
     jobs = asked_again(script(seed, shape.max_len), seed)
     loop = model_loop(
-        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=native.load() if seed % 3 else None,
+        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_for(seed),
         prefix_caching=seed % 7 != 0, speculation=speculation(suffixes, shape.rows), **graphs
     )  # fmt: skip
     run(loop, jobs)
@@ -69,17 +69,16 @@ def play_seed(seed: int, depth: int) -> Loop:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_drafts_of_other_answers_change_no_token(depth, request, guarded_steps):
+def test_drafts_of_other_answers_change_no_token(depth, raced, guarded_steps):
     accepted = drafted = preempted = captured = 0
-    races = request.config.getoption("--guard-races")
     with guarded_steps.rest():
-        for seed in (0, 4, 8, 13) if races else range(16):
+        for seed in (0, 4, 8, 13) if raced else range(16):
             loop = play_seed(seed, depth)
             accepted += int(loop.launcher.gate.counts.accepted.sum())
             drafted += loop.launcher.gate.counts.draft_tokens
             preempted += loop.planner.preemptions
             captured += loop.counters.graph_steps
-    assert drafted > (10 if races else 100) and accepted > (5 if races else 50) and preempted and captured
+    assert drafted > (10 if raced else 100) and accepted > (5 if raced else 50) and preempted and captured
 
 
 def ask(key: int, prompt: list[int], salt: str = "", turn: int = 0, length: int = 40) -> Job:

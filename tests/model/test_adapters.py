@@ -12,6 +12,7 @@ from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
+from gapless.kernels import plain
 from gapless.model.adapters import CONFIG, WEIGHTS, Adapter
 from gapless.model.config import read_model_config
 from gapless.model.loader import load_model
@@ -68,6 +69,20 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family):
         found = driver.step(decode=[(row, 7 + step) for row in rows])
         for slot, row, logits in zip(driver.slots, rows, found, strict=True):
             assert relative_error(logits[0], reference_logits(merged[slot], row.tokens)[-1]) < TOLERANCE
+
+
+def test_the_fused_layers_of_few_rows_give_what_separate_steps_do(family):
+    model, _ = family
+    few = copy.copy(model)
+    few.kernels = plain.KERNELS._replace(few_rows=plain.FEW_ROWS)
+    found = []
+    for each in (model, few):
+        driver, rows = AdaptedDriver(each), [Sequence() for _ in range(4)]
+        driver.slots = [0, 1, 2, 3]
+        driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
+        found.append([torch.cat(driver.step(decode=[(row, 7) for row in rows])) for _ in range(3)])
+    for one, other in zip(*found, strict=True):
+        assert relative_error(other, one) < TOLERANCE
 
 
 def test_rows_without_an_adapter_have_equal_logits_beside_rows_with_one(family):

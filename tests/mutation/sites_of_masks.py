@@ -163,6 +163,16 @@ def any_mask() -> AbstractContextManager[None]:
     return replaced(loop_masks, "allows_some", lambda original, words: True)
 
 
+def guesses_end_requests() -> AbstractContextManager[None]:
+    """A matcher that breaks along a guess is not replaced."""
+
+    def restore(original: Callable[..., None], self: Masks, row: Any) -> None:
+        row.spare = None
+        original(self, row)
+
+    return replaced(Masks, "restore", restore)
+
+
 @contextmanager
 def failures_unread() -> Iterator[None]:
     """A row whose matcher has failed is held for ever. Sound runs with such matchers take less than 150 turns."""
@@ -190,6 +200,7 @@ SITES = (
     Site("a draft without a mask is not verified", 1, never_cut, where=masked_drafts),
     Site("a mask after drafts is of these drafts", 1, of_any_drafts, other_drafts, other_drafts, masked_drafts),
     Site("a matcher goes back after drafts", 1, goes_on, where=masked_drafts),
+    Site("a matcher that breaks along a guess ends no request", 1, guesses_end_requests, where=masked_drafts),
     Site("a mask is written before its tag", 1, tag_first, where=masks),
     Site("a reply has the tag of its token", 1, any_reply, where=masks),
     Site(

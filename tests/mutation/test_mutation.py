@@ -11,21 +11,61 @@ from simulation.run import sound_world
 from simulation.scenario import draw
 
 SEEDS = 500
-SOUND = 30
-"""Enough for the rarest of what is forged, a score: the first one is that of seed 29."""
+SOUND = 10
+NOTICED = {
+    "pages wait for the owner's last step": 16,
+    "an outbox slot waits until the host has read it": 17,
+    "a score of an earlier generation is dropped": 148,
+    "a slot is filled before its row is sampled": 16,
+    "a slot is loaded when no step reads it": 27,
+    "an adapter is taken when its load has ended": 18,
+    "a slot is loaded with one adapter at a time": 14,
+    "KV of an adapter is found by that adapter alone": 16,
+    "a name's other files are another adapter": 70,
+    "an adapter without a name stays for its requests": 16,
+    "a draft without a mask is not verified": 79,
+    "a mask after drafts is of these drafts": 40,
+    "a matcher goes back after drafts": 25,
+    "a matcher follows what was settled meanwhile": 25,
+    "a mask that allows no token ends its request, and not as bad KV does": 83,
+    "a request whose matcher fails is ended": 83,
+    "beside chunks, each draft has logits of its own": 21,
+    "a page that is stored is not given away": 36,
+    "a page is shared once its load is acknowledged": 15,
+    "a page that is loaded is not given away": 28,
+    "what several clocks hold waits for all of them": 22,
+    "a row has pages for all tokens of its next step": 10,
+    "a window keeps the pages that it reads": 23,
+    "a window's pages wait for the steps in flight": 61,
+    "a prefix is shared as far as all groups have it": 78,
+    "the host tier stores what was observed": 13,
+    "the host tier's transfers end at their fences": 13,
+    "a page of the host tier's store is not given away": 196,
+    "a copy stays while a load reads it": 79,
+    "what is loaded is compared with what was stored": 25,
+    "a copy in doubt is dropped": 69,
+    "a slot stays while a tier below fills it": 25,
+    "of a load that stops early the pages that came count": 25,
+    "a page in doubt is dropped below": 210,
+    "a page that was stored while it came in doubt is dropped below": 300,
+}
+"""A seed that notices, of those protections that the first few do not. Another one is looked for where it does not."""
 NAMES = [site.name for site in SITES]
 
 
 @pytest.mark.parametrize("site", SITES, ids=NAMES)
 def test_a_protection_taken_away_is_noticed(site):
-    verdict = try_site(site, SEEDS)
+    verdict = try_site(site, 1, NOTICED.get(site.name, 0))
+    if verdict.how is None:
+        verdict = try_site(site, SEEDS)
     print(table([verdict]))
     assert verdict.how, f"{site.name}: not noticed in {SEEDS} seeds"
 
 
 @pytest.mark.parametrize("site", [site for site in SITES if site.alone.__name__ != "untouched"], ids=lambda s: s.name)
 def test_the_sound_engine_passes_where_nothing_else_covers_for_the_protection(site):
-    for seed in range(SOUND):
+    """Nor does it fail in the seed in which the broken one does."""
+    for seed in {*range(SOUND), NOTICED.get(site.name, 0)}:
         sound_world(draw(seed), site.alone).run()
 
 

@@ -55,6 +55,14 @@ class Failing(Automaton):
             words[:] = 0
 
 
+class OneWay(Automaton):
+    """Breaks for good when it is to go back, as it is after guesses alone."""
+
+    def rollback(self, count: int) -> None:
+        self.states = []
+        raise ValueError("a matcher that cannot go back")
+
+
 class Job(NamedTuple):
     """One request: when it comes, what it asks, and when its client leaves (None: stays)."""
 
@@ -90,7 +98,8 @@ class Job(NamedTuple):
             filters = filters | {"logit_bias": {self.bias: 0.75}, "repetition_penalty": 2.0}
         matcher = None
         if self.automaton is not None:
-            filters, matcher = filters | {"structured_outputs": ASKED}, Automaton(self.automaton, VOCAB)
+            kind = OneWay if self.automaton // 2 % 8 == 1 else Automaton
+            filters, matcher = filters | {"structured_outputs": ASKED}, kind(self.automaton, VOCAB)
             if self.fails_at is not None:
                 matcher = Failing(self.automaton, VOCAB, self.fails_at)
         params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)

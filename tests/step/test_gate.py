@@ -59,6 +59,18 @@ def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
     assert steps_with_drafts(gate, LOOKS, 2, 6.0) == LOOKS, "a trial may find that they cost less by now"
 
 
+def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
+    gate = gate_of()
+    verified = []
+    for _ in range(LOOKS * FIRST * 3):
+        verify = gate.decide(ALL)
+        verified.append(verify.places > 1)
+        gate.observe(ROW, lines(verify.places, 2), verify.places)
+        held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
+        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
+    assert all(verified[:LOOKS]) and not any(verified[LOOKS * FIRST :])
+
+
 def test_drafts_that_are_never_right_get_no_trials():
     gate = gate_of()
     steps_with_drafts(gate, LOOKS * RETRY, 0, 1.1)
@@ -102,6 +114,22 @@ def test_drafts_that_would_not_pay_alone_do_not_run_beside_chunks():
     gate = gate_of()
     steps_with_drafts(gate, LOOKS * FIRST, 2, 6.0)
     assert steps_beside(gate, RETRY, 2, 1.0) == 0
+
+
+def test_lines_taken_in_one_by_one_count_as_they_do_together(monkeypatch):
+    """Rejected drafts stand after the right ones; rows without a mask, and without drafts, are among them."""
+    made = [[5, *[6] * right, *[REJECTED] * (drafts - right), *[NO_TOKEN] * (DRAFTS - drafts)]
+            for drafts in range(DRAFTS + 1) for right in range(drafts + 1)]  # fmt: skip
+    made.append([NO_TOKEN] * (1 + DRAFTS))
+    gates = []
+    for few in (0, 1000):
+        monkeypatch.setattr("gapless.step.speculation.FEW", few)
+        gates.append(gate := gate_of(len(made)))
+        gate.observe(np.arange(1, len(made) + 1, dtype=np.int32), np.array(made, np.int32), 1 + DRAFTS)
+    one, other = (gate.counts for gate in gates)
+    assert (one.drafts, one.draft_tokens, one.accepted.tolist()) == (14, 40, other.accepted.tolist())
+    assert (other.drafts, other.draft_tokens) == (14, 40)
+    assert np.allclose(gates[0].there, gates[1].there) and np.allclose(gates[0].right, gates[1].right)
 
 
 def test_more_rows_than_drafts_are_for_have_none():

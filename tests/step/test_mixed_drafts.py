@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def drafts_always_pay(monkeypatch):
     learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, ns: learn(gate, kind, batch, cost(batch)))
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
     monkeypatch.setattr("gapless.step.speculation.PAYS", 0.0)
 
 

@@ -9,14 +9,21 @@ import time
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
+from fake_lmcache import FakeLMCache
 from fake_resp import FakeResp, free_port
+from fake_s3 import FakeS3
 from peer_rig import PeerPair
 from tier_rig import SLOTS, checksum, content, end_of, has, key, page, setup_of, slot_of
+from tier_servers import lmcache_server, mooncake_server, needs
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.disk import DiskTier
+from gapless.tiers.lmcache import LMCacheTier
+from gapless.tiers.mooncake import MooncakeTier
+from gapless.tiers.nixl import NixlTier
 from gapless.tiers.redis import RedisTier
 from gapless.tiers.resp import RespClient
+from gapless.tiers.seam import Namespace
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +44,46 @@ def redis_server(tmp_path_factory):
         server.terminate()
 
 
-@pytest.fixture(params=["dictionary", "late", "disk", "small disk", "fake Redis", "Redis", "peers"])
-def tier(request, tmp_path):
+def running(make, tmp_path_factory):
+    """A server of this kind."""
+    made = make(tmp_path_factory.mktemp("server"))
+    made.start(setup_of(made.url)).close()
+    yield made.url
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def mooncake_url(tmp_path_factory):
+    yield from running(mooncake_server, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def lmcache_url(tmp_path_factory):
+    yield from running(lmcache_server, tmp_path_factory)
+
+
+SERVERS = {"Redis": "redis_server", "Mooncake": "mooncake_url", "LMCache": "lmcache_url"}
+KINDS = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier, "peers": PeerPair}
+KINDS |= {"fake Redis": RedisTier, "Redis": RedisTier, "Mooncake": MooncakeTier, "LMCache": LMCacheTier}
+KINDS |= {"NIXL": NixlTier, "fake LMCache": LMCacheTier}
+
+
+@pytest.fixture(params=[*KINDS])
+def tier(request, tmp_path, monkeypatch):
     """(an open tier, its setup, whether it keeps all that it stores)"""
-    fake = FakeResp() if request.param == "fake Redis" else None
-    target = request.getfixturevalue("redis_server") if request.param == "Redis" else fake.url if fake else ""
-    setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64)
-    kinds = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier}
-    kinds["peers"] = PeerPair
+    monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # the test drops the same pages over and over
+    if request.param == "NIXL":
+        needs("nixl")
+    fake = {"fake Redis": FakeResp, "NIXL": FakeS3, "fake LMCache": FakeLMCache}.get(request.param, lambda: None)()
+    target = request.getfixturevalue(SERVERS[request.param]) if request.param in SERVERS else fake.url if fake else ""
+    namespace = Namespace.of({"test": request.node.name})  # a server may hold what another test has stored
+    setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64, namespace)
     if request.param == "Redis":
         client = RespClient(target, 1.0, 1.0)
         client.call([[b"FLUSHDB"]])
         client.close()
-    opened = kinds.get(request.param, RedisTier)(setup)
+    opened = KINDS[request.param](setup)
+    opened.drop([key(number) for number in range(12)])
     yield opened, setup, request.param not in ("small disk", "late")
     opened.close()
     if fake:

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "parallel.h"
 
@@ -23,28 +24,65 @@ struct Strip {
   int64_t columns;
 };
 
+// What the processor takes at a time. GCC keeps no wider vectors in registers, though it computes with them.
+typedef float Floats __attribute__((vector_size(GAPLESS_BYTES)));
+constexpr int64_t PART = GAPLESS_BYTES / sizeof(float), PARTS = LANES / PART;
+
+inline Floats load_part(const float* from) {
+  Floats x;
+  std::memcpy(&x, from, sizeof(x));
+  return x;
+}
+
+inline Floats load_part(const bf16* from) {
+#if GAPLESS_AVX512
+  return load(from);
+#else
+  typedef uint16_t Raw __attribute__((vector_size(GAPLESS_BYTES / 2)));
+  typedef uint32_t Wide __attribute__((vector_size(GAPLESS_BYTES)));
+  Raw raw;
+  std::memcpy(&raw, from, sizeof(raw));
+  return bits_of<Floats>(__builtin_convertvector(raw, Wide) << 16);
+#endif
+}
+
+// Vectors of columns whose sums are kept at a time: without AVX-512 there are registers for half as many, of half the
+// width. Sums without a register go to memory and back with each input.
+constexpr int together(int rows, int vectors) {
+  if (GAPLESS_AVX512 || rows == 1) return vectors;
+  return rows == 2 && vectors % 2 == 0 ? 2 : 1;
+}
+
 // ROWS x (VECTORS * 16) outputs.
 template <typename T, int ROWS, int VECTORS>
 void multiply(const Strip<T>& strip) {
-  f32x16 sums[ROWS][VECTORS] = {};
-  const T* weight = strip.weight;
-  for (int64_t i = 0; i < strip.k; i++, weight += VECTORS * LANES) {
-    f32x16 w[VECTORS];
+  constexpr int SOME = together(ROWS, VECTORS), WIDE = SOME * PARTS;
+  for (int first = 0; first < VECTORS; first += SOME) {
+    Floats sums[ROWS][WIDE] = {};
+    const T* weight = strip.weight + first * LANES;
+    for (int64_t i = 0; i < strip.k; i++, weight += VECTORS * LANES) {
+      Floats w[WIDE];
+#pragma GCC unroll 16
+      for (int v = 0; v < WIDE; v++) w[v] = load_part(weight + v * PART);
 #pragma GCC unroll 8
-    for (int v = 0; v < VECTORS; v++) w[v] = load(weight + v * LANES);
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-      f32x16 x = all(to_float(strip.x[r * strip.x_stride + i]));
-#pragma GCC unroll 8
-      for (int v = 0; v < VECTORS; v++) sums[r][v] += x * w[v];
+      for (int r = 0; r < ROWS; r++) {
+        Floats x = Floats{} + to_float(strip.x[r * strip.x_stride + i]);
+#pragma GCC unroll 16
+        for (int v = 0; v < WIDE; v++) sums[r][v] += x * w[v];
+      }
     }
-  }
 #pragma GCC unroll 8
-  for (int v = 0; v < VECTORS; v++) {
-    int count = int(std::clamp<int64_t>(strip.columns - v * LANES, 0, LANES));
-    f32x16 bias = strip.bias && count ? load_some(strip.bias + v * LANES, count) : f32x16{};
+    for (int v = 0; v < SOME; v++) {
+      int64_t column = (first + v) * LANES;
+      int count = int(std::clamp<int64_t>(strip.columns - column, 0, LANES));
+      f32x16 bias = strip.bias && count ? load_some(strip.bias + column, count) : f32x16{};
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) store_some(strip.out + r * strip.out_stride + v * LANES, sums[r][v] + bias, count);
+      for (int r = 0; r < ROWS; r++) {
+        f32x16 sum;
+        std::memcpy(&sum, &sums[r][v * PARTS], sizeof(sum));
+        store_some(strip.out + r * strip.out_stride + column, sum + bias, count);
+      }
+    }
   }
 }
 

@@ -48,6 +48,7 @@ struct Functions {
   int32_t (*rollback)(void*, size_t);
   bool (*accepts)(void*);
   const char* (*error)(void*);
+  void* (*copy)(void*);
   void (*free)(void*);
 };
 
@@ -85,6 +86,11 @@ struct Row {
   Slot* slot = nullptr;
   int64_t owner = 0;
   bool awaits = false;         // the next tokens
+  bool ahead = false;          // whether it is to look ahead, along
+  Tokens guess;                // these drafts
+  std::shared_ptr<void> spare;  // a copy of the matcher that has never looked ahead, from the first look on
+  Tokens since;                // which the copy has not followed
+  int64_t spare_ended = 0;
 
   int64_t tag() const { return owner << 32 | length; }
 };
@@ -251,71 +257,137 @@ class Worker {
     return std::any_of(rows.begin(), rows.end(), [](const auto& one) { return one.second.awaits; });
   }
 
+  // Answers every token that has come; then rows look ahead, until another one comes. Returns whether there was one.
   bool look() {
     const auto since = Clock::now();
     bool any = false;
     for (auto it = work_.rows.begin(); it != work_.rows.end();) {
       Row& row = it++->second;  // a row that fails is erased
-      if (!row.awaits) continue;
-      const Slot& slot = *row.slot;
-      const int64_t count = __atomic_load_n(slot.told, __ATOMIC_ACQUIRE) - row.tag();
-      if (count <= 0 || count > shared_->most) continue;
+      const int64_t count = row.awaits ? news_of(row) : 0;
+      if (!count) continue;
       any = true;
+      const Slot& slot = *row.slot;
       // Copies: the device writes the next reply once the first of these masks is there.
-      if (!go_on(row, {slot.tokens, slot.tokens + count}, {slot.drafts, slot.drafts + *slot.drafted}, since)) break;
+      const Tokens drafts{slot.drafts, slot.drafts + *slot.drafted};
+      if (!go_on(row, {slot.tokens, slot.tokens + count}, drafts, since)) return any;
+    }
+    for (auto it = work_.rows.begin(); it != work_.rows.end();) {
+      Row& row = it++->second;
+      if (row.ahead && !look_ahead(row)) break;
     }
     return any;
   }
 
-  // Has the matcher follow these tokens, and posts the masks of the next, and of those after drafts. Returns false when
-  // it took too long: by then nothing of the worker but `row` is the thread's.
+  // How many tokens have come that the row's matcher has not followed.
+  int64_t news_of(const Row& row) const {
+    const int64_t count = __atomic_load_n(row.slot->told, __ATOMIC_ACQUIRE) - row.tag();
+    return count > 0 && count <= shared_->most ? count : 0;
+  }
+
+  // Has the matcher follow these tokens, and posts the mask of the next. Returns false when it took too long: by then
+  // nothing of the worker but `row` is the thread's.
   bool go_on(Row& row, const Tokens& tokens, const Tokens& drafts, Clock::time_point since) {
-    row.awaits = false;
+    row.awaits = row.ahead = false;
     if (row.slot->key != row.key) return true;  // the row was given up, and another has the slot
-    began_ = Clock::now().time_since_epoch().count();
-    at_ = row.key;
-    const char* wrong = nullptr;
-    for (size_t i = 0; i < tokens.size() && !wrong; ++i) wrong = advance(row, static_cast<uint32_t>(tokens[i]));
+    begin_at(row);
+    const char* wrong = advance_all(row, tokens);
     row.length += static_cast<int64_t>(tokens.size());
+    if (row.spare) row.since.insert(row.since.end(), tokens.begin(), tokens.end());
     if (!wrong) wrong = write(row);
     if (!wrong && empty()) wrong = "the grammar allows no token";
     bool posted = false;
-    if (!wrong && at_ == row.key) {
-      posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
-      if (posted) wrong = go_ahead(row, drafts, since);
-    }
-    int64_t at = row.key;
-    if (!at_.compare_exchange_strong(at, kNothing)) return false;
+    if (!wrong && at_ == row.key) posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
+    if (!leave_off(row)) return false;
     if (wrong) {
-      // Without a mask the device holds the row until the loop has taken it out.
-      shared_->fail(row.key, wrong);
-      work_.rows.erase(row.key);
+      fail(row, wrong);
       return true;
     }
-    row.awaits = posted;
+    shared_->written += posted;
+    shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
+    row.awaits = posted, row.ahead = posted && row.drafts, row.guess = drafts;
     return true;
+  }
+
+  void begin_at(const Row& row) {
+    began_ = Clock::now().time_since_epoch().count();
+    at_ = row.key;
+  }
+
+  // Returns false when the matcher took too long.
+  bool leave_off(const Row& row) {
+    int64_t at = row.key;
+    return at_.compare_exchange_strong(at, kNothing);
+  }
+
+  // Without a mask the device holds the row until the loop has taken it out.
+  void fail(const Row& row, const char* wrong) {
+    shared_->fail(row.key, wrong);
+    work_.rows.erase(row.key);
+  }
+
+  // Posts what a row may need next. Returns false when there is something else to do.
+  bool look_ahead(Row& row) {
+    begin_at(row);
+    if (!row.spare) {
+      row.spare.reset(row.functions.copy(row.matcher.get()), row.functions.free);
+      row.spare_ended = row.ended;
+    }
+    Tokens run;
+    bool quiet = true;
+    const char* wrong = go_ahead(row, run, quiet);
+    if (!wrong) wrong = rollback(row, run.size());
+    if (wrong) wrong = restore(row);
+    row.ahead = !quiet;
+    if (!leave_off(row)) return false;
+    if (wrong) fail(row, wrong);
+    return quiet;
+  }
+
+  // A guess has broken the matcher: goes on with the copy, and looks ahead no more. Returns what is wrong.
+  const char* restore(Row& row) {
+    row.matcher = std::move(row.spare);
+    row.ended = row.spare_ended, row.drafts = 0;
+    return advance_all(row, row.since);
+  }
+
+  const char* advance_all(Row& row, const Tokens& tokens) {
+    for (int32_t token : tokens)
+      if (const char* wrong = advance(row, static_cast<uint32_t>(token))) return wrong;
+    return nullptr;
   }
 
   // Posts the masks after each draft, up to the first that may not come or after which nothing may. Then posts what is
   // expected to come: these drafts, and the tokens after them as long as the form leaves one text. Returns what is wrong.
-  const char* go_ahead(Row& row, const Tokens& drafts, Clock::time_point since) {
-    ++shared_->written;
-    shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
-    Tokens run;
+  const char* go_ahead(Row& row, Tokens& run, bool& quiet) {
     const char* wrong = nullptr;
-    for (int32_t draft : drafts) {
-      if (at_ != row.key || !(words_[draft / 32] >> draft % 32 & 1)) break;
+    {
+      std::lock_guard lock(row.slot->mutex);
+      if (row.slot->key != row.key) return nullptr;
+      std::memcpy(words_.data(), row.slot->masks, shared_->mask_bytes);
+    }
+    for (int32_t draft : row.guess) {
+      if (!(words_[draft / 32] >> draft % 32 & 1)) break;
       if ((wrong = follow(row, draft, run))) return wrong;
+      if (!(quiet = !called(row))) return nullptr;
       if (empty() || !post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes, run.size(), draft)) break;
     }
-    const size_t known = run.size(), most = row.drafts ? known + 1 + row.drafts : 0;
-    while (run.size() < most && at_ == row.key) {
+    const size_t known = run.size();
+    while (run.size() <= known + row.drafts) {
       const int32_t token = expected_next(row);
       if (token < 0) break;
       if ((wrong = follow(row, token, run))) return wrong;
+      if (!(quiet = !called(row))) return nullptr;
     }
     if (run.size() > known) post_ahead(*row.slot, row.key, row.tag(), run);
-    return rollback(row, run.size());
+    return nullptr;
+  }
+
+  // Whether there is more to do than to look ahead: also when this row's matcher took too long.
+  bool called(const Row& row) {
+    std::lock_guard lock(mutex_);  // `abandon` takes the other rows
+    return at_ != row.key || closing_ || !news_.empty() ||
+           std::any_of(work_.rows.begin(), work_.rows.end(),
+                       [this](const auto& one) { return one.second.awaits && news_of(one.second); });
   }
 
   // Has the matcher follow a token that may come, and makes the mask after it. Returns what is wrong.
@@ -428,14 +500,15 @@ class MaskThreads {
   }
 
   // Takes over a matcher. The first one starts the threads.
-  void begin(int64_t key, const std::array<size_t, 6>& functions, size_t matcher, int64_t length,
+  void begin(int64_t key, const std::array<size_t, 7>& functions, size_t matcher, int64_t length,
              std::vector<uint32_t> ends, size_t drafts) {
-    const auto [consume, write_mask, rollback, accepts, error, free] = functions;
+    const auto [consume, write_mask, rollback, accepts, error, copy, free] = functions;
     const Functions calls{reinterpret_cast<decltype(Functions::consume)>(consume),
                           reinterpret_cast<decltype(Functions::write_mask)>(write_mask),
                           reinterpret_cast<decltype(Functions::rollback)>(rollback),
                           reinterpret_cast<decltype(Functions::accepts)>(accepts),
                           reinterpret_cast<decltype(Functions::error)>(error),
+                          reinterpret_cast<decltype(Functions::copy)>(copy),
                           reinterpret_cast<decltype(Functions::free)>(free)};
     std::shared_ptr<void> owned(reinterpret_cast<void*>(matcher), calls.free);
     while (workers_.size() < static_cast<size_t>(threads_)) workers_.push_back(std::make_unique<Worker>(shared_));

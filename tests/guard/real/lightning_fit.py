@@ -1,5 +1,9 @@
-"""Trains by Lightning, with clipped gradients and a checkpoint. Comments say what `gapless san` finds in each line."""
+"""Trains by Lightning: mixed precision, clipped gradients, workers that load, checkpoints.
 
+A comment says what `gapless san` finds in the line of the program; the rest is Lightning's own, at the line of the fit.
+"""
+
+import os
 import tempfile
 
 import lightning
@@ -23,11 +27,18 @@ class Model(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-with tempfile.TemporaryDirectory() as folder:
-    trainer = lightning.Trainer(
-        accelerator="cuda", devices=1, max_epochs=1, gradient_clip_val=1.0, default_root_dir=folder, **quiet
-    )
-    data = DataLoader(TensorDataset(torch.randn(32, 8), torch.randn(32, 1)), batch_size=8)
-    trainer.fit(Model(), data)  # fit
-print("done")
+def main() -> None:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            accelerator="cuda", devices=1, max_epochs=2, gradient_clip_val=1.0, precision="16-mixed",
+            default_root_dir=folder, enable_checkpointing=True, **quiet,
+        )  # fmt: skip
+        rows = TensorDataset(torch.randn(32, 8), torch.randn(32, 1))
+        trainer.fit(Model(), DataLoader(rows, batch_size=8, num_workers=2, pin_memory=True))  # fit
+        assert os.path.exists(trainer.checkpoint_callback.best_model_path)
+
+
+if __name__ == "__main__":
+    main()
+    print("done")

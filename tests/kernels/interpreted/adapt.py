@@ -10,9 +10,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import check_adapt, check_alone
+from adapt_cases import FewShape, check_adapt, check_alone, check_few, check_few_alone
 
-from gapless.kernels import adapt_triton, all_triton
+from gapless.kernels import adapt_few_triton, adapt_triton, all_triton, few_rows, few_rows_triton, plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -29,3 +29,26 @@ def test_so_it_does_in_larger_blocks(monkeypatch):
 
 def test_a_token_is_alone():
     check_alone(all_triton.KERNELS, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("ways", [few_rows.ADAPTED_ROWS, plain.ADAPTED_ROWS], ids=["triton", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "shape", [FewShape(1, 64, (40, 24), 48), FewShape(3, 80, (48,), 40, 32), FewShape(7, 100, (70, 30, 30), 52)]
+)
+def test_a_layer_of_few_rows_adds_what_the_definition_says(monkeypatch, shape, dtype, ways):
+    check_few(ways, dtype, "cpu", shape)
+
+
+def test_it_adds_the_same_in_parts(monkeypatch):
+    """Several shares of the inputs, several parts of the ranks, and several splits of the product."""
+    monkeypatch.setattr(adapt_few_triton, "SHARE", 512)
+    monkeypatch.setattr(adapt_few_triton, "HELD", 1024)
+    tiles = few_rows_triton.FewRowsTiles(16, 32, 1, 2, 3)
+    monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
+    check_few(few_rows.ADAPTED_ROWS, torch.float32, "cpu", FewShape(6, 100, (40, 24, 24), 1100, 32))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_a_row_of_few_is_alone(rows):
+    check_few_alone(few_rows.ADAPTED_ROWS, torch.float32, "cpu", rows)

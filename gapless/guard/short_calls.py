@@ -1,0 +1,220 @@
+"""The short way of calls that never wait: they are checked as they are written, and run past the dispatch modes.
+
+A dispatch mode costs more than a small operator does, and a call such as `linear` comes to it three times. In a decode
+loop nearly all calls are arithmetic and views on plain tensors, of which all is known before they run. Whatever is not
+plainly so goes the long way: other modes, subclasses, gradients, autocast, a host tensor beside a device tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import EllipsisType, NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from . import marks
+from .race_ops import Arg, OperatorPlan
+from .race_report import READ
+from .sync_ops import SyncOps, mark
+
+LONG = object()
+"""Returned for a call that has to go the long way."""
+
+_PLAIN = (Tensor, Parameter)
+_SCALARS = (int, float, bool, NoneType, str, torch.dtype, torch.memory_format, torch.Size)
+_INDEXES = (int, NoneType, EllipsisType)
+
+_grads: Callable[[], bool] = torch.is_grad_enabled
+_casts: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_functions: Callable[[], int] = torch._C._len_torch_function_stack
+_dispatches: Callable[[], int] = torch._C._len_torch_dispatch_stack
+Unseen: Any = torch._C._DisableTorchDispatch
+"""Runs what is inside past the dispatch modes."""
+
+
+def is_open() -> bool:
+    """Return whether the calling thread's state allows the short way: one dispatch mode, no gradients, no autocast."""
+    return _dispatches() == 1 and not (_grads() or _casts() or _functions())
+
+
+class Short(NamedTuple):
+    """A call that may go the short way."""
+
+    run: Callable[[Short, SyncOps, Any, tuple[Any, ...], dict[str, Any] | None], Any]
+    """Runs it, or returns LONG."""
+    plan: OperatorPlan
+    """What it reads and makes, for the checker of races."""
+    tensors: tuple[int, ...]
+    """Positions at which a tensor may stand; it waits for one that stands where a number does."""
+    most: int
+    """The largest number of positional arguments that is known to write nothing."""
+
+
+def _view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run a call that only computes an address."""
+    if kwargs or type(args[0]) not in _PLAIN or not _are_numbers(args[1:]):
+        return LONG
+    with Unseen():
+        return func(*args)
+
+
+def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run an indexing by numbers and slices of numbers."""
+    index = args[1]
+    for one in index if type(index) is tuple else (index,):
+        kind = type(one)
+        if kind is slice:
+            if not (type(one.start) in _INDEXES and type(one.stop) in _INDEXES and type(one.step) in _INDEXES):
+                return LONG
+        elif kind not in _INDEXES:
+            return LONG
+    if type(args[0]) not in _PLAIN:
+        return LONG
+    with Unseen():
+        return func(*args)
+
+
+def _dense_view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run `reshape` or `contiguous` of a tensor without gaps, for which they are views."""
+    if type(args[0]) not in _PLAIN or not args[0].is_contiguous():
+        return LONG
+    return _view(short, ops, func, args, kwargs)
+
+
+def _to(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run a conversion to another type by `x.to(dtype)`; to the same type it is nothing."""
+    if kwargs or len(args) != 2 or type(args[1]) is not torch.dtype or type(args[0]) not in _PLAIN:
+        return LONG
+    return args[0] if args[0].dtype is args[1] else _new(short, ops, func, args, kwargs)
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind not in _SCALARS and not ((kind is tuple or kind is list) and all(type(one) is int for one in value)):
+            return False
+    return True
+
+
+def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run a call that reads its tensors and makes new ones."""
+    if len(args) > short.most or (kwargs and not _are_numbers(kwargs.values())):
+        return LONG
+    if kwargs and kwargs.get("inplace"):
+        return LONG
+    device = host = False
+    known, tensors = marks.DEVICE.refs, short.tensors
+    try:
+        for at, value in enumerate(args):
+            kind = type(value)
+            if kind is Tensor or kind is Parameter:
+                if at not in tensors:
+                    return LONG
+                storage = value.untyped_storage()
+                ref = known.get(id(storage))
+                if ref is not None and ref() is storage:
+                    device = True
+                elif value.dim():
+                    host = True
+            elif kind not in _SCALARS:
+                if (kind is not tuple and kind is not list) or not value:
+                    return LONG
+                for one in value:
+                    kind = type(one)
+                    if kind is Tensor or kind is Parameter:
+                        if at not in tensors:
+                            return LONG
+                        storage = one.untyped_storage()
+                        ref = known.get(id(storage))
+                        if ref is not None and ref() is storage:
+                            device = True
+                        elif one.dim():
+                            host = True
+                    elif kind is not int:
+                        return LONG
+    except (NotImplementedError, RuntimeError):
+        return LONG  # no storage: sparse, or within a transform of functions
+    if device and host:
+        return LONG
+    with Unseen():
+        checker = ops.races
+        if checker is None or not checker.active:
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if device:
+                mark(out)
+            return out
+        named = kwargs or {}
+        site, actor = checker.saw(short.plan, args, named)
+        out = func(*args, **named)
+        if device:
+            mark(out)
+        if checker.follows_results:
+            checker.ran(short.plan, args, named, out, site, actor)
+        return out
+
+
+def _short(run: Any, name: str, tensors: tuple[int, ...], most: int = 8, many: bool = False) -> Short:
+    uses = tuple(Arg(at, "", READ, many) for at in tensors)
+    return Short(run, OperatorPlan(None, name, uses, False, True, 0, False, ""), tensors, most)
+
+
+def _both(names: str) -> list[Any]:
+    """Return the methods of Tensor and the functions of torch that have these names."""
+    found = [getattr(owner, name, None) for name in names.split() for owner in (Tensor, torch)]
+    return [one for one in found if one is not None]
+
+
+_VIEWS = _both(
+    "view transpose unsqueeze squeeze permute expand expand_as narrow select unbind t swapaxes swapdims movedim "
+    "diagonal unflatten"
+)
+_ONE = _both(
+    "rsqrt sqrt neg abs exp log log2 log1p sin cos tanh sigmoid erf reciprocal square floor ceil round sign mean var "
+    "std cumsum argmax argmin softmax log_softmax logical_not isnan isinf clone any all relu topk sort argsort __neg__ "
+    "__invert__ triu tril"
+)
+_TWO = _both(
+    "mul add sub div pow matmul mm bmm mv maximum minimum eq ne lt le gt ge logical_and logical_or bitwise_and "
+    "bitwise_or bitwise_xor floor_divide remainder fmod true_divide atan2 __and__ __or__ __xor__ __eq__ __ne__ __lt__ "
+    "__le__ __gt__ __ge__ __rsub__ __rmul__ __rtruediv__ __rpow__ __matmul__"
+)
+
+SHORT: dict[Any, Short] = {
+    **{func: _short(_view, "view", ()) for func in _VIEWS},
+    **{func: _short(_new, "one", (0,)) for func in _ONE},
+    **{func: _short(_new, "two", (0, 1)) for func in _TWO},
+    **{func: _short(_dense_view, "view", ()) for func in (Tensor.reshape, torch.reshape, Tensor.contiguous)},
+    **{func: _short(_new, "one", (0,), most=1) for func in (F.silu, F.gelu, F.relu, F.sigmoid, F.tanh)},
+    **{func: _short(_new, "one", (0,)) for func in (F.softmax, F.log_softmax)},
+    **{func: _short(_new, "cat", (0,), many=True) for func in (torch.cat, torch.stack)},
+    Tensor.__getitem__: _short(_item, "view", ()),
+    Tensor.to: _short(_to, "to", (0,)),
+    F.linear: _short(_new, "linear", (0, 1, 2)),
+    F.scaled_dot_product_attention: _short(_new, "attention", (0, 1, 2, 3)),
+    F.rms_norm: _short(_new, "norm", (0, 2)),
+    F.layer_norm: _short(_new, "norm", (0, 2, 3)),
+    torch.where: _short(_new, "where", (0, 1, 2)),
+    torch.addmm: _short(_new, "addmm", (0, 1, 2)),
+}
+"""The calls that may go the short way, by what a function mode is given."""
+# With one argument it counts the hits, for which the host waits.
+_WHERE = SHORT.pop(torch.where)
+
+
+def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    return LONG if len(args) != 3 else _new(short, ops, func, args, kwargs)
+
+
+SHORT[torch.where] = _WHERE._replace(run=_where)
+
+GETTERS = frozenset(
+    [
+        *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "layout", "ndim", "grad_fn", "requires_grad")),
+        *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "element_size", "is_floating_point")),
+    ]
+)
+"""Calls that ask a tensor for what the host knows of it."""

@@ -1,0 +1,289 @@
+"""What adapters add to products of few rows, in Triton, inside the kernels that these take anyway.
+
+An adapter adds up.T @ (down @ x). Its first half is done where x is made, by the norm before a product, or else by
+further programs of the product that reads x; its second half where that product is stored, or else by the norm after
+it. So rows with adapters cost no launch. Each row reads its own adapter alone: what it takes depends neither on how
+many adapters there are nor on what other rows have, and rows without one (slot 0) read and add nothing.
+
+Adapters and slots do not change in a forward, and what begins one waits for all before it. So a kernel that begins
+early reads them before it waits for the kernel in front.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, assignment"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra import cuda
+
+from gapless.kernels.library_triton import launch_options, prefetch
+
+RANKS = tl.constexpr(16)
+"""Lines of `up` that a program of a product holds before its input is there: the least rank."""
+GROUP = tl.constexpr(16)
+"""Lines of `down` that a program beside a product multiplies."""
+DEPTH = tl.constexpr(512)
+"""Inputs that it reads at a time."""
+SHARE = 1536
+"""Inputs that it reads at most."""
+HELD = 16384
+"""Numbers of each projection of an adapter that a program of the norm holds."""
+NORM_WARPS = 8
+
+
+@triton.jit
+def first_lines(up, slot, column, inside, N: tl.constexpr, RANK: tl.constexpr):
+    """The first RANKS lines of `up` of each row's slot: a tuple of tensors [BLOCK_M, BLOCK_N]."""
+    mine = (slot > 0)[:, None] & inside[None, :]
+    lines = up + (slot * (RANK * N))[:, None] + column[None, :]
+    held = ()
+    for rank in tl.static_range(RANKS):
+        held = held + (tl.load(lines + rank * N, mask=mine, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
+    return held
+
+
+@triton.jit
+def _first_sums(inner, slot, token, number, RANK: tl.constexpr, PROJECTIONS: tl.constexpr):
+    """The first RANKS sums of a projection of each row: a tuple of tensors [BLOCK_M]."""
+    place = inner + token * (PROJECTIONS * RANK) + number * RANK
+    sums = ()
+    for rank in tl.static_range(RANKS):
+        sums = sums + (tl.load(place + rank, mask=slot > 0, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
+    return sums
+
+
+@triton.jit
+def _projection(column, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    number = column * 0
+    if PROJECTIONS > 1:
+        number += (column >= FIRST).to(tl.int32)
+    if PROJECTIONS > 2:
+        number += (column >= SECOND).to(tl.int32)
+    return number
+
+
+@triton.jit
+def _begins_inside(low, begin: tl.constexpr, BLOCK_N: tl.constexpr):
+    return (low < begin) & (low + BLOCK_N > begin)
+
+
+@triton.jit
+def _add_lines(
+    total, up, inner, slot, token, column, inside, number, N: tl.constexpr, FROM: tl.constexpr, END: tl.constexpr,
+    RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+):  # fmt: skip
+    """Adds ranks FROM .. END of projection `number` to the columns that are `inside`."""
+    mine = (slot > 0)[:, None] & inside[None, :]
+    lines = up + (slot * (RANK * N))[:, None] + column[None, :]
+    place = inner + token * (PROJECTIONS * RANK) + number * RANK
+    for rank in tl.static_range(FROM, END):
+        tile = tl.load(lines + rank * N, mask=mine, other=0.0).to(tl.float32)
+        total += tile * tl.load(place + rank, mask=slot > 0, other=0.0)[:, None]
+    return total
+
+
+@triton.jit
+def expanded(
+    held, some, up, inner, slot, column, inside, low, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The second half of what adapters add: [BLOCK_M, BLOCK_N] float32, zeros unless `some` row has one.
+
+    held: `first_lines`. inner [M, PROJECTIONS * RANK] float32: the first half. The columns of projections end at FIRST,
+    SECOND and N. `low` is the first column, from which on they follow each other unless GATED.
+    """
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    if some > 0:
+        token = tl.arange(0, BLOCK_M)
+        own = _projection(column, PROJECTIONS, FIRST, SECOND)
+        if GATED:
+            gates = _first_sums(inner, slot, token, 0, RANK, PROJECTIONS)
+            ups = _first_sums(inner, slot, token, 1, RANK, PROJECTIONS)
+            for rank in tl.static_range(RANKS):
+                factor = tl.where((own == 0)[None, :], gates[rank][:, None], ups[rank][:, None])
+                total += held[rank].to(tl.float32) * factor
+        else:
+            number = _projection(low, PROJECTIONS, FIRST, SECOND)
+            sums = _first_sums(inner, slot, token, number, RANK, PROJECTIONS)
+            for rank in tl.static_range(RANKS):
+                total += held[rank].to(tl.float32) * sums[rank][:, None]
+            if PROJECTIONS > 1:
+                total = tl.where((own == number)[None, :], total, 0.0)
+            for other in tl.static_range(1, PROJECTIONS):
+                # A tile that has columns of more than one projection.
+                if _begins_inside(low, FIRST if other == 1 else SECOND, BLOCK_N):
+                    there = inside & (own == other)
+                    total = _add_lines(
+                        total, up, inner, slot, token, column, there, other, N, 0, RANKS, RANK, PROJECTIONS
+                    )
+        if RANK > RANKS:
+            for each in tl.static_range(PROJECTIONS):
+                there = inside & (own == each)
+                total = _add_lines(
+                    total, up, inner, slot, token, column, there, each, N, RANKS, RANK, RANK, PROJECTIONS
+                )
+    return total
+
+
+@triton.jit
+def shrink(
+    x, down, inner, slots, program, M, K: tl.constexpr, LINES: tl.constexpr, SHARES: tl.constexpr, EARLY: tl.constexpr
+):
+    """Program (row, share of K, group of lines): inner [SHARES, M, LINES] float32 gets `down` of the row's slot @ x."""
+    GROUPS: tl.constexpr = LINES // GROUP
+    PART: tl.constexpr = (K + SHARES * DEPTH - 1) // (SHARES * DEPTH) * DEPTH
+    row = program // (GROUPS * SHARES)
+    share = program // GROUPS % SHARES
+    slot = tl.load(slots + row, mask=row < M, other=0)
+    line = program % GROUPS * GROUP + tl.arange(0, GROUP)
+    k = share * PART + tl.arange(0, DEPTH)
+    lines = down + (slot * LINES + line)[:, None] * K
+    own = tl.zeros([GROUP, 1], tl.int64) + slot > 0
+    tile = tl.load(lines + k[None, :], mask=own & (k < K)[None, :], other=0.0)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+        if (PART > DEPTH) & (slot > 0):
+            STEP: tl.constexpr = 1024 // down.dtype.element_ty.primitive_bitwidth
+            for begin in tl.static_range(DEPTH, PART, DEPTH):
+                at = share * PART + begin + tl.arange(0, DEPTH // STEP) * STEP
+                prefetch(lines + tl.minimum(at, K - 1)[None, :])
+        cuda.gdc_wait()
+    if slot > 0:
+        total = tl.zeros([GROUP, DEPTH], tl.float32)
+        for begin in tl.static_range(0, PART, DEPTH):
+            at = k + begin
+            if begin > 0:
+                tile = tl.load(lines + at[None, :], mask=(at < K)[None, :], other=0.0)
+            total += tile.to(tl.float32) * tl.load(x + row * K + at, mask=at < K, other=0.0).to(tl.float32)[None, :]
+        tl.store(inner + (share * M + row) * LINES + line, tl.sum(total, axis=1))
+
+
+@triton.jit(do_not_specialize=["M"])
+def adapted_norm_kernel(
+    x, changed, before, up, norm, out, down, inner, slots, eps, M, WIDTH: tl.constexpr, SHARES: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK_L: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    """Program (row, CHUNK lines of each projection): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it.
+
+    before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum.
+    """
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    slot = tl.load(slots + row)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    own = inside & (tl.zeros([BLOCK], tl.int64) + slot > 0)
+    uppers = up + slot * (RANK * WIDTH) + column
+    held = ()
+    if SHARES > 0:
+        for rank in tl.static_range(HOLD):
+            held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
+    if LINES > 0:
+        step = tl.arange(0, BLOCK_L)
+        line = step // CHUNK * (LINES // PROJECTIONS) + part * CHUNK + step % CHUNK
+        there = step < PROJECTIONS * CHUNK
+        lines = down + (slot * LINES + line)[:, None] * WIDTH
+        tile = tl.load(lines + column[None, :], mask=there[:, None] & own[None, :], other=0.0)
+    weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        cuda.gdc_launch_dependents()
+    # The others need not wait: the row's first program does.
+    if (part == 0) | (slot > 0):
+        if EARLY:
+            cuda.gdc_wait()
+        at = row.to(tl.int64) * WIDTH + column
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        if SHARES > 0:
+            if slot > 0:
+                for rank in tl.static_range(RANK):
+                    total = tl.load(before + row * RANK + rank)
+                    for share in tl.static_range(1, SHARES):
+                        total += tl.load(before + (share * M + row) * RANK + rank)
+                    if rank < HOLD:
+                        value += held[rank].to(tl.float32) * total
+                    else:
+                        value += tl.load(uppers + rank * WIDTH, mask=own, other=0.0).to(tl.float32) * total
+            # The norm is of what the next layer reads: the sum rounded to its dtype.
+            kept = value.to(x.dtype.element_ty)
+            if part == 0:
+                tl.store(changed + at, kept, mask=inside)
+            value = kept.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
+        normed = (value * scale * weight).to(out.dtype.element_ty)
+        if part == 0:
+            tl.store(out + at, normed, mask=inside)
+        if LINES > 0:  # noqa: SIM102 (one is known when it is compiled)
+            if slot > 0:
+                found = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
+                tl.store(inner + row * LINES + line, found, mask=there)
+
+
+def adapted_norm(
+    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
+    projections: int, early: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return x [M, H] with what `before` [shares, M, rank] and `up` add to it, its norm, and `down` of that [M, lines].
+
+    Without `before` the first means nothing, without `down` the last. Those of rows of slot 0 in it never do.
+    """
+    assert x.is_contiguous() and norm.is_contiguous() and slots.is_contiguous()
+    (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
+    changed, out = torch.empty_like(x), torch.empty_like(x)
+    inner = torch.empty((rows, lines), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    chunk = max(1, min(16, HELD // block))
+    shares = rank = 0
+    if before is not None and up is not None:
+        shares, rank = before.shape[0], up.shape[1]
+    parts = 1 if down is None else lines // projections // chunk
+    adapted_norm_kernel[rows, parts](
+        x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
+        inner, slots, eps, rows, width, shares, rank, lines, projections, early, block, chunk,
+        triton.next_power_of_2(max(1, projections * chunk)), min(rank, max(1, min(16, 16384 // block))),
+        num_warps=NORM_WARPS, **launch_options(early),
+    )  # fmt: skip
+    return changed, out, inner
+
+
+class AdapterWork(NamedTuple):
+    """What a product does for the adapters of its rows."""
+
+    table: Tensor
+    """`down` of a product that is added, else `up`; see `AdapterPart`"""
+    inner: Tensor
+    """float32: [shares, M, lines], written, of a product that is added; else read"""
+    slots: Tensor
+    """int64 [M]"""
+    ends: tuple[int, ...]
+    """The ends of the projections' columns"""
+
+    @property
+    def shares(self) -> int:
+        return self.inner.shape[0] if self.inner.dim() == 3 else 1
+
+    def programs(self) -> int:
+        """How many programs its first half takes."""
+        return len(self.slots) * self.shares * (self.table.shape[1] // int(GROUP.value))
+
+    def fixed(self) -> dict[str, int | bool]:
+        """Return the compile-time arguments of a kernel."""
+        first, second = self.ends[0], self.ends[min(1, len(self.ends) - 1)]
+        return {
+            "ADAPT": True, "RANK": self.table.shape[1], "PROJECTIONS": len(self.ends), "FIRST": first, "SECOND": second,
+            "SHARES": self.shares,
+        }  # fmt: skip
+
+
+NO_ADAPTERS = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0}
+"""The compile-time arguments of a kernel that does nothing for adapters"""
+
+
+def shares_of(depth: int) -> int:
+    """Return in how many shares the first half of a product of this depth is made."""
+    return -(-depth // SHARE)

@@ -1,0 +1,39 @@
+"""The forms that tests/gpu/san_truth.py holds against a GPU have the same verdicts on an emulated one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu import san_truth
+
+from gapless.guard import race
+from gapless.guard.detectors import Detectors
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
+
+
+@pytest.mark.parametrize("form", [san_truth.filled_again, san_truth.read_early])
+def test_numpy_over_pinned_memory_races_unless_it_waits_for_the_fence(form):
+    with Detectors(["sync", "race"], emulate_cuda=True):
+        form(None, True)
+        assert race.found() == []
+        form(None, False)
+        assert [one.rule for one in race.found()] == ["race"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch.compile imports what warns
+def test_a_compiled_function_runs_uncompiled_and_a_captured_operator_is_not_accused():
+    with Detectors(["sync"], emulate_cuda=True):
+        rows = {row.name: row for row in san_truth.whole_programs()}
+    assert rows["a compiled function that reads"].found == ["host-read"]
+    assert not any(row.fault for name, row in rows.items() if name != "an operator under capture")
+    # An emulated graph runs what it captures, which a real one does not.
+    assert rows["an operator under capture"].fault == "expected no runs at once"
+
+
+def test_the_table_has_a_line_for_each_rule_and_counts_what_disagrees():
+    good = san_truth.Truth("one", "upload", True, True, 30.0, [1], ["upload"])
+    silent = san_truth.found_too(good._replace(found=[]))
+    assert silent.fault == "nothing is found"
+    lines = san_truth.by_rule([good, silent])
+    assert lines[1].split() == ["upload", "2", "1", "of", "2", "0", "of", "0", "0", "0", "1"]

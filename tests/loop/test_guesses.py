@@ -1,0 +1,203 @@
+"""What a matcher does along drafts and expected tokens is a guess: it ends no request, and delays no other mask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from automaton import Automaton, NativeAutomaton, allowed_after
+from harness import VOCAB, sizes
+from scripted_drafter import MOST, Scripted
+from test_mask_oracle import asking
+from test_sampling_oracle import Varied, answers_to, run_directly
+
+from gapless.device import CpuDevice, Ring
+from gapless.kernels.layout import MAIL_DRAFTED, MAIL_DRAFTS, MAIL_TOKENS
+from gapless.loop import mask_threads
+from gapless.loop.build import build_loop
+from gapless.loop.masks import MaskedRow, Masks
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
+from gapless.step.mail import Mail, mail_bytes, tag_of
+from gapless.step.speculation import Speculation
+from gapless.testing.sim import SimDevice
+
+WAIT = 20.0
+"""Seconds after which a test gives up"""
+SEED = 0
+
+
+class Brittle(Automaton):
+    """Breaks for good at the first guess: where it takes a token that does not come, makes the mask after it, or is to
+    go back."""
+
+    broke = 0
+
+    def __init__(self, seed: int, answer: list[int], where: str) -> None:
+        super().__init__(seed, VOCAB)
+        self.answer, self.where, self.broken, self.taken = answer, where, False, []
+
+    def advance(self, tokens):
+        taken = [*self.taken, *tokens]
+        self._break_if(self.where == "advance" and self.answer[: len(taken)] != taken)
+        super().advance(tokens)
+        self.taken = taken
+
+    def rollback(self, count):
+        self._break_if(self.where == "rollback")
+        super().rollback(count)
+        self.taken = self.taken[: len(self.taken) - count]
+
+    def write_mask(self, words):
+        self._break_if(self.where == "write_mask" and self.answer[: len(self.taken)] != self.taken)
+        super().write_mask(words)
+
+    def _break_if(self, now):
+        Brittle.broke += now
+        self.broken |= now
+        if self.broken:
+            raise RuntimeError("a bug of the matcher")
+
+
+class NativeBrittle(Brittle, NativeAutomaton):
+    """A matcher that breaks like `Brittle`, and is called as C functions."""
+
+
+def wrong_drafts_are_allowed(seed: int, answer: list[int]) -> bool:
+    """Whether a wrong draft of `Scripted` passes the mask somewhere in the middle of an answer."""
+    places = range(2, len(answer) - 2)
+    return any((answer[at] + 1) % VOCAB in allowed_after(seed, answer[:at], VOCAB) for at in places)
+
+
+@pytest.mark.parametrize("where", ["advance", "write_mask", "rollback"])
+@pytest.mark.parametrize(("depth", "polls"), [(1, None), (4, None), (4, True), (4, False)])
+def test_a_matcher_that_breaks_along_a_guess_ends_no_request(where, depth, polls):
+    answers, jobs, kind = [], [], NativeBrittle if polls is not None else Brittle
+    for seed in range(100):
+        job = asking(len(jobs), Automaton(seed, VOCAB))
+        ((_, _, *answer),) = answers_to([job])
+        if wrong_drafts_are_allowed(seed, answer) and len(jobs) < 3:
+            job.request = job.request._replace(matcher=kind(seed, answer, where))
+            answers.append([*job.request.tokens.tolist(), *answer])
+            jobs.append(job)
+    shape = sizes(0)._replace(rows=3, pages=60, step_tokens=20, slots=3)
+    device = SimDevice(depth) if polls is None else CpuDevice(threads=1)
+    speculation = Speculation(MOST, Scripted.new(answers, 1.0), shape.rows)
+    loop = build_loop(device, Varied(VOCAB, 48), shape, depth, speculation=speculation)
+    if polls is not None:
+        loop.masks.threads = mask_threads.start(loop.masks.mail, polls)
+    broke = Brittle.broke
+    run_directly(loop, jobs)
+    device.close()
+    loop.masks.close()
+    assert len(jobs) == 3 and Brittle.broke > broke
+
+
+class Slow(Automaton):
+    """Does not come back from its third mask before it is let go, and notes where it made each."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, VOCAB)
+        self.made: list[int] = []
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def write_mask(self, words):
+        super().write_mask(words)
+        self.made.append(len(self.states) - 1)
+        if len(self.made) == 3:
+            self.reached.set()
+            assert self.free.wait(WAIT)
+
+
+class NativeSlow(Slow, NativeAutomaton):
+    """A matcher that is slow like `Slow`, and is called as C functions."""
+
+
+class Python:
+    """Rows with matchers in Python, each in the slot of its key + 1, after one token."""
+
+    def __init__(self, mail: Mail) -> None:
+        self.masks = Masks(SimDevice(0), mail, RowTable(2, 8, Ledger()))
+
+    def admit(self, key: int, matcher: Automaton) -> None:
+        row = MaskedRow(asking(key, matcher).request._replace(tokens=np.array([1], np.int32)), MOST)
+        self.masks.admitted(row, key + 1, key + 5, np.array([1], np.int32))
+
+    def look(self) -> None:
+        threading.Thread(target=self.masks.answer).start()
+
+    def close(self) -> None:
+        assert not self.masks.failed
+
+
+class Native:
+    """As `Python`, on one thread of its own."""
+
+    def __init__(self, mail: Mail) -> None:
+        self.threads = mask_threads.load().MaskThreads(1, *mask_threads.geometry(mail), True)
+
+    def admit(self, key: int, matcher: NativeAutomaton) -> None:
+        self.threads.begin(key, *matcher.give_away(), 1, [], MOST)
+        self.threads.admit(key, key + 1, key + 5, np.array([1], np.int32))
+
+    def look(self) -> None:
+        self.threads.ring()
+
+    def close(self) -> None:
+        self.threads.close()
+        assert not self.threads.failed
+
+
+def tell(mail: Mail, key: int, length: int, token: int, drafts: list[int]) -> None:
+    """Write what the device would: the row of `key` got `token` after `length` others, and has these drafts."""
+    record = mail.words.numpy()[key + 1]
+    record[MAIL_TOKENS], record[MAIL_DRAFTED] = token, len(drafts)
+    record[MAIL_DRAFTS : MAIL_DRAFTS + len(drafts)] = drafts
+    mail.told[key + 1] = tag_of(key + 5, length + 1)
+
+
+@contextmanager
+def until(true):
+    yield
+    end = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def allowed_run(seed: int, count: int) -> list[int]:
+    """Tokens that an automaton allows one after the other, each of several."""
+    run: list[int] = []
+    for _ in range(count):
+        run.append(next(t for t in allowed_after(seed, run, VOCAB) if len(allowed_after(seed, [*run, t], VOCAB)) > 1))
+    return run
+
+
+@pytest.mark.parametrize("lane", [Python, Native])
+@pytest.mark.parametrize("whose", [0, 1])
+def test_masks_of_guesses_wait_for_the_next_mask_of_any_row_of_the_thread(lane, whose):
+    """The first row's matcher is at its first guess when a token comes to it, or to another row."""
+    mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows, (slow, other) = lane(mail), (NativeSlow, NativeAutomaton) if lane is Native else (Slow, Automaton)
+    run, matcher = allowed_run(SEED, 5), slow(SEED)
+    with until(lambda: (mail.tags[1:3, 0] == [tag_of(5, 1), tag_of(6, 1)]).all()):
+        rows.admit(0, matcher)
+        rows.admit(1, other(SEED, VOCAB))
+        rows.look()
+    tell(mail, 0, 1, run[0], run[1:4])
+    rows.look()
+    assert matcher.reached.wait(WAIT) and matcher.made == [0, 1, 2], "it is at the mask after the first draft"
+    tell(mail, whose, 1 + (whose == 0), run[1 - whose], [])
+    expected = tag_of(5 + whose, 2 + (whose == 0))
+    with until(lambda: mail.tags[1 + whose, 0] == expected):
+        matcher.free.set()
+    if whose == 1:  # what was left off is done later
+        with until(lambda: (mail.tags[1, :4] == tag_of(5, 2) + np.arange(4)).all()):
+            pass
+        assert matcher.made == [0, 1, 2, 2, 3, 4]
+    else:
+        assert matcher.made == [0, 1, 2, 2] and mail.tags[1, 1] != tag_of(5, 2) + 1
+    rows.close()

@@ -1,0 +1,105 @@
+"""The real software of other tiers, started on this machine's loopback for a test; or why it is not there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_resp import free_port
+
+from gapless.base.errors import ConfigError
+from gapless.tiers.plugins import factory_of
+
+LMCACHE = "from lmcache.cli.main import main; main()"
+
+
+class Server:
+    """Processes that are one server: started again on the same ports after `kill`."""
+
+    def __init__(self, kind: str, url: str, commands: list[list[str]], folder: Path, patience: float = 20) -> None:
+        self.kind, self.url = kind, url
+        self._commands, self._folder, self._patience = commands, folder, patience
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, setup: Any) -> Any:
+        """Start what does not run, and return a tier."""
+        self.kill()
+        for number, command in enumerate(self._commands):
+            log = (self._folder / f"{number}.log").open("ab")
+            new = {"start_new_session": True, "stdout": log, "stderr": log}
+            self._running.append(subprocess.Popen(command, **new))
+            log.close()
+            time.sleep(1 if len(self._commands) > 1 else 0)
+        return self.opened(setup)
+
+    def opened(self, setup: Any) -> Any:
+        """A tier, as soon as the server admits one."""
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                return factory_of(self.kind)(setup)
+            except ConfigError as error:
+                if any(process.poll() is not None for process in self._running):
+                    words = " ".join(path.read_text(errors="replace")[-300:] for path in self._folder.glob("*.log"))
+                    pytest.skip(f"{self.kind} cannot run here: {words}")
+                if time.monotonic() > until:
+                    raise AssertionError(f"{self.kind} does not come up: {error}; see {self._folder}") from error
+                time.sleep(0.2)
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        for process in self._running:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._running = []
+
+
+def needs(*modules: str) -> None:
+    """Skip where one of these cannot be imported, and say why."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            pytest.skip(f"{module.partition('.')[0]} is not installed: {error}")
+
+
+def mooncake_server(folder: Path) -> Server:
+    needs("mooncake.store")
+    home = Path(str(importlib.util.find_spec("mooncake").origin)).parent
+    port, master = free_port(), f"127.0.0.1:{free_port()}"
+    master_port = master.rpartition(":")[2]
+    commands = [
+        [
+            str(home / "mooncake_master"), "--rpc_address=127.0.0.1", f"--rpc_port={master_port}",
+            f"--metrics_port={free_port()}", "--default_kv_lease_ttl=100",
+        ],
+        [
+            str(home / "mooncake_client"), f"--master_server_address={master}", "--host=127.0.0.1", f"--port={port}",
+            "--global_segment_size=64MB", "--metadata_server=P2PHANDSHAKE", "--protocol=tcp",
+        ],
+    ]  # fmt: skip
+    for command in commands:
+        os.chmod(command[0], 0o755)  # the wheel has them without
+    return Server("mooncake", f"mooncake://{master}", commands, folder)
+
+
+def lmcache_server(folder: Path) -> Server:
+    if importlib.util.find_spec("lmcache") is None:
+        pytest.skip("lmcache is not installed")
+    port = free_port()
+    name = f"gapless-tests-{port}"
+    options = {
+        "--host": "127.0.0.1", "--port": port, "--http-port": free_port(), "--l1-size-gb": 0.0625, "--chunk-size": 16,
+        "--eviction-policy": "LRU", "--supported-transfer-mode": "engine_driven", "--shm-name": name,
+    }  # fmt: skip
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-c", LMCACHE, "server", *words, "--disable-observability"]
+    return Server("lmcache", f"lmcache://127.0.0.1:{port}", [command], folder, patience=120)
