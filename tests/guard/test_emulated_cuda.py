@@ -174,3 +174,19 @@ def test_copies_of_no_elements_do_not_wait(region):
     assert rules(region) == []
     torch.tensor([1.0], device="cuda")
     assert rules(region) == ["list-to-device"]
+
+
+def test_a_state_of_random_numbers_has_the_16_bytes_of_a_gpus_and_another_offset_is_another_state(region):
+    state = torch.cuda.get_rng_state()
+    assert state.numel() == 16
+    first = torch.rand(3, device="cuda").tolist()
+    assert torch.cuda.get_rng_state().tolist() != state.tolist()
+    torch.cuda.set_rng_state(state)
+    assert torch.rand(3, device="cuda").tolist() == first
+    later = state.clone()
+    later[8] += 40
+    draws = []
+    for _ in range(2):
+        torch.cuda.set_rng_state(later)
+        draws.append(torch.rand(3, device="cuda").tolist())
+    assert draws[0] == draws[1] != first

@@ -114,7 +114,7 @@ def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
 
 def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_path):
     if importlib.util.find_spec("torchtitan") is None:
-        pytest.skip("torchtitan is not installed: it brings 130 MB of data sets, dashboards and their drivers")
+        pytest.skip("torchtitan is not installed: what it needs is some 430 MB")
     report = found_in("titan_step.py", tmp_path)
     step, once = own_calls(report, "titan_step.py", "step"), own_calls(report, "titan_step.py", "set-up")
     # The number of valid tokens, labels, inputs and positions; then the norm of the gradients and two losses.
