@@ -295,11 +295,16 @@ def _split_at(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
 
 
+CTC_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
+
+
 def _lengths(watch: ThreadState, call: TorchCall) -> Any:
-    """Check ctc_loss, which takes lengths on the host; cuDNN alone, for some inputs, reads them on the device."""
-    lengths = (_argument(call, 2, "input_lengths"), _argument(call, 3, "target_lengths"))
+    """Check ctc_loss, which takes lengths on the host and copies them to the device, where they came from or not."""
+    scores, *lengths = (_argument(call, place, name) for place, name in enumerate(CTC_NAMES) if name != "targets")
     if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
         watch.flag("host-read")
+    elif isinstance(scores, Tensor) and watch.is_device(scores):
+        watch.flag("list-to-device")
     with watch.silence():
         return _run(call)
 

@@ -209,9 +209,9 @@ def lengths_of_speech_bad() -> None:
 
 def lengths_of_speech_good() -> None:
     scores = torch.randn(5, 2, 4, device=device).log_softmax(-1)
-    texts = torch.ones(2, 3, dtype=torch.int64, device=device)
+    frames, times = torch.full((2,), 5, device=device), torch.arange(5, device=device)
     for _ in range(STEPS):
-        torch.nn.functional.ctc_loss(scores, texts, (5, 5), (2, 2))
+        torch.where(times[:, None] < frames, scores.amax(-1), 0.0).sum()
 
 
 def sparse_bad() -> None:

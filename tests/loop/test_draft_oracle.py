@@ -18,7 +18,7 @@ def play(seed: int, device: Device, depth: int | None, errs: float, chain: int |
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
-    kernels = kernels_for(seed)
+    kernels = kernels_for(seed) if device.kind == "cpu" else None
     kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
     model, oracle = kind(VOCAB, shape.max_len), Oracle(VOCAB, DRAFTS, errs)
     speculation = Speculation(DRAFTS, oracle, shape.rows)
