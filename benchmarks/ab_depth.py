@@ -63,8 +63,8 @@ CUDA = (
 )  # fmt: skip
 
 
-def make_qwen(directory: Path) -> Path:
-    """A checkpoint directory without weights. Every token id has a text of its own, so that answers can be compared."""
+def make_qwen(directory: Path, positions: int = 4096) -> Path:
+    """A checkpoint directory without weights, for texts of `positions` tokens. Every token id has a text of its own, so that answers can be compared."""
     directory.mkdir(parents=True, exist_ok=True)
     demo = ROOT / "gapless" / "demo" / "weights"
     tokenizer = json.loads((demo / "tokenizer.json").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def make_qwen(directory: Path) -> Path:
     vocabulary |= {f"Ġ#{n}": n for n in range(QWEN3_06B["vocab_size"]) if n not in taken}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text((demo / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (directory / "config.json").write_text(json.dumps(QWEN3_06B, indent=1))
+    (directory / "config.json").write_text(json.dumps({**QWEN3_06B, "max_position_embeddings": positions}, indent=1))
     return directory
 
 

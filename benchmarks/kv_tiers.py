@@ -64,7 +64,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         model = args.model
         if model == "0.6B":
-            model, options["load_format"] = str(make_qwen(Path(directory) / model)), "dummy"
+            model, options["load_format"] = str(make_qwen(Path(directory) / model, args.tokens + SIZE)), "dummy"
         engines = {"none": LLM(model, **options), "host": LLM(model, kv_tiers=(f"host:{args.host}",), **options)}
         page = parse_bytes(args.host, args.host) // engines["host"].stats().tier_slots + 1
         one_prompt = (args.tokens // SIZE + 4) * page

@@ -135,6 +135,7 @@ def conversations(model: str, options: dict[str, Any], length: int, host: str) -
 def cold(model: str, options: dict[str, Any], length: int, host: str) -> None:
     """The first request of a new engine."""
     found: dict[str, list[float]] = {"none": [], "host": []}
+    options = options | {"num_gpu_blocks_override": length // SIZE + 8}
     for count in range(8):
         name = ("none", "host", "host", "none")[count % 4]
         tiers = (f"host:{host}",) if name == "host" else ()
