@@ -64,7 +64,10 @@ CUDA = (
 
 
 def make_qwen(directory: Path, positions: int = 4096) -> Path:
-    """A checkpoint directory without weights, for texts of `positions` tokens. Every token id has a text of its own, so that answers can be compared."""
+    """A checkpoint directory without weights, for texts of `positions` tokens.
+
+    Every token id has a text of its own, so that answers can be compared.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     demo = ROOT / "gapless" / "demo" / "weights"
     tokenizer = json.loads((demo / "tokenizer.json").read_text(encoding="utf-8"))
