@@ -76,13 +76,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3, help="of each side, after one that is left out")
+    parser.add_argument("--pair", default="", help="flags of the pair alone, in one word: '--kv-tier host:4GiB ...'")
     parser.add_argument("--logs", type=Path, help="a folder for what the servers say; default: a temporary one")
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     options = parser.parse_args()
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     flags = " ".join(options.flags)
     sides = {
-        "apart": [("pair", devices(gpus, 0, 1), f"--pd 1p1d {flags}")],
+        "apart": [("pair", devices(gpus, 0, 1), f"--pd 1p1d {options.pair} {flags}")],
         "mixed": [(f"mixed-{number}", devices(gpus, number), flags) for number in (0, 1)],
     }
     words = {"python": sys.executable, "model": options.model}
