@@ -1,7 +1,8 @@
 """Puts every engine under no_race: each table, page, packet and outbox by its name, on every device.
 
 `pytest --guard-races every tests/loop ...` does it for all that it runs. With `--guard-races again`, which `make test`
-says, the engine's tests run plainly and once more under it.
+says, the loop's tests run plainly and once more under it. Tests of whole engines share those of their file, so they run
+by themselves, with `every`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,9 @@ from gapless.step.executor import Executor
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
-RACED = ("tests/loop/", "tests/engine/", "::test_no_seed_of_the_simulator_fails")
-UNRACED = (
-    *PLANTED, "test_process_backend.py", "test_inputs.py", "test_messages.py", "test_wire.py", "test_pulse.py",
-    "test_stream.py", "test_merged.py", "test_driver.py", "test_watch.py", "test_llm.py", "test_async_llm.py",
-    "test_expected_tokens.py", "::test_the_record_of_the_exact_model", "_noticed",
-)  # fmt: skip
-"""Of the engine's tests, those with a test double in the place of a loop, or with none, and of broken engines."""
+RACED = ("tests/loop/", "::test_no_seed_of_the_simulator_fails")
+UNRACED = (*PLANTED, "_noticed")
+"""Of the loop's tests, those of loops that are broken."""
 ENOUGH = {"seed": 4, "batch": 4, "share": 1}
 """How many values of a parameter that only draws other numbers are raced."""
 

@@ -63,10 +63,8 @@ class PeerPlan(NamedTuple):
 
 
 def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
-    """Return these tiers and those that engines with peers have. Raises ConfigError for a peer tier without peers."""
+    """Return these tiers and those that engines with peers have."""
     kinds = {tier.partition(":")[0] for tier in tiers}
-    if not plan and "peer" in kinds:
-        raise ConfigError(f"kv_tiers: peer is for engines with a role: add --role {', '.join(ROLES[:-1])} or both")
     return [*tiers, *[tier for tier in TIERS if plan and tier.partition(":")[0] not in kinds]]
 
 

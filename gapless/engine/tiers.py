@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from gapless.base.bell import Bell
 from gapless.base.config import EngineConfig
+from gapless.base.errors import ConfigError
 from gapless.base.peers import read_key
 from gapless.loop.loop import Loop
 from gapless.memory.below import LowerTiers
@@ -86,6 +87,8 @@ class EngineTiers:
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":
             return TierWorker(kind, factory_of(kind)(setup), ring)
+        if not self._config.peer_plan:  # only now: serve --pd gives the roles to its children
+            raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
         key = read_key(self._config.kv_peer_key_file)
         return PeerWorker(kind, PeerTier(setup, self._config.peer_plan._replace(key=key)), ring)
 

@@ -114,7 +114,6 @@ def test_a_role_brings_the_tiers_that_it_needs():
         ({"role": "decode"}, "kv_peers must name prefillers"),
         ({"role": "decode", "kv_peers": ("unix:/x",), "kv_peer_listen": "unix:/y"}, "kv_peer_listen is for prefill"),
         ({"role": "prefill", "kv_peers": ("unix:/x",)}, "kv_peers is for decode and both"),
-        ({"kv_tiers": ("host:1GiB", "peer:1GiB")}, "peer is for engines with a role"),
         ({"role": "prefill", "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"role": "prefill", "kv_peer_listen": "0.0.0.0:5600"}, "in the clear"),
         ({"role": "draft"}, "role must be one of"),

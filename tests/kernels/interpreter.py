@@ -65,7 +65,8 @@ def _run_here(name: str, output: Path) -> None:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     words = [str(HERE / "interpreted" / f"{name}.py"), "--noconftest", "-x"]
-    code = pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:xdist"])
+    quiet = "ignore::pytest.PytestAssertRewriteWarning"  # the package is a plug-in of pytest, and imported already
+    code = pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:xdist", "-W", quiet])
     sys.stdout.flush()
     os._exit(int(code))
 

@@ -109,7 +109,7 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 90, 100], ADAPTED, [1, 4, 32]))
-def test_products_of_rows_with_adapters_compile_ahead_of_time(name: str, rows: int, capability: int) -> None:
+def test_products_of_rows_with_adapters_are_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used = ADAPTED[name].build(rows, capability)
     assert used.trouble(capability) == []
     if capability == 90 and not name.startswith(("output", "down")):

@@ -44,7 +44,7 @@ def test_the_seeds_reach_what_they_are_for(guarded_steps):
     assert {world.scenario.depth for world in worlds} == {1, 2, 3, 4, 8, None}
     assert {world.scenario.mood for world in worlds} == {None, *MOODS}
     struck = {fault.kind for world in worlds for fault in world.scenario.faults if fault.turn < world.turns}
-    assert struck == {"raise", "restart", "jump", "spoil", "swap", "unload", "flip", "rot", "flush"}
+    assert struck == {"raise", "restart", "jump", "spoil", "swap", "unload", "flip", "rot", "flush", "renew"}
     assert sum(world.brought for world in worlds) > 100
     adapted = [client for world in worlds for client in world.clients.values() if client.job.adapter]
     assert sum(bool(client.tokens) for client in adapted) > 80

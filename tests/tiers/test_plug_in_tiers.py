@@ -59,3 +59,8 @@ def test_names_of_plug_ins_are_among_the_forms_of_a_tier():
 def test_a_plug_in_that_cannot_be_imported_is_named():
     with pytest.raises(ConfigError, match=r"kv_tiers: broken \(no_such_module:Tier\) cannot be imported: No module"):
         factory_of("broken")
+
+
+def test_a_peer_tier_without_a_role_is_refused_where_it_is_opened():
+    with pytest.raises(ConfigError, match="peer is for engines with a role: add --role"):
+        LLM("demo", device="cpu", max_model_len=512, kv_tiers=["host:1MiB", "peer:1MiB"])
