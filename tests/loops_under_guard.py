@@ -26,7 +26,7 @@ PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 RACED = ("tests/loop/", "::test_no_seed_of_the_simulator_fails")
 UNRACED = (*PLANTED, "_noticed")
 """Of the loop's tests, those of loops that are broken."""
-ENOUGH = {"seed": 4, "batch": 4, "share": 1}
+ENOUGH = {"seed": 5, "batch": 4, "share": 1}
 """How many values of a parameter that only draws other numbers are raced."""
 
 

@@ -256,14 +256,14 @@ class EngineCore:
         self._compiler.close()
         if self._changes:
             self._changes.close()
-        if self._updates:
-            self._updates.close()
         if self._watchdog:
             self._watchdog.stop()
         if self.loop.masks is not None:
             self.loop.masks.close()
         if self._tiers is not None:
             self._tiers.close()
+        if self._updates:  # last: files that are being read take their time
+            self._updates.close()
         self._device.close()
 
 

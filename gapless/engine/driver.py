@@ -133,6 +133,8 @@ class EngineDriver:
     def _rest(self) -> Sequence[m.ToCore]:
         """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
         if not self._rested:
+            if self._core.has_work():  # the wake for it may be spent
+                return []
             messages = self._port.receive(REST_SECONDS)
             if messages or self._core.has_work():
                 return messages

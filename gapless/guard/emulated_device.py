@@ -62,12 +62,14 @@ class _States:
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._last = (0, 0)
+        self._offset = 0
+        """The largest that was ever given: no two states have one"""
 
     def get(self, device: Any = None) -> Tensor:
         with _disable_current_modes():
             state, before = _generator.get_state(), self._kept.get(self._last)
             if before is None or not torch.equal(before, state):
-                self._keep((_generator.initial_seed(), self._last[1] + 4), state)
+                self._keep((_generator.initial_seed(), self._offset + 4), state)
             return torch.tensor(list(struct.pack("=QQ", *self._last)), dtype=torch.uint8)
 
     def set(self, state: Tensor, device: Any = None) -> None:
@@ -86,6 +88,7 @@ class _States:
 
     def _keep(self, last: tuple[int, int], state: Tensor) -> None:
         self._last = last
+        self._offset = max(self._offset, last[1])
         self._kept[last] = state
         if len(self._kept) > self._MOST:
             del self._kept[next(iter(self._kept))]

@@ -80,7 +80,7 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
 
 def _dense_view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run `reshape` or `contiguous` of a tensor without gaps, for which they are views."""
-    if type(args[0]) not in _PLAIN or not args[0].is_contiguous():
+    if kwargs or type(args[0]) not in _PLAIN or not args[0].is_contiguous():
         return LONG
     return _view(short, ops, func, args, kwargs)
 

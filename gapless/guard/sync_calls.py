@@ -299,7 +299,7 @@ CTC_NAMES = ("log_probs", "targets", "input_lengths", "target_lengths")
 
 
 def _lengths(watch: ThreadState, call: TorchCall) -> Any:
-    """Check ctc_loss, which takes lengths on the host and copies them to the device, where they came from or not."""
+    """Check ctc_loss, which takes lengths on the host and copies them to the device, wherever they were."""
     scores, *lengths = (_argument(call, place, name) for place, name in enumerate(CTC_NAMES) if name != "targets")
     if any(isinstance(one, Tensor) and watch.is_device(one) for one in lengths):
         watch.flag("host-read")
@@ -396,7 +396,7 @@ class SyncCalls(TorchFunctionMode):
                 out = short.run(short, self._ops, func, args, kwargs)
                 if out is not LONG:
                     return out
-            elif func in GETTERS:
+            elif not kwargs and func in GETTERS:
                 return func(*args)
         handler = _HANDLERS.get(func)
         if kwargs and handler is None and ("device" in kwargs or "pin_memory" in kwargs):

@@ -42,7 +42,7 @@ _RULES = (
         "assign a slice, t[i:i+1] = value, or call fill_: both are kernels that carry the value",
     ),
     SyncRule(
-        "list-to-device", 6, "torch.tensor, as_tensor or new_tensor makes a device tensor of host data, or ctc_loss",
+        "list-to-device", 6, "torch.tensor, as_tensor, new_tensor or ctc_loss makes a device tensor of host data",
         "the data goes into pageable memory, and the copy from there blocks",
         "write into a preallocated pinned slot and copy with non_blocking=True; zeros, full and arange are kernels",
     ),

@@ -1,7 +1,7 @@
 """The checksum of a page: a sum of its words, each weighted by its place, modulo 2 ** 64.
 
-Weights are odd, below 2 ** 31, and differ. So a word that has changed by d changes the sum by d times its weight, which
-is never 0; and two words of 32 bits that have changed, or have changed places, never make up for each other.
+Weights are odd, below 2 ** 31, and differ. So one word that has changed, or two of 32 bits that have changed places,
+always change the sum; other changes do, except by chance. It finds faults, not forgeries.
 """
 
 from __future__ import annotations

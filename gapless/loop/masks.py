@@ -229,6 +229,7 @@ class Masks:
         self._forget(row)  # in the slot that it had before
         row.slot, row.owner = slot, owner
         self._serving[slot] = row
+        self._ahead.pop(slot, None)  # of the row that had it before
         self._go_on(row, time.monotonic_ns(), tokens[row.length :].tolist(), [])
 
     def _go_on(self, row: MaskedRow, since: int, tokens: list[int], drafts: list[int]) -> None:

@@ -33,7 +33,7 @@ class HostCounts:
     stored: int = 0
     loaded: int = 0
     refused: int = 0
-    """Loaded, but their checksum was another or they had come in doubt meanwhile: they were not shared."""
+    """Loaded, but the transfer failed, their checksum was another, or they had come in doubt meanwhile: not shared."""
     late: int = 0
     """Requests that no longer waited for their load"""
     dropped_full: int = 0

@@ -292,15 +292,22 @@ class HostTier:
             good = not copy.gone and copy.checksum == checksum
             self.counts.loaded += good
             if not good:
-                self.counts.refused += 1
                 group.pool.refuse(move.page)
-                if self.below is not None and copy.source is not None:
-                    self.below.refused(copy.source)
-                if not copy.gone:
-                    group.hidden(copy.digest)
+                self._doubt(group, copy, checksum)
             self._end(self._coming[move.group, copy.digest])
         self._loads_ended, self._progress_at = batch.number, self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
+
+    def _doubt(self, group: GroupCopies, copy: PageCopy, checksum: int | None) -> None:
+        """A copy did not arrive as it was stored. One whose transfer failed makes room, and tiers below keep theirs."""
+        self.counts.refused += 1
+        if checksum is None:
+            group.lose(copy)
+            return
+        if self.below is not None and copy.source is not None:
+            self.below.refused(copy.source)
+        if not copy.gone:
+            group.hidden(copy.digest)
 
     # What may be seen.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE, host_bytes
@@ -118,7 +119,8 @@ class Transfers:
         for way in (self.bulk_out, self.bulk_in):
             way.begin(null)
             self._device.drain()
-            way.ended()
+            if (ended := way.ended()) is None or None in ended[1]:
+                raise DeviceError("no page can be moved between the device and the host: the line before says why")
 
     def wait(self, bell: Bell) -> bool:
         """Wait for a transfer on its way, a load first, or the bell; return whether there was one. Only the loop's

@@ -73,7 +73,6 @@ class PeerServer:
         for thread in threads:
             thread.join(LOOK_SECONDS)
         self._listener.close()
-        self._shelf.memory.close()
         if self._path:
             os.unlink(self._path)
 
@@ -133,7 +132,7 @@ class PeerServer:
         peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))
 
     def _send(self, peer: FrameSocket, body: bytes, lent: list[ShelfPage], shared: bool) -> None:
-        """Send the pages, or where they are in memory that the peer has mapped; they are lent from then on."""
+        """Send the pages, or where they are in memory that the peer has mapped; these are lent from then on."""
         for key in keys_in(body, len(body) // KEY_BYTES):
             page = self._shelf.lend(key)
             if page is None:
@@ -145,6 +144,7 @@ class PeerServer:
                 peer.send(FrameKind.LENT, LENT.pack(page.checksum, len(page.data), start))
             else:
                 peer.send(FrameKind.PAGE, PAGE.pack(page.checksum, len(page.data)), page=page.data)
+                self._shelf.give_back([lent.pop()])
 
 
 def _listen(address: PeerAddress) -> socket.socket:

@@ -176,10 +176,12 @@ class PeerLink:
                 order.give_up()
             return
         self._current = order
-        if not order.cancelled:
-            self._safely(lambda: self._fetch(order))
-        self._current = None
-        self._ended(order.end())
+        try:
+            if not order.cancelled:
+                self._safely(lambda: self._fetch(order))
+        finally:
+            self._current = None
+            self._ended(order.end())
 
     def _ask(self, question: LinkQuestion) -> None:
         peer, name = self._connected(bool(question.name)), question.name.encode()
@@ -208,6 +210,8 @@ class PeerLink:
             if len(body) != form.size or (said := form.unpack(body))[1] != len(page.slot):
                 raise PeerError("the peer sent a page of another size")
             if kind is FrameKind.PAGE:
+                if lent:
+                    raise PeerError("the peer lent some pages and sent others")
                 peer.fill(page.slot, time.monotonic() + SECONDS)
                 load.checksums.append(said[0])
             else:
@@ -250,8 +254,8 @@ class PeerLink:
         """Do it; what goes wrong ends the connection."""
         try:
             work()
-        except OSError as error:
-            text = error.strerror or str(error)
+        except Exception as error:  # whatever a peer does, its loads end, and it is asked again later
+            text = (isinstance(error, OSError) and error.strerror) or str(error)
             if text != self.error and not self._closing:
                 self.error = text
                 log.warning("peer %s: %s", self.address, text)

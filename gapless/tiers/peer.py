@@ -18,7 +18,7 @@ from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerLink
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
-from gapless.tiers.worker import TierQuestion, TierWorker
+from gapless.tiers.worker import IN_TIME, TierQuestion, TierWorker
 
 SHELF_BYTES = 2**30
 """How much is kept for peers, where the user does not say"""
@@ -34,7 +34,7 @@ class PeerTier:
     def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
         """Listen, and begin to connect. Raises ConfigError."""
         namespace = setup.namespace
-        self.shelf = Shelf(setup.nbytes or SHELF_BYTES, max(setup.slot_bytes))
+        self.shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, max(setup.slot_bytes))
         self._ended: deque[JobEnd] = deque()
         self._copies = Copies()
         self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf) if plan.listen else None
@@ -111,6 +111,7 @@ class PeerTier:
             link.close()
         if self.server is not None:
             self.server.close()
+        self.shelf.memory.close()
         self._copies.close()
 
 
@@ -125,7 +126,7 @@ class PeerWorker(TierWorker):
 
     def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
         """Ask which of these keys peers have; what a request claims may be still to come."""
-        late_at = time.monotonic() + seconds
+        late_at = time.monotonic() + IN_TIME * seconds
         self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def begin(self, name: str) -> None:

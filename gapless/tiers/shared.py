@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gapless.base.errors import ConfigError
 
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -19,6 +22,8 @@ MOST_COPIES = 4
 """Threads of a tier that copy"""
 POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux, which mmap does not name"""
+SEAL_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE, which fcntl does not name: mappings that are there may write, later ones may not."""
 
 
 class PageMemory:
@@ -27,10 +32,11 @@ class PageMemory:
     def __init__(self, places: int, place_bytes: int) -> None:
         self.place_bytes = place_bytes
         self.nbytes = places * place_bytes
-        self.fd = _sealed_file(self.nbytes)
+        self.fd = _file(self.nbytes)
         memory = mmap.mmap(self.fd, self.nbytes)
-        with suppress(OSError):  # Linux before 5.14
-            memory.madvise(POPULATE_WRITE)  # else the first copy into each page takes several times as long
+        if self.fd >= 0 and not _sealed(self.fd):
+            self.close()
+        _populate(memory)
         self._bytes = np.frombuffer(memory, np.uint8)
 
     def write(self, place: int, data: memoryview) -> None:
@@ -57,8 +63,10 @@ class Copies:
         self._threads = ThreadPoolExecutor(min(MOST_COPIES, os.cpu_count() or 1), "gapless-copy")
 
     def each(self, copy: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
-        """Return what `copy` does with each; raises what the first that failed raises."""
-        return [*self._threads.map(copy, *arguments)]
+        """Return what `copy` does with each, when all have ended; raises what the first that failed raises."""
+        begun = [self._threads.submit(copy, *some) for some in zip(*arguments, strict=True)]
+        wait(begun)
+        return [one.result() for one in begun]
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -68,17 +76,35 @@ def mapped(fd: int) -> Bytes:
     """Return another process's memory, to read. Raises OSError unless it keeps its size: else a read could crash."""
     if not hasattr(fcntl, "F_GET_SEALS") or not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise OSError("the peer's memory may shrink")
-    return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ), np.uint8)
+    if not (nbytes := os.fstat(fd).st_size):
+        raise OSError("the peer's memory is empty")
+    return np.frombuffer(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ), np.uint8)
 
 
-def _sealed_file(nbytes: int) -> int:
+def _file(nbytes: int) -> int:
     with suppress(AttributeError, OSError):  # other systems, and kernels that emulate this one, have none
         fd = os.memfd_create("gapless-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        except OSError:
-            os.close(fd)
-            raise
+        os.ftruncate(fd, nbytes)
         return fd
     return -1
+
+
+def _sealed(fd: int) -> bool:
+    """Keep the file's size, and let no other process write to it; return whether the system can."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except OSError:  # Linux before 5.1
+        return False
+    return True
+
+
+def _populate(memory: mmap.mmap) -> None:
+    """Have all of it there: else the first copy into each page takes several times as long."""
+    try:
+        memory.madvise(POPULATE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # Linux before 5.14
+            raise ConfigError(
+                f"kv_tiers: the host has no {len(memory):,} bytes for peer pages: ask for less"
+            ) from error

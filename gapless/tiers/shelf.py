@@ -73,8 +73,8 @@ class Shelf:
             if (known := self._pages.pop(key, None)) is not None:
                 self._lay(key, known)
                 return True
-            while self._pages and not self._free:
-                self._remove(next(iter(self._pages)))
+            if not self._free and (oldest := self._oldest()) is not None:
+                self._remove(oldest)
             if not self._free:
                 return False
             place = self._free.pop()
@@ -133,6 +133,10 @@ class Shelf:
             self._expire()
 
     # With the lock held.
+
+    def _oldest(self) -> bytes | None:
+        """Return the page that makes room: that no reader has."""
+        return next((key for key, page in self._pages.items() if page.place not in self._lent), None)
 
     def _remove(self, key: bytes) -> None:
         if (page := self._pages.pop(key, None)) is not None:

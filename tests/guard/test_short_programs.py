@@ -48,3 +48,23 @@ def test_a_fault_is_found_at_its_line_and_its_twin_is_silent(pair):
     assert expected and all(rules <= found.get(line, set()) for line, rules in expected.items()), found
     assert all(rules == {"race"} for line, rules in found.items() if line not in expected), found
     assert found_by_san(good) == {}
+
+
+def test_arguments_by_name_mean_what_they_mean_elsewhere():
+    with torch.no_grad(), Detectors(["sync"], emulate_cuda=True):
+        x = torch.ones(2, 3, device="cuda")
+        assert (x.size(dim=1), x.stride(dim=0)) == (3, 3)
+        assert torch.reshape(input=x, shape=(3, 2)).shape == (3, 2)
+
+
+def test_random_states_that_are_held_are_given_to_no_other():
+    with torch.no_grad(), Detectors(["sync"], emulate_cuda=True):
+        first = torch.cuda.get_rng_state()
+        torch.rand(2, device="cuda")
+        second = torch.cuda.get_rng_state()
+        expected = torch.rand(4, device="cuda").cpu()
+        torch.cuda.set_rng_state(first)
+        torch.rand(7, device="cuda")
+        torch.cuda.get_rng_state()
+        torch.cuda.set_rng_state(second)
+        assert torch.equal(torch.rand(4, device="cuda").cpu(), expected)

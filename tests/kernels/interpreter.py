@@ -25,9 +25,14 @@ def run(name: str) -> None:
     pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
     process = _imported()
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{name}\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
+    try:
+        process.stdin.write(f"{name}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    except BaseException:  # the time is over: what it answers then is not of the next file
+        process.kill()
+        _imported.cache_clear()
+        raise
     assert answer, f"the process that runs interpreted tests has ended: {process.wait()}"
     code, printed = json.loads(answer)
     print(printed[-500:])

@@ -36,7 +36,7 @@ def answers_of(seed: int, jobs: Callable[[int], list[Job]]) -> list[list[int]]:
 def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, raced, guarded_steps):
     accepted = drafted = wishes = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in (0, 1, 3, 5) if raced else range(8):
+        for seed in (0, 1, 3, 4, 5) if raced else range(8):
             shape, jobs, answers = sizes(seed), sampled(seed), answers_of(seed, sampled)
             graphs = captures_at_once(shape) if seed % 2 else {}
             device, kernels = SimDevice(seed + depth, maps_host=seed % 3 == 0), kernels_for(seed)
@@ -62,7 +62,7 @@ def test_rows_that_ask_get_their_own_tokens_from_drafts(depth, errs, raced, guar
 def test_every_token_that_drafts_gave_has_its_log_probability(depth, guarded_steps):
     accepted = 0
     with guarded_steps.rest(), drafts_beside_chunks() as beside:
-        for seed in (0, 1, 3, 5):
+        for seed in (0, 1, 3, 4, 5):
             shape, jobs, answers = sizes(seed), asking_jobs(seed), answers_of(seed, asking_jobs)
             speculation = Speculation(MOST, Scripted.new(answers, 0.2), shape.rows)
             kernels = kernels_for(seed)

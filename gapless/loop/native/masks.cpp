@@ -331,12 +331,13 @@ class Worker {
     if (!row.spare) {
       row.spare.reset(row.functions.copy(row.matcher.get()), row.functions.free);
       row.spare_ended = row.ended;
+      row.since.clear();
     }
     Tokens run;
     bool quiet = true;
     const char* wrong = go_ahead(row, run, quiet);
     if (!wrong) wrong = rollback(row, run.size());
-    if (wrong) wrong = restore(row);
+    if (wrong) wrong = restore(row), quiet = true;
     row.ahead = !quiet;
     if (!leave_off(row)) return false;
     if (wrong) fail(row, wrong);
@@ -347,7 +348,9 @@ class Worker {
   const char* restore(Row& row) {
     row.matcher = std::move(row.spare);
     row.ended = row.spare_ended, row.drafts = 0;
-    return advance_all(row, row.since);
+    const char* wrong = advance_all(row, row.since);
+    row.since.clear();
+    return wrong;
   }
 
   const char* advance_all(Row& row, const Tokens& tokens) {
