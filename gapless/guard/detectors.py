@@ -15,7 +15,7 @@ import torch
 
 from . import race, threads, watch
 from .children import Children
-from .emulate import emulated_cuda
+from .emulate import emulated_cuda, refuse
 from .patches import Patches
 from .race import RACE_SINKS, no_race
 from .race_report import Race
@@ -104,9 +104,9 @@ class Detectors:
         self._children = Children(self._options, self._renew, self._state)
         self._stack.callback(self._gather)
         patches = self._stack.enter_context(Patches())
-        patches.wrap(torch, "compile", _compile)
-        patches.callback(_compile_again)
         none_there = not torch.cuda.is_available()
+        patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
+        patches.callback(_compile_again)
         if self._emulates:
             self._stack.enter_context(emulated_cuda())
         # CUDA tensors are emulated in the whole program, whichever part is checked.
@@ -175,6 +175,13 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace `torch.compile`: what it returns runs uncompiled, so that every operator is seen."""
     torch.compiler.set_stance("force_eager")
     return original(*args, **kwargs)
+
+
+def _compile_emulated(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do the same without a GPU. Flex attention, which compiles itself, ends the process when modes see its gradient."""
+    if args and getattr(args[0], "__module__", "") == "torch.nn.attention.flex_attention":
+        raise refuse("torch.nn.attention.flex_attention")
+    return _compile(original, *args, **kwargs)
 
 
 def _compile_again() -> None:

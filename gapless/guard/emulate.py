@@ -39,7 +39,8 @@ class NotEmulatedError(NotImplementedError, AttributeError):
 _modes: Any = torch.overrides._get_current_function_mode_stack
 
 
-def _refuse(name: str) -> NotEmulatedError:
+def refuse(name: str) -> NotEmulatedError:
+    """Return the error that says what is not emulated."""
     return NotEmulatedError(f"not emulated: {name}")
 
 
@@ -47,7 +48,7 @@ def _refused(name: str) -> type:
     """A class, so that what asks for instances of it gets an answer."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        raise _refuse(f"torch.cuda.{name}")
+        raise refuse(f"torch.cuda.{name}")
 
     return type(name, (), {"__new__": __new__})
 
@@ -56,7 +57,7 @@ def _of_torch_c(name: str) -> Any:
     """Stands for the attributes that torch's core has only where it was built for CUDA."""
     if not name.startswith(("_cuda", "_nccl", "_scatter", "_gather", "_broadcast")):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-    raise _refuse(torchs_caller() or f"torch._C.{name}")
+    raise refuse(torchs_caller() or f"torch._C.{name}")
 
 
 def _start_device() -> None:
@@ -65,7 +66,7 @@ def _start_device() -> None:
         return  # the operator that follows comes to the dispatch mode, which makes it on the CPU
     where = user_stack()
     place = f" at {where[0].where}" if where else ""
-    raise _refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
+    raise refuse(torchs_caller() or f"a CUDA tensor that is made outside of the checked threads{place}")
 
 
 _ABSENT = (
@@ -80,7 +81,7 @@ def refusal_of(error: BaseException, name: str) -> NotEmulatedError | None:
     """Return what to raise in place of an error of torch's that only says that there is no CUDA; `name` made it."""
     text = str(error)
     absent = next((what or name for words, what in _ABSENT if words in text), None)
-    return None if absent is None or isinstance(error, NotEmulatedError) else _refuse(absent)
+    return None if absent is None or isinstance(error, NotEmulatedError) else refuse(absent)
 
 
 def _place(storage: Any) -> Any:

@@ -228,8 +228,8 @@ class LMCacheTier:
         if pool is None or not _NAME.fullmatch(pool.shm_name):
             raise OSError("it has no shared memory: start it with --shm-name, on this host")
         self._leave_pool()
-        self._chunk, self._pool_bytes = chunk, pool.pool_size
         self._pool = os.open(f"{SHARED}/{pool.shm_name.lstrip('/')}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._chunk, self._pool_bytes = chunk, min(pool.pool_size, os.fstat(self._pool).st_size)
 
     def _leave_pool(self) -> None:
         if self._pool >= 0:

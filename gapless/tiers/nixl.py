@@ -6,6 +6,7 @@ can it cancel: transfers are to rows of our own, and those of one that does not 
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ LOOKUP_PAGES = 4
 """Pages that are looked up at a time: who asks for many has the first of them soon"""
 PAGES = 16
 """Pages whose transfers are under way at once"""
+MOST_STAGES = 4
+"""Stages, of which all but the last hold transfers that did not end: with one more nothing is moved any longer."""
 PLUG_IN = "OBJ"
 KIND = "OBJ"
 """What NIXL calls memory that has names"""
@@ -200,10 +203,12 @@ class NixlTier:
                 _quietly(self._agent.release_xfer_handle, handle)
                 _quietly(self._agent.deregister_memory, registered)
             good.append(state == "DONE")
-        if stuck:
-            self._take_stage()
         if not all(good):
             self._fail()
+        if stuck and len(self._stages) < MOST_STAGES:
+            self._take_stage()
+        elif stuck:
+            self._next_try = math.inf
         return good
 
     def _begun(self, way: str, row: np.ndarray[Any, Any], name: str, nbytes: int) -> tuple[Any, Any]:

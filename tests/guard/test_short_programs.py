@@ -68,3 +68,12 @@ def test_random_states_that_are_held_are_given_to_no_other():
         torch.cuda.get_rng_state()
         torch.cuda.set_rng_state(second)
         assert torch.equal(torch.rand(4, device="cuda").cpu(), expected)
+
+
+def test_flex_attention_is_refused_in_one_sentence():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with Detectors(["sync"], emulate_cuda=True):
+        x = torch.ones(1, 1, 16, 8, device="cuda", requires_grad=True)
+        with pytest.raises(NotImplementedError, match=r"^not emulated: torch\.nn\.attention\.flex_attention$"):
+            flex_attention(x, x, x)
