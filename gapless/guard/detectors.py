@@ -178,7 +178,7 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_emulated(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Do the same without a GPU. Flex attention, which compiles itself, ends the process when modes see its gradient."""
+    """Do the same without a GPU, where flex attention, which compiles itself, ends the process at its gradient."""
     if args and getattr(args[0], "__module__", "") == "torch.nn.attention.flex_attention":
         raise refuse("torch.nn.attention.flex_attention")
     return _compile(original, *args, **kwargs)

@@ -70,6 +70,7 @@ def test_random_states_that_are_held_are_given_to_no_other():
         assert torch.equal(torch.rand(4, device="cuda").cpu(), expected)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_is_refused_in_one_sentence():
     from torch.nn.attention.flex_attention import flex_attention
 
