@@ -20,15 +20,8 @@ from gapless.server.pair import FOLDER, own_folder
 pytestmark = pytest.mark.xdist_group("pair")  # they are killed at the end
 
 FLAGS = (
-    "demo",
-    "--pd",
-    "1p1d",
-    "--enable-prompt-tokens-details",
-    "--batch-invariant",
-    "--max-num-seqs",
-    "8",
-    "--kv-tier",
-    "peer:256MiB",
+    *("demo", "--pd", "1p1d", "--enable-prompt-tokens-details", "--batch-invariant", "--max-num-seqs", "8"),
+    *("--kv-tier", "host:256MiB", "--kv-tier", "peer:256MiB"),
 )
 
 
