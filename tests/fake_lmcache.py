@@ -32,8 +32,8 @@ class FakeLMCache:
         self.path = f"/dev/shm/{self.pool_name}"
         self.pool = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         os.ftruncate(self.pool, POOL)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        # The process's own context: to end one waits for its threads, now and then for ever.
+        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
         self.url = f"lmcache://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
         self._closing = False
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -42,11 +42,15 @@ class FakeLMCache:
     def stop(self) -> None:
         self._closing = True
         self._thread.join()
-        self._context.destroy(linger=0)
         os.close(self.pool)
         os.unlink(self.path)
 
     def _run(self) -> None:
+        with self._socket:  # closed by its own thread: a socket is not for two
+            self._socket.linger = 0
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._closing:
             if not self._socket.poll(20):
                 continue
