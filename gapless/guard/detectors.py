@@ -178,10 +178,18 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_emulated(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Do the same without a GPU, where flex attention, which compiles itself, ends the process at its gradient."""
-    if args and getattr(args[0], "__module__", "") == "torch.nn.attention.flex_attention":
-        raise refuse("torch.nn.attention.flex_attention")
-    return _compile(original, *args, **kwargs)
+    """Do the same without a GPU, where the gradient of flex attention, which compiles itself, ends the process."""
+    compiled = _compile(original, *args, **kwargs)
+    if not args or getattr(args[0], "__module__", "") != "torch.nn.attention.flex_attention":
+        return compiled
+
+    def without_gradient(*given: Any, **more: Any) -> Any:
+        tensors = [one for one in given if isinstance(one, torch.Tensor)]
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors]):
+            raise refuse("the gradient of torch.nn.attention.flex_attention")
+        return compiled(*given, **more)
+
+    return without_gradient
 
 
 def _compile_again() -> None:
