@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from gapless.grammar.vocabulary import make_vocabulary
 from gapless.testing.core import FakeCore
 from gapless.text.tokenizer import Tokenizer
 
+QUEUE = 300
+"""Requests that may wait for a matcher, and as many for a place"""
+
 CLOSING = '"}]:,.0'
 """Characters that bring JSON to its end, the best first."""
 
@@ -20,12 +24,13 @@ class FormCore(FakeCore):
     """`plain` is the script of requests without a form; each form is spoken freely for `freely` tokens, then ended."""
 
     def __init__(self, tokenizer: Tokenizer, plain=lambda request, count: 0, freely: int = 12, seconds: float = 10.0):
-        super().__init__(tokenizer.vocab_size, script=self._next_token, max_queue=300)
+        super().__init__(tokenizer.vocab_size, script=self._next_token, max_queue=QUEUE)
         self.vocabularies = 0
         self._refused = []
+        self._matched = deque()
         self._tokenizer = tokenizer
         self._plain, self._freely = plain, freely
-        self._compiler = Compiler(self.vocabulary, self.bell.ring, 300, seconds)
+        self._compiler = Compiler(self.vocabulary, self.bell.ring, QUEUE, seconds)
 
     def vocabulary(self):
         self.vocabularies += 1
@@ -39,18 +44,18 @@ class FormCore(FakeCore):
 
     def abort(self, key: int) -> None:
         self._compiler.abort(key)
+        self._matched = deque(request for request in self._matched if request.key != key)
         super().abort(key)
 
     def has_work(self) -> bool:
-        return super().has_work() or self._compiler.waiting > 0
+        return super().has_work() or bool(self._matched) or self._compiler.waiting > 0
 
     def step(self):
-        self._refused = []
-        for one in self._compiler.take():
-            if isinstance(one, Refusal):
-                self._refused.append(one)
-            else:
-                super().submit(one)
+        taken = self._compiler.take()
+        self._refused = [one for one in taken if isinstance(one, Refusal)]
+        self._matched += [one for one in taken if not isinstance(one, Refusal)]
+        while self._matched and len(self._waiting) < QUEUE:
+            super().submit(self._matched.popleft())
         if super().has_work():
             return super().step()
         if not self._refused and self.bell.wait(0.05):

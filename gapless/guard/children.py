@@ -42,6 +42,7 @@ class Children:
         self._options = {**options, "folder": str(self._folder)}
         self._renew, self._state = renew, state
         self._name = ""
+        self._leaves = False
         self._patches = Patches()
         self._patches.wrap(os, "_exit", self._exit)
         # torch has loaded it, where there are processes at all.
@@ -52,6 +53,12 @@ class Children:
         if self.is_child:
             self._begin()
 
+    def leave(self) -> None:
+        """Let no signal end a child from now until its report is written: the detectors are about to give theirs."""
+        if self.is_child and signal.getsignal(signal.SIGTERM) == self._terminated:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._leaves = True
+
     def close(self) -> tuple[list[Any], int]:
         """Stop watching. Returns the reports of the children and the number of those that left none."""
         if not self.is_child:
@@ -60,6 +67,8 @@ class Children:
         self._patches.close()
         if self.is_child:
             self._write()
+        if self._leaves:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._is_first or self.is_child:
             return [], 0
         reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(self._folder.glob("*.json"))]

@@ -117,6 +117,7 @@ class Detectors:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._children.leave()
         self._stack.close()
 
     def _gather(self) -> None:

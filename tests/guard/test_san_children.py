@@ -114,6 +114,38 @@ def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
     assert report["watched"]["children"] >= 2 and report["watched"]["lost"] == 0, out
 
 
+LEAVING = """
+    import multiprocessing, os, signal
+    import torch
+    from gapless.guard.race_report import Race
+
+    def work():
+        side = torch.cuda.Stream()
+        x = torch.zeros(4, device="cuda")
+        with torch.cuda.stream(side):
+            x.add_(1)
+        finding = Race.finding
+        def terminated_meanwhile(race):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return finding(race)
+        Race.finding = terminated_meanwhile
+
+    if __name__ == "__main__":
+        one = multiprocessing.get_context("spawn").Process(target=work)
+        one.start()
+        one.join()
+        print("ended with", one.exitcode)
+"""
+
+
+@EMULATED
+def test_a_child_that_is_terminated_while_it_reports_reports_all(tmp_path):
+    """A pool sends SIGTERM to workers that are already ending."""
+    report, out = checked(tmp_path, LEAVING)
+    assert "ended with 0" in out, out
+    assert counted(report) == {("race", 10): 1}, out
+
+
 def test_a_lock_made_meanwhile_is_free_in_a_forked_child():
     """Locks made before a fork have the method that `logging` and `concurrent.futures` call in the child."""
     with guard.no_race("record"):
