@@ -81,6 +81,8 @@ LINES = {
     "structured outputs with drafts": 200,
     "test kit in public, player of scenarios": 100,
     "text that a form leaves no choice about, as drafts": 170,
+    "TLS between peers, addresses that are shown without passwords": 150,
+    "what tiers hold and do, on the page, in traces and metrics": 200,
     "tiers below host memory: disk, Redis, plug-ins": 1_600,
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tools and reasoning": 1_750,

@@ -181,16 +181,23 @@ class EngineConfig:
     )
     kv_peers: tuple[str, ...] = _scheduling(
         (),
-        "engines that this one takes KV pages from, each HOST:PORT on this machine or unix:PATH",
+        "engines that this one takes KV pages from, each HOST:PORT or unix:PATH",
         aliases=("--kv-peer",),
     )
     kv_peer_listen: str | None = _scheduling(
         None,
-        f"where peers take KV pages, HOST:PORT on this machine or unix:PATH; default of prefill and both: {LISTEN}",
+        f"where peers take KV pages, HOST:PORT or unix:PATH; default of prefill and both: {LISTEN}",
     )
     kv_peer_key_file: str | None = _scheduling(
         None, f"file with the key that peers share, of 16 bytes or more; default: ${KEY_VARIABLE}"
     )
+    kv_peer_ssl_certfile: str | None = _scheduling(
+        None,
+        "certificate of this engine for TLS with peers over TCP, which other machines need; a decoder checks that it "
+        "names the prefiller's host",
+    )
+    kv_peer_ssl_keyfile: str | None = _scheduling(None, "private key of that certificate, without a password")
+    kv_peer_ssl_ca_certs: str | None = _scheduling(None, "certificates of the authorities that sign those of peers")
     scheduling_policy: str = _scheduling(
         "fcfs", "order of waiting requests", choices=("fcfs", "priority"), aliases=("--schedule-policy",)
     )
@@ -289,7 +296,8 @@ class EngineConfig:
     @property
     def peer_plan(self) -> PeerPlan:
         """Return whom this engine gives KV pages and takes them from, without the key. Raises ConfigError."""
-        return role_plan(self.role, self.kv_peer_listen, self.kv_peers)
+        files = self.kv_peer_ssl_certfile, self.kv_peer_ssl_keyfile, self.kv_peer_ssl_ca_certs
+        return role_plan(self.role, self.kv_peer_listen, self.kv_peers, files)
 
     @property
     def processors(self) -> dict[str, str]:

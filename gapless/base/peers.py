@@ -1,10 +1,10 @@
-"""Reads where peers listen and which key they share: engines that give each other copies of KV pages."""
+"""Reads where peers listen and how they know each other: engines that give each other copies of KV pages."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
@@ -40,12 +40,25 @@ class PeerAddress(NamedTuple):
         return f"unix:{self.path}" if self.path else f"{host}:{self.port}"
 
     @property
+    def everywhere(self) -> bool:
+        """Return whether it stands for all addresses of this machine, none of which a peer can be sent to by it."""
+        return self.host in ("0.0.0.0", "::")
+
+    @property
     def local(self) -> bool:
         """Return whether only this machine can reach it."""
         try:
             return bool(self.path) or self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:  # a name
             return False
+
+
+class PeerFiles(NamedTuple):
+    """Files in PEM form for TLS: this engine's certificate and its key, and who signs those of peers."""
+
+    certfile: str
+    keyfile: str
+    ca_certs: str
 
 
 class PeerPlan(NamedTuple):
@@ -56,10 +69,18 @@ class PeerPlan(NamedTuple):
     peers: tuple[PeerAddress, ...] = ()
     """Those that it takes pages from"""
     key: bytes = b""
+    tls: PeerFiles | None = None
+    """What connections over TCP are secured with; unix sockets never are"""
 
     def __bool__(self) -> bool:
         """Return whether there are peers."""
         return self.listen is not None or bool(self.peers)
+
+    def far(self) -> Iterator[tuple[str, PeerAddress]]:
+        """Yield the addresses that other machines reach, each with its field."""
+        for field, address in (("kv_peer_listen", self.listen), *[("kv_peers", peer) for peer in self.peers]):
+            if address is not None and not address.local:
+                yield field, address
 
 
 def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
@@ -68,14 +89,17 @@ def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
     return [*tiers, *[tier for tier in TIERS if plan and tier.partition(":")[0] not in kinds]]
 
 
-def role_plan(role: str | None, listen: str | None, peers: Sequence[str]) -> PeerPlan:
-    """Return who talks to whom, without the key. Raises ConfigError naming the field."""
+def role_plan(
+    role: str | None, listen: str | None, peers: Sequence[str], files: Sequence[str | None] = ()
+) -> PeerPlan:  # fmt: skip
+    """Return who talks to whom, without the key; `files` are for PeerFiles. Raises ConfigError naming the field."""
     if role == "decode" and (listen or not peers):
         field, text = ("kv_peer_listen", "is for prefill and both") if listen else ("kv_peers", "must name prefillers")
         raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")
     if role == "prefill" and peers:
         raise ConfigError("kv_peers is for decode and both: role is prefill, which gives pages and takes none")
     plan = parse_peers(listen or (LISTEN if role in ("prefill", "both") else None), peers)
+    plan = plan._replace(tls=peer_files(files) if plan else None)
     check_reach(plan)
     return plan
 
@@ -110,13 +134,31 @@ def read_key(path: str | None) -> bytes:
 
 
 def check_reach(plan: PeerPlan) -> None:
-    """Refuse addresses that other machines reach. Raises ConfigError.
+    """Refuse addresses that other machines reach where nothing hides or seals what goes there. Raises ConfigError."""
+    for field, address in plan.far() if plan.tls is None else ():
+        raise ConfigError(
+            f"{field}: {address} crosses machines, and pages would go there in the clear: give kv_peer_ssl_certfile, "
+            "kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs, or a loopback address or unix:PATH"
+        )
 
-    The key keeps strangers out, but nothing hides or seals what goes over the wire.
-    """
-    for field, address in (("kv_peer_listen", plan.listen), *[("kv_peers", peer) for peer in plan.peers]):
-        if address is not None and not address.local:
-            raise ConfigError(
-                f"{field}: {address} crosses machines, and pages would go there in the clear: give a loopback address "
-                "or unix:PATH, and put a tunnel (WireGuard, stunnel, ssh -L) between the machines"
-            )
+
+def peer_files(files: Sequence[str | None]) -> PeerFiles | None:
+    """Return the files for TLS; None where there are none. Raises ConfigError."""
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError(
+            "kv_peer_ssl_certfile, kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs belong together: give all three or none"
+        )
+    return PeerFiles(*map(str, files))
+
+
+def with_key(plan: PeerPlan, path: str | None) -> PeerPlan:
+    """Return the plan with the key that all peers share. Raises ConfigError."""
+    key = read_key(path)
+    for field, address in plan.far() if not key else ():
+        raise ConfigError(
+            f"{field}: {address} crosses machines, and peers there need a key too: give kv_peer_key_file, with "
+            "what openssl rand -hex 32 has made"
+        )
+    return plan._replace(key=key)

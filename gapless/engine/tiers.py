@@ -8,7 +8,7 @@ from hashlib import sha256
 from gapless.base.bell import Bell
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.peers import read_key
+from gapless.base.peers import with_key
 from gapless.loop.loop import Loop
 from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
@@ -89,8 +89,8 @@ class EngineTiers:
             return TierWorker(kind, factory_of(kind)(setup), ring)
         if not self._config.peer_plan:  # only now: serve --pd gives the roles to its children
             raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
-        key = read_key(self._config.kv_peer_key_file)
-        return PeerWorker(kind, PeerTier(setup, self._config.peer_plan._replace(key=key)), ring)
+        plan = with_key(self._config.peer_plan, self._config.kv_peer_key_file)
+        return PeerWorker(kind, PeerTier(setup, plan), ring)
 
     def close(self) -> None:
         """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""

@@ -81,8 +81,9 @@ def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
 
 
 def _answer(name: str, listen: PeerAddress, nixl: bool) -> dict[str, Any]:
-    """What the router hands to the decoder."""
+    """What the router hands to the decoder, which finds a prefiller that listens everywhere if it knows no other."""
     where = {"remote_host": f"unix:{listen.path}" if listen.path else listen.host, "remote_port": listen.port}
+    where = {} if listen.everywhere else where
     if not nixl:
         return {"remote_prefiller": {"kv_request_id": name, **where}}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +10,11 @@ from gapless.hub.names import is_hub_name
 
 SECRETS = frozenset(("api_key", "operator_key"))
 ADDRESSES = frozenset(("otlp_traces_endpoint",))
-PATHS = frozenset(("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir", "weights_dir"))
+PLACES = frozenset(("kv_tiers", "kv_peers"))
+"""Lists of addresses and paths, some after a kind"""
+PATHS = frozenset(
+    ("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir", "weights_dir", "kv_peer_key_file")
+) | {f"kv_peer_ssl_{name}" for name in ("certfile", "keyfile", "ca_certs")}
 MAX_TEXT = 80
 """A chat template may be given as text."""
 
@@ -30,12 +35,21 @@ def shown(name: str, value: Any) -> Any:
         return "<secret>" if value else None
     if name in ADDRESSES and isinstance(value, str):
         return hide_password(value)
+    if name in PLACES:
+        return [place(text) for text in value]
+    if name == "kv_peer_listen":
+        return value and place(value)
     if name == "lora_modules":
         return [text.partition("=")[0] for text in value]
     if name in PATHS and isinstance(value, str) and not is_hub_name(value):
         text = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"
     return value
+
+
+def place(text: str) -> str:
+    """An address without a password, or `kind:path` without its directories."""
+    return hide_password(text) if "://" in text else re.sub(":.*/", ":", text)
 
 
 def hide_password(url: str) -> str:

@@ -1,8 +1,9 @@
 """Frames between two peers, and how they make sure of each other before the first page.
 
-Both prove that they have the key, over nonces of both and the namespaces of both, so that no proof can be used again.
-They say in words what their pages are of only then, and go no further unless it is the same. Frames have a type and a
-length, which has a bound; whatever takes too long, or is not as it should be, ends the connection.
+Between machines they speak over TLS. Both prove that they have the key, over nonces of both and the namespaces of both,
+so that no proof can be used again. They say in words what their pages are of only then, and go no further unless it is
+the same. Frames have a type and a length, which has a bound; whatever takes too long, or is not as it should be, ends
+the connection.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import os
 import secrets
 import socket
+import ssl
 import struct
 import time
 from enum import IntEnum
@@ -88,16 +90,28 @@ class PeerError(OSError):
 
 
 class PeerRefused(PeerError):
-    """The peer has another key, or pages of something else."""
+    """The peer has no certificate that counts here, another key, or pages of something else."""
 
 
 class FrameSocket:
     """A connection whose every read and write has an end."""
 
-    def __init__(self, raw: socket.socket) -> None:
-        self._raw = raw
+    def __init__(self, raw: socket.socket, tls: ssl.SSLContext | None = None, host: str = "") -> None:
+        """Take over a connection; with `tls`, `secure` comes first. `host` is that of a peer that was connected to."""
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            raw = tls.wrap_socket(raw, not host, do_handshake_on_connect=False, server_hostname=host or None)
+        self._raw = raw
+
+    def secure(self) -> None:
+        """Have both sides show their certificates, where there is TLS. Raises PeerRefused, OSError."""
+        if isinstance(self._raw, ssl.SSLSocket):
+            self._raw.settimeout(SECONDS)
+            try:
+                self._raw.do_handshake()
+            except ssl.SSLError as error:
+                raise PeerRefused(error.strerror or str(error)) from error
 
     def send(self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = SECONDS) -> None:
         """Send a frame, and the page that follows it. Raises OSError."""
@@ -159,14 +173,14 @@ class FrameSocket:
     def wait(self) -> bool:
         """Wait, however long, until the peer says something; return whether that is more than its end."""
         self._raw.settimeout(None)
-        return bool(self._raw.recv(1, socket.MSG_PEEK))
+        return bool(self._peek())
 
     @property
     def silent(self) -> bool:
         """Return whether the peer has said nothing, not even that it ends."""
         self._raw.settimeout(0)
         try:
-            self._raw.recv(1, socket.MSG_PEEK)
+            self._peek()
         except BlockingIOError:
             return True
         except OSError:
@@ -176,12 +190,17 @@ class FrameSocket:
     def stop(self) -> None:
         """End what another thread waits for here."""
         try:
-            self._raw.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's: from then on the other thread would read and send without TLS.
+            socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
         except OSError:  # it has ended
             return
 
     def close(self) -> None:
         self._raw.close()
+
+    def _peek(self) -> bytes:
+        """Return the next byte on the wire, which stays there. As each frame begins a record, TLS holds none back."""
+        return socket.socket.recv(self._raw, 1, socket.MSG_PEEK)
 
 
 def keys_in(body: bytes, count: int) -> list[bytes]:
@@ -193,6 +212,7 @@ def keys_in(body: bytes, count: int) -> list[bytes]:
 
 def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     """Begin a connection as the one that takes pages. Raises PeerRefused, OSError."""
+    peer.secure()
     hello = _MAGIC + secrets.token_bytes(_NONCE) + namespace.digest
     peer.send(FrameKind.HELLO, hello)
     challenge = peer.receive(FrameKind.CHALLENGE)[1]
@@ -205,6 +225,7 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
 
 def admit(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     """Begin a connection as the one that gives pages. Raises PeerRefused, OSError."""
+    peer.secure()
     hello = peer.receive(FrameKind.HELLO)[1]
     if len(hello) != LIMITS[FrameKind.HELLO] or not hello.startswith(_MAGIC):
         raise PeerError("the peer speaks another protocol, or another version of it")

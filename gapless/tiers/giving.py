@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import stat
 import threading
 from contextlib import suppress
@@ -40,9 +41,12 @@ log = logging.getLogger("gapless.tiers")
 class PeerServer:
     """Gives the pages of a shelf to peers that have the key, and pages of the same."""
 
-    def __init__(self, address: PeerAddress, key: bytes, namespace: Namespace, shelf: Shelf) -> None:
-        """Listen. Raises ConfigError."""
+    def __init__(
+        self, address: PeerAddress, key: bytes, namespace: Namespace, shelf: Shelf, tls: ssl.SSLContext | None = None
+    ) -> None:  # fmt: skip
+        """Listen; a unix socket does without TLS. Raises ConfigError."""
         self._key, self._namespace, self._shelf = key, namespace, shelf
+        self._tls = None if address.path else tls
         self._path = address.path
         self._closing = threading.Event()
         self._connections: dict[FrameSocket, threading.Thread] = {}
@@ -87,7 +91,11 @@ class PeerServer:
             except OSError:  # too many files are open
                 self._closing.wait(LOOK_SECONDS / 4)
                 continue
-            peer = FrameSocket(raw)
+            try:
+                peer = FrameSocket(raw, self._tls)
+            except OSError:  # it has gone again
+                raw.close()
+                continue
             with self._lock:
                 if self._closing.is_set() or len(self._connections) >= MAX_CONNECTIONS:
                     peer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -85,14 +86,15 @@ class PeerLink:
 
     def __init__(
         self, address: PeerAddress, key: bytes, namespace: Namespace, copies: Copies,
-        ended: Callable[[JobEnd], None], back_off: float = FIRST_BACK_OFF,
+        ended: Callable[[JobEnd], None], back_off: float = FIRST_BACK_OFF, tls: ssl.SSLContext | None = None,
     ) -> None:  # fmt: skip
-        """`ended` is called, from the thread, with the end of each load."""
+        """`ended` is called, from the thread, with the end of each load. A unix socket does without TLS."""
         self.address = address
         self.error = ""
         """Why there is no connection"""
         self._key, self._namespace, self._copies, self._ended = key, namespace, copies, ended
         self._first = self._back_off = back_off
+        self._tls = None if address.path else tls
         self._peer: FrameSocket | None = None
         self._memory: Bytes | None = None
         """The peer's pages, where it is a process of this host"""
@@ -241,7 +243,9 @@ class PeerLink:
 
     def _connect(self) -> None:
         try:
-            self._peer = peer = FrameSocket(_connection(self.address))
+            self._peer = peer = FrameSocket(_connection(self.address), self._tls, self.address.host)
+            if self._closing:  # `close` may have come too early to stop it
+                raise PeerError("this engine ends")
             greet(peer, self._key, self._namespace)
             self._memory = _memory_of(peer) if peer.local else None
         except OSError:

@@ -18,6 +18,7 @@ from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerLink
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
+from gapless.tiers.tls import tls_of
 from gapless.tiers.worker import IN_TIME, TierQuestion, TierWorker
 
 SHELF_BYTES = 2**30
@@ -34,12 +35,13 @@ class PeerTier:
     def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
         """Listen, and begin to connect. Raises ConfigError."""
         namespace = setup.namespace
+        gives, takes = tls_of(plan.tls, gives=True), tls_of(plan.tls, gives=False)
         self.shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, max(setup.slot_bytes))
         self._ended: deque[JobEnd] = deque()
         self._copies = Copies()
-        self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf) if plan.listen else None
+        self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf, gives) if plan.listen else None
         self.links = {
-            str(peer): PeerLink(peer, plan.key, namespace, self._copies, self._ended.append, back_off)
+            str(peer): PeerLink(peer, plan.key, namespace, self._copies, self._ended.append, back_off, takes)
             for peer in plan.peers
         }
         self._asked: dict[Hashable, list[LinkQuestion]] = {}
@@ -139,6 +141,10 @@ class PeerWorker(TierWorker):
             self._send(self._stores, lambda: self._peer.shelf.end(name))
         else:
             self._send(self._quick, lambda: self._peer.shelf.end(name))
+
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that are kept for peers now, and that may be."""
+        return self._peer.shelf.used, self._peer.shelf.memory.nbytes if self.gives else 0
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         found = self._peer.lookup_for(question.number, question.keys, question.transfer, question.late_at)

@@ -45,6 +45,13 @@ def test_unix_sockets_and_peers_without_a_name():
     assert read({"remote_prefiller": {"kv_request_id": "R"}}, ONE).transfer == KVTransfer(claim="R", peer="[::1]:7")
 
 
+def test_a_prefiller_that_listens_everywhere_is_found_by_a_decoder_that_knows_no_other():
+    plan = role_plan("prefill", "0.0.0.0:7", [], ["c", "k", "ca"])
+    answer = read({"remote_decoder": {"kv_request_id": "R"}}, plan).answer
+    assert answer == {"remote_prefiller": {"kv_request_id": "R"}}
+    assert read(answer, ONE).transfer == KVTransfer(claim="R", peer="[::1]:7")
+
+
 def test_an_engine_without_a_role_leaves_it_alone():
     assert (
         read({"remote_prefiller": {"kv_request_id": "R", "remote_host": "evil", "remote_port": 1}}, PeerPlan())

@@ -486,7 +486,7 @@ def test_addresses_are_read_and_shown():
     assert [PeerAddress.parse(text, "x").local for text in local] == [True] * 5 + [False] * 4
     check_reach(parse_peers("127.0.0.1:1", ["unix:/x"]))
     for listen, peers, field in (("0.0.0.0:1", [], "kv_peer_listen"), (None, ["other:1"], "kv_peers")):
-        with pytest.raises(ConfigError, match=f"{field}.*in the clear.*tunnel"):
+        with pytest.raises(ConfigError, match=f"{field}.*in the clear.*kv_peer_ssl_certfile"):
             check_reach(parse_peers(listen, peers))
 
 
