@@ -233,7 +233,7 @@ class EngineCore:
             grammars_ns=grammars.compile_ns,
             grammar_hits=grammars.hits,
             grammars_refused=grammars.refused,
-            **(loop.transfers.host.totals() if loop.transfers else {}),
+            **(loop.transfers.totals() if loop.transfers else {}),
             **vars(counters),
             **timeline.totals(),
         )

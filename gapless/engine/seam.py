@@ -145,6 +145,18 @@ class Stats(NamedTuple):
     tier_slots: int = 0
     """Pages of which the host tier can hold a copy, of all page groups; so are the counts of pages below."""
     tier_used: int = 0
+    tier_loading: int = 0
+    """Pages on their way from the host tier to the device."""
+    tier_storing: int = 0
+    tier_hit: int = 0
+    """Pages of prompts that the device lacked and the host tier had."""
+    tier_missed: int = 0
+    """Pages of prompts that were computed all the same."""
+    tier_read_bytes: int = 0
+    tier_read_ns: int = 0
+    """Time that transfers to the device took, side by side or not."""
+    tier_written_bytes: int = 0
+    tier_written_ns: int = 0
     tier_stored: int = 0
     tier_loaded: int = 0
     tier_refused: int = 0
@@ -159,8 +171,17 @@ class Stats(NamedTuple):
     """Pages that were not stored, since the device had given them away before."""
     tier_dropped_failed: int = 0
     """Pages that were not stored, since their transfer raised an error."""
+    lower_used_bytes: tuple[int, ...] = ()
+    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
+    lower_size_bytes: tuple[int, ...] = ()
+    lower_loading: tuple[int, ...] = ()
+    """Pages that each is loading."""
+    lower_storing: tuple[int, ...] = ()
+    lower_waiting: tuple[int, ...] = ()
+    """Pages that wait for their store."""
     lower_hits: tuple[int, ...] = ()
-    """Pages that the tiers below the host tier had when requests asked, a number each; so are those below."""
+    """Pages that the tiers had when requests asked."""
+    lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()
     lower_loaded: tuple[int, ...] = ()
     lower_failed: tuple[int, ...] = ()
@@ -177,6 +198,9 @@ class Stats(NamedTuple):
     lower_dropped_failed: tuple[int, ...] = ()
     lower_read_bytes: tuple[int, ...] = ()
     lower_written_bytes: tuple[int, ...] = ()
+    lower_read_ns: tuple[int, ...] = ()
+    """Time that loads took."""
+    lower_written_ns: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
         """These numbers with the counters going on from `before`; gauges are these."""
@@ -185,9 +209,9 @@ class Stats(NamedTuple):
         return self._replace(**sums)
 
     def counters(self) -> Stats:
-        """Return the counters; every gauge is zero."""
-        zeros: dict[str, Any] = dict.fromkeys(GAUGES, 0)
-        return self._replace(**zeros)
+        """Return the counters; every gauge is as at first."""
+        nothing: dict[str, Any] = {name: self._field_defaults[name] for name in GAUGES}
+        return self._replace(**nothing)
 
     @property
     def idle_ns(self) -> dict[str, int]:
@@ -214,6 +238,13 @@ GAUGES = frozenset(
         "pages_fenced",
         "tier_slots",
         "tier_used",
+        "tier_loading",
+        "tier_storing",
+        "lower_used_bytes",
+        "lower_size_bytes",
+        "lower_loading",
+        "lower_storing",
+        "lower_waiting",
     ]
 )
 

@@ -22,12 +22,13 @@ from gapless.loop.timeline import Gap, all_gaps, idle_parts
 Event = dict[str, Any]
 
 ENGINE, REQUESTS = 1, 2
-HOST, COMPUTE, IDLE, COPY_OUT = 1, 2, 3, 4
+HOST, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
 LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
+LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
 """Arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
-FORMAT = "gapless 2"
+FORMAT = "gapless 3"
 """The form of the arguments from which a file is read back."""
 
 
@@ -58,10 +59,10 @@ class Recording(NamedTuple):
 def chrome_trace(recording: Recording) -> bytes:
     """The recording as Chrome trace JSON."""
     steps = recording.steps
-    base = min([*(step.planning_at for step in steps[:1]), *(r.arrival for r in recording.requests)], default=0)
     groups = _groups(steps)
     events = [*_host(steps), *_device(steps, groups), *_counters(steps), *_requests(recording)]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+    base = events[0]["ts"] if events else 0
     for event in events:
         event["ts"] = (event["ts"] - base) / 1e3
         if "dur" in event:
@@ -136,6 +137,10 @@ def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Ev
             begin = max(step.device_end, copied)
             copied = max(step.home_at, begin)
             yield _span(COPY_OUT, "tokens", begin, copied, {"step": step.step})
+        if step.loads_until:
+            yield _span(LOADS, "loads", step.loads_from, step.loads_until, {"before": step.step})
+        if step.stores_until:
+            yield _span(STORES, "stores", step.stores_from, step.stores_until, {"before": step.step})
     for gap in all_gaps(steps):
         yield _span(IDLE, gap.cause, gap.start, gap.end, {"step": gap.step})
 

@@ -28,7 +28,7 @@ from gapless.engine.trace import (
     chrome_trace,
 )
 
-RAW_FORMAT = "gapless steps 2"
+RAW_FORMAT = "gapless steps 3"
 T = TypeVar("T")
 
 

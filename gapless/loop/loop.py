@@ -273,7 +273,7 @@ class Loop:
             self._admit_masked(self.masks, plan.admissions)
         flight = self.launcher.launch(plan, requests)
         self._follow(flight)
-        self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else ()))
+        self._depth.visited(self.log.launched(flight, self._chunks(plan) if plan.chunks else (), self.transfers))
         for further in plans[1:]:
             before, flight = flight, self.launcher.relaunch(further)
             self._follow(flight)

@@ -13,6 +13,8 @@ from gapless.base.records import Int64s
 
 KEPT = 4096
 """Steps that a ring remembers."""
+NO_COPIES = (0, 0, 0, 0)
+"""The columns from `loads_from` to `stores_until` where no pages moved"""
 StepRows = npt.NDArray[np.void]
 """[n] of STEP."""
 
@@ -51,6 +53,13 @@ class StepRecord(NamedTuple):
     """The packet was complete in pinned memory."""
     launched_at: int
     """The host had enqueued all of it."""
+    loads_from: int
+    """When copies of the host tier moved to the device: the latest stretch that ended since the launch before; 0 where
+    none did."""
+    loads_until: int
+    stores_from: int
+    """When pages moved to the host tier, likewise."""
+    stores_until: int
     missed: bool
     """Whether it ran eagerly for want of a captured graph."""
     chained: bool

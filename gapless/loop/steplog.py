@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.records import ChunkRecord, StepRing
+from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.step.launcher import Flight
+from gapless.step.transfers import Transfers
 
 ACCOUNTED_STEPS = 64
 """Steps that the timeline takes in at once: one by one, the same work takes the loop many times as long."""
@@ -80,7 +81,7 @@ class StepLog:
         """The depth limit delays the next launch until this step has ended."""
         self._held_by = step
 
-    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...]) -> int:
+    def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...], transfers: Transfers | None = None) -> int:
         """The first step of a visit was enqueued. Returns what the visit cost the host up to its packet, ns.
 
         Where steps were in flight that counts from the end of the last turn, so the engine's work between two turns is
@@ -88,11 +89,12 @@ class StepLog:
         """
         records, plan = self.records, flight.plan
         flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
+        copies = transfers.stretches() if transfers is not None else NO_COPIES
         records.begin(
             flight.decode_keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, self._held_by, self._held_until,
-            planning_at, self._planned_at, packed_at, flight.launched_at, flight.missed, False,
+            planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.missed, False,
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
         return packed_at - (self._left_at if flying else planning_at)
@@ -104,7 +106,7 @@ class StepLog:
             flight.decode_keys, (),
             plan.step, len(plan.decode), 0, records.begun - records.ended + 1,
             0, 0, 0,
-            at, at, at, flight.launched_at, flight.missed, True,
+            at, at, at, flight.launched_at, *NO_COPIES, flight.missed, True,
         )  # fmt: skip
         self.counters.chained_steps += 1
 

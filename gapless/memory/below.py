@@ -34,6 +34,7 @@ class TierLine(Protocol):
 
     @property
     def has_news(self) -> bool: ...
+    def room(self) -> tuple[int, int]: ...
     def take(self) -> list[TierAnswer | JobEnd]: ...
     def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None: ...
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None: ...
@@ -59,6 +60,8 @@ class LowerCounts:
 
     hits: int = 0
     """Found when a request asked"""
+    missed: int = 0
+    """Asked for, and not there"""
     stored: int = 0
     loaded: int = 0
     """Loaded into slots of the host tier"""
@@ -78,6 +81,9 @@ class LowerCounts:
     """Pages that were not stored, since the tier could not"""
     read_bytes: int = 0
     written_bytes: int = 0
+    read_ns: int = 0
+    """What jobs took"""
+    written_ns: int = 0
 
 
 class Search:
@@ -301,6 +307,17 @@ class LowerTiers:
             else:
                 break
 
+    def totals(self) -> dict[str, tuple[int, ...]]:
+        """Return what each tier has done and does now, by the names of engine.seam.Stats."""
+        loading = [0 for _ in self.lines]
+        for job in self.jobs.values():
+            loading[job.place] += len(job.moves) if job.loads else 0
+        rooms, each = [line.room() for line in self.lines], [vars(one) for one in self.counts]
+        now = {"loading": loading, "storing": self._storing, "waiting": [len(fresh) for fresh in self._fresh]}
+        now |= {"used_bytes": [used for used, _ in rooms], "size_bytes": [size for _, size in rooms]}
+        now |= {name: [one[name] for one in each] for name in each[0]}
+        return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
+
     def flush(self) -> None:
         """Send all stores that wait: the loop has ended, and takes no slot any more."""
         for place in range(len(self.lines)):
@@ -313,6 +330,7 @@ class LowerTiers:
                 del search.open[answer.number]
                 hits = [key for key, hit in zip(keys, answer.hits, strict=True) if hit]
                 self.counts[place].hits += len(hits)
+                self.counts[place].missed += len(keys) - len(hits)
                 for key in hits:
                     search.found[key] = min(place, search.found.get(key, place))
 
@@ -340,6 +358,7 @@ class LowerTiers:
             del self._coming[key]
         counts.loaded += good
         counts.read_bytes += end.nbytes
+        counts.read_ns += round(1e9 * end.seconds)
         if end.failed:
             counts.failed += 1
             self.lines[place].drop([job.moves[good].key])  # it would be found again, and fail again
@@ -369,6 +388,7 @@ class LowerTiers:
         counts.stored += len(end.checksums)
         counts.dropped_failed += len(job.moves) - len(end.checksums)
         counts.written_bytes += end.nbytes
+        counts.written_ns += round(1e9 * end.seconds)
         self._page_seconds[place] += (end.seconds / len(job.moves) - self._page_seconds[place]) / 8
         if bad := [key for _, _, key in job.moves if key in job.doubted]:
             line.drop(bad)

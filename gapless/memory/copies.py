@@ -30,6 +30,10 @@ class PageCopy:
 class HostCounts:
     """Pages since the start."""
 
+    hit: int = 0
+    """Pages of a prompt, whatever their groups, that the device lacked and this tier had"""
+    missed: int = 0
+    """Pages of a prompt that were computed all the same"""
     stored: int = 0
     loaded: int = 0
     refused: int = 0

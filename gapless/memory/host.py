@@ -319,8 +319,7 @@ class HostTier:
         """Return sizes and counts by the names of engine.seam.Stats."""
         counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
         if self.below is not None:
-            each = [vars(one) for one in self.below.counts]
-            counts |= {f"lower_{name}": tuple([one[name] for one in each]) for name in each[0]}
+            counts |= self.below.totals()
         return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
 
     def check(self) -> None:

@@ -160,6 +160,7 @@ class Room:
                 if page != NULL_PAGE:  # what it has is not to make room for what it lacks
                     pool.pin(page)
                     pool.unpin(page, ())
+        host.counts.hit += count - matched
         seq.ticket = host.load(missing)
         seq.loads_begun += 1
         return True
@@ -223,6 +224,8 @@ class Room:
                 if page != NULL_PAGE:
                     pool.pin(page)
             pages += [pool.take() for _ in range(count)]
+        if self.host is not None:
+            self.host.counts.missed += self.cacheable(seq) - matched
         if self.index and seq.chain and seq.tokens is not None:
             self.index.describe(seq.chain, seq.tokens, 0, matched)
         seq.by_group = shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
 from gapless.base.errors import RequestError
+from gapless.base.peers import PeerPlan
 from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.seam import Stats
 from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
@@ -20,7 +22,7 @@ from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import write
-from gapless.server.settings import changed, settings
+from gapless.server.settings import changed, place, settings
 from gapless.server.sse import CONTENT_TYPE
 from gapless.server.state import ServerState
 
@@ -33,6 +35,10 @@ QUIET_SECONDS = 1.0
 MAX_STEPS = 200
 """Steps in one event; older ones are left out and counted."""
 RATE_SECONDS = 1.0
+TIER_COLUMNS = (
+    *("used", "size", "hits", "missed", "loading", "storing", "stored", "loaded"),
+    *("read_bytes", "written_bytes", "refused", "late"),
+)
 STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 
@@ -78,7 +84,7 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
 
 
 async def kv(call: HttpCall) -> ASGIApp:
-    """Answer with the KV pages by state, and one letter for each page."""
+    """Answer with the KV pages by state, one letter for each page, and what the tiers hold and do."""
     _check_up(call.state)
     llm = call.state.llm
     view = await call.state.debug.pages(llm)
@@ -86,10 +92,9 @@ async def kv(call: HttpCall) -> ASGIApp:
     counts = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
     if view.pages:
         counts = {state: view.pages.count(letter) for state, letter in zip(counts, b"fcox", strict=True)}
-    page_size = llm.info.page_size
-    return json_response(
-        {"pages": stats.pages_total, "page_size": page_size, "counts": counts, "map": view.pages.decode()}
-    )
+    sizes = {"pages": stats.pages_total, "page_size": llm.info.page_size}
+    tiers = tier_rows(stats, llm.info.tiers)
+    return json_response({**sizes, "counts": counts, "map": view.pages.decode(), "tiers": tiers})
 
 
 async def requests(call: HttpCall) -> ASGIApp:
@@ -105,7 +110,7 @@ async def requests(call: HttpCall) -> ASGIApp:
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
-    """Answer with version and settings, without secrets and directories."""
+    """Answer with version, settings, tiers and peers, without secrets and directories."""
     state = call.state
     engine = settings(state.llm.config) if state.llm.config is not None else {}
     server = settings(state.config)
@@ -113,9 +118,36 @@ async def server_info(call: HttpCall) -> ASGIApp:
     info = state.llm.info._asdict() if state.loaded else {}
     if info:
         info |= {"model": state.model_names[0], "commit": state.llm.front.commit} | state.replies.names()
+    tiers = {"tiers": tier_rows(state.llm.stats(), state.llm.info.tiers) if info else [], "peers": _peers(state)}
     return json_response(
-        {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info}
+        {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info} | tiers
     )
+
+
+def _peers(state: ServerState) -> dict[str, Any]:
+    """Return where this engine gives pages, whom it takes them from, and whether that is over TLS."""
+    plan = state.llm.config.peer_plan if state.llm.config is not None else PeerPlan()
+    peers = [place(str(peer)) for peer in plan.peers]
+    return {"listen": plan.listen and place(str(plan.listen)), "peers": peers, "tls": plan.tls is not None}
+
+
+def tier_rows(stats: Stats, lower: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what each tier holds, does and has done. Sizes of the host tier are pages, those of others bytes."""
+    if not stats.tier_slots:  # there is none, or the engine has not reported yet
+        return []
+    numbers = stats._asdict()
+    host = {name.removeprefix("tier_"): number for name, number in numbers.items() if name.startswith("tier_")}
+    rows = [_tier_row("host", host | {"hits": host["hit"], "size": host["slots"]})]
+    below = {name.removeprefix("lower_"): each for name, each in numbers.items() if name.startswith("lower_")}
+    for number, tier in enumerate(lower):
+        one = {name: each[number] for name, each in below.items()}
+        rows.append(_tier_row(tier, one | {"used": one["used_bytes"], "size": one["size_bytes"]}))
+    return rows
+
+
+def _tier_row(tier: str, numbers: dict[str, int]) -> dict[str, Any]:
+    dropped = {name.removeprefix("dropped_"): count for name, count in numbers.items() if name.startswith("dropped_")}
+    return {"tier": tier, "dropped": dropped, **{name: numbers[name] for name in TIER_COLUMNS}}
 
 
 class StepEvents:

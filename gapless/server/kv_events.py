@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -65,6 +65,18 @@ def as_vllm(event: PageEvent) -> dict[str, Any]:
     }
 
 
+class KvEventCounts(NamedTuple):
+    """Batches since the start, and those that are held now."""
+
+    sent: int
+    lost: int
+    """Too many were queued."""
+    replayed: int
+    queued: int
+    kept: int
+    """Can be asked for again."""
+
+
 class KvEventPublisher:
     """Sends events from a thread of its own: no subscriber, however slow, holds up the caller of `publish`."""
 
@@ -82,6 +94,7 @@ class KvEventPublisher:
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         """(sequence number, batch) of those that can be asked for"""
         self._numbers = count()
+        self._sends = self._losses = self._replays = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
@@ -114,11 +127,15 @@ class KvEventPublisher:
     def publish(self, events: Sequence[PageEvent]) -> None:
         """Queue a batch. Never waits: when too many are queued it is dropped, and `lost` is called."""
         if len(self._queue) >= self._most:
+            self._losses += 1
             self.lost()
             return
         self._queue.append((time.time(), events))
         with suppress(OSError):  # it has been rung often enough, or its thread has gone
             self._bell.send(b"!")
+
+    def counts(self) -> KvEventCounts:
+        return KvEventCounts(self._sends, self._losses, self._replays, len(self._queue), len(self._sent))
 
     def close(self) -> None:
         """Send what is queued and end the thread."""
@@ -153,6 +170,7 @@ class KvEventPublisher:
         number = next(self._numbers).to_bytes(8, "big")
         self._out.send_multipart((self._topic, number, batch))  # a subscriber that does not read loses it
         self._sent.append((number, batch))
+        self._sends += 1
 
     def _answer(self, replay: Any) -> None:
         """Send what was asked for: the batches from a number on, and the end."""
@@ -163,6 +181,7 @@ class KvEventPublisher:
         for number, batch in self._sent:
             if number >= request[1]:
                 replay.send_multipart((client, b"", self._topic, number, batch))
+                self._replays += 1
         replay.send_multipart((client, b"", b"", END, b""))
 
     def _free(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo, Stats
+from gapless.server.kv_events import KvEventCounts
 
 __all__ = ["BUSY_SECONDS", "CONTENT_TYPE", "Histogram", "Metrics"]
 
@@ -73,10 +74,11 @@ _COUNTERS = {
 }
 _GROUPS = {
     "gapless:kv_tier_pages": (
-        "Pages by what the host tier did with them; those that it refused were loaded, and not what had been stored.",
+        "Pages by what the host tier did with them. A prompt's pages that the device lacked are hit, or missed and "
+        "computed; refused ones were loaded, and not what had been stored.",
         "event",
         "tier",
-        ("stored", "loaded", "refused", "evicted"),
+        ("hit", "missed", "stored", "loaded", "refused", "evicted"),
     ),
     "gapless:kv_tier_dropped": (
         "Pages without a copy in the host tier.",
@@ -88,29 +90,51 @@ _GROUPS = {
     "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
 }
 """Counters with a label that tells fields of Stats apart: the label, how the fields begin, and how each ends."""
-_LOWER = {
+_LOWER: dict[str, tuple[Kind, str, str, dict[str, str]]] = {
     "gapless:kv_lower_tier_pages": (
+        COUNTER,
         "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored.",
         "event",
-        {"hit": "hits", "stored": "stored", "loaded": "loaded", "refused": "refused"},
+        {"hit": "hits", "missed": "missed", "stored": "stored", "loaded": "loaded", "refused": "refused"},
     ),
     "gapless:kv_lower_tier_dropped": (
+        COUNTER,
         "Pages that a tier below the host tier does not get.",
         "reason",
         {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
     ),
+    "gapless:kv_lower_tier_moving": (
+        GAUGE,
+        "Pages that a tier below the host tier loads and stores now, and those that wait for their store.",
+        "state",
+        {state: state for state in ("loading", "storing", "waiting")},
+    ),
+    "gapless:kv_lower_tier_room_bytes": (
+        GAUGE,
+        "Bytes of pages in a tier below the host tier, and how many it may keep; 0 where it does not say.",
+        "kind",
+        {"used": "used_bytes", "size": "size_bytes"},
+    ),
+    "gapless:kv_lower_tier_seconds": (
+        COUNTER,
+        "Time that loads from and stores to a tier below the host tier took.",
+        "direction",
+        {"read": "read_ns", "written": "written_ns"},
+    ),
     "gapless:kv_lower_tier_bytes": (
+        COUNTER,
         "Bytes to and from a tier below the host tier.",
         "direction",
         {"read": "read_bytes", "written": "written_bytes"},
     ),
     "gapless:kv_lower_tier_waits": (
+        COUNTER,
         "Waits for a tier below the host tier that brought less than it had: loads that failed, requests that gave up.",
         "outcome",
         {"failed": "failed", "late": "late"},
     ),
 }
-"""Counters by tier: the help text, the second label, and its values with the ends of the fields."""
+"""Series by tier: the help text, the second label, and its values with the ends of the fields."""
 BUSY_SECONDS = 10.0
 """The busy ratio is a mean over at least this time."""
 
@@ -175,6 +199,8 @@ class Metrics:
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
+        self.kv_events: Callable[[], KvEventCounts] | None = None
+        """Counts KV events, where they are published."""
         self.busy_looks: deque[tuple[float, int, int]] = deque()
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
@@ -231,21 +257,44 @@ class _Page(Collector):
             yield self._one(COUNTER, name, text, getattr(stats, field))
         for name, (text, label, start, ends) in _GROUPS.items():
             yield self._by(label, COUNTER, name, text, {end: getattr(stats, f"{start}_{end}") for end in ends})
-        yield from self._tiers()
+        yield from self._host_tier()
+        yield from self._lower_tiers()
+        yield from self._kv_events()
         yield from self._steps()
         yield from self._requests()
         yield from self._times()
         yield from self._config()
 
-    def _tiers(self) -> Iterator[Metric]:
-        """Yield what the tiers below the host tier do, where there are some."""
-        tiers = self._info.tiers if self._info else ()
-        for name, (text, label, ends) in _LOWER.items() if tiers else ():
-            family = COUNTER(name, text, labels=[*self._names, "tier", label])
+    def _host_tier(self) -> Iterator[Metric]:
+        stats = self._stats
+        moving = {"read": stats.tier_loading, "written": stats.tier_storing}
+        yield self._by("direction", GAUGE, "gapless:kv_tier_moving", "Pages between host tier and device.", moving)
+        nbytes = {"read": stats.tier_read_bytes, "written": stats.tier_written_bytes}
+        text = "Bytes read from and written to the host tier."
+        yield self._by("direction", COUNTER, "gapless:kv_tier_bytes", text, nbytes)
+        seconds = {"read": stats.tier_read_ns / 1e9, "written": stats.tier_written_ns / 1e9}
+        text = "Time that transfers between host tier and device took, beside the steps."
+        yield self._by("direction", COUNTER, "gapless:kv_tier_seconds", text, seconds)
+
+    def _lower_tiers(self) -> Iterator[Metric]:
+        """Yield what the tiers below the host tier do: series without values where there are none."""
+        for name, (kind, text, label, ends) in _LOWER.items():
+            family = kind(name, text, labels=[*self._names, "tier", label])
             for value, end in ends.items():
-                for tier, count in zip(tiers, getattr(self._stats, f"lower_{end}"), strict=False):
-                    family.add_metric([*self._values, tier, value], count)
+                counts = getattr(self._stats, f"lower_{end}")
+                for tier, count in zip(self._info.tiers if self._info else (), counts, strict=False):
+                    family.add_metric([*self._values, tier, value], count / 1e9 if end.endswith("_ns") else count)
             yield family
+
+    def _kv_events(self) -> Iterator[Metric]:
+        """Yield how the batches of KV events fare: series without values where none are published."""
+        counts = self._metrics.kv_events() if self._metrics.kv_events else None
+        batches = {"sent": counts.sent, "lost": counts.lost, "replayed": counts.replayed} if counts else {}
+        text = "Batches of KV events by what became of them; lost ones found the queue full."
+        yield self._by("outcome", COUNTER, "gapless:kv_event_batches", text, batches)
+        held = {"queue": counts.queued, "replay": counts.kept} if counts else {}
+        text = "Batches of KV events that wait for their turn, and those that can be asked for again."
+        yield self._by("place", GAUGE, "gapless:kv_event_batches_held", text, held)
 
     def _steps(self) -> Iterator[Metric]:
         """Yield what is derived from the loop's numbers."""

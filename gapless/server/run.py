@@ -98,10 +98,11 @@ class Serving:
         self._catch_signals()
         backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
         llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
+        app = build_app(llm, self._config, self._engine.model, self._tracing)
         if self._events is not None:
             self._events.lost = backend.send_page_events
             llm.send_page_events(self._events.publish)
-        app = build_app(llm, self._config, self._engine.model, self._tracing)
+            app.state.metrics.kv_events = self._events.counts
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         starting = asyncio.create_task(self.start(llm, app))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ MOST_BATCH = 256
 """Pages of one transfer, at most"""
 HOST_SHARE = 0.1
 """What beginning a transfer may take of the loop's time between two looks at transfers"""
+ONE_STRETCH_NS = 1_000_000
+"""A transfer that begins within this time after the one before is shown as one with it."""
 
 Words = list[Tensor]
 """One tensor a page group, [pages or slots, words]: a page as words of 4 bytes, or the largest that fit it."""
@@ -89,6 +92,17 @@ class Transfers:
         """Have the host tier pass copies on to tiers below."""
         return self.host.attach(lines, self.slot)
 
+    def stretches(self) -> tuple[int, int, int, int]:
+        """Return when pages moved to the device, from and until, and from it, since the last call; zeros for never."""
+        return *self.bulk_in.stretch(), *self.bulk_out.stretch()
+
+    def totals(self) -> dict[str, Any]:
+        """Return what was moved and is moved now, by the names of engine.seam.Stats."""
+        ways = {"read": self.bulk_in, "written": self.bulk_out}
+        moved = {f"tier_{name}_{unit}": getattr(way, unit) for name, way in ways.items() for unit in ("bytes", "ns")}
+        moving = {"tier_loading": self.bulk_in.moving, "tier_storing": self.bulk_out.moving}
+        return {**self.host.totals(), **moved, **moving}
+
     def slot(self, group: int, slot: int) -> memoryview:
         """Return the bytes of a slot."""
         memory, stride = self.memory[group], self.stride(group)
@@ -121,6 +135,8 @@ class Transfers:
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
+            way.bytes = way.ns = 0
+            way.stretch()
 
     def wait(self, bell: Bell) -> bool:
         """Wait for a transfer on its way, a load first, or the bell; return whether there was one. Only the loop's
@@ -145,10 +161,23 @@ class TransferWay:
         """What the program of the transfer on its way has raised"""
         self._page_ns = 0.0
         """What a page of the latest transfer took the host to begin"""
+        self.bytes = self.ns = 0
+        """What transfers have moved and how long they were on their way, since the start"""
+        self._began = self._from = self._until = 0
 
     @property
     def on_its_way(self) -> bool:
         return self._batch is not None
+
+    @property
+    def moving(self) -> int:
+        """Pages on their way"""
+        return len(self._batch[0].moves) if self._batch is not None else 0
+
+    def stretch(self) -> tuple[int, int]:
+        """Return from and until when the latest transfers ran, of those that have ended since the last call."""
+        found, self._from, self._until = (self._from, self._until), 0, 0
+        return found
 
     def most(self, passed: int) -> int:
         """Return how many pages the next transfer may have, `passed` ns after the look before: more where steps are
@@ -158,7 +187,7 @@ class TransferWay:
         return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self._page_ns)))
 
     def begin(self, batch: MoveBatch) -> None:
-        began = self._device.clock()
+        self._began = self._device.clock()
         moves = [(self._pages[move.group][move.page], self._slots[move.group][move.copy.slot]) for move in batch.moves]
         pages, slots = [page for page, _ in moves], [slot for _, slot in moves]
         ends = (pages, slots) if self._program is _store else (slots, pages)
@@ -167,8 +196,8 @@ class TransferWay:
             self._run, moves, self._sums[: len(moves)], home,
             reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
         )  # fmt: skip
-        self._batch = batch, self._stream.record()
-        self._page_ns = (self._device.clock() - began) / len(moves)
+        self._batch = batch, self._stream.record(timed=True)
+        self._page_ns = (self._device.clock() - self._began) / len(moves)
 
     def _run(self, moves: Moves, sums: Tensor, home: Tensor) -> None:
         """Run the program. What it raises fails this transfer, and not the device."""
@@ -181,13 +210,21 @@ class TransferWay:
         """Return a transfer that has ended, and the checksums of its pages: None where it failed."""
         if self._batch is None or not self._batch[1].done():
             return None
-        batch, self._batch = self._batch[0], None
+        (batch, fence), self._batch = self._batch, None
+        self._count(batch, fence.time())
         error, self._raised = self._raised, None
         if error is not None:
             log.warning("a transfer of %d pages failed: %s: %s", len(batch.moves), type(error).__name__, error)
             return batch, [None] * len(batch.moves)
         sums: Int64s = self._home.array.view(np.int64)
         return batch, sums[: len(batch.moves)].tolist()
+
+    def _count(self, batch: MoveBatch, until: int) -> None:
+        self.bytes += sum([self._slots[move.group][0].nbytes for move in batch.moves])
+        self.ns += until - self._began
+        if not self._until or self._began - self._until > ONE_STRETCH_NS:
+            self._from = self._began
+        self._until = until
 
     def wait(self, bell: Bell) -> bool:
         if self._batch is None:

@@ -13,7 +13,7 @@ from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
-from gapless.loop.records import StepRing, StepTable
+from gapless.loop.records import NO_COPIES, StepRing, StepTable
 from gapless.memory.events import PageEvents
 
 RECORDS = 1024
@@ -119,7 +119,7 @@ class FakeCore:
         keys = np.array(list(self._running), np.int64)
         told = self._step()
         end = time.monotonic_ns()
-        self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, begin, begin, begin, begin, False, False)
+        self.records.begin(keys, (), self._steps, len(keys), 0, 1, 0, 0, 0, *4 * (begin,), *NO_COPIES, False, False)
         self.records.end(begin, end, end, end, end, end, True)
         return told
 

@@ -126,6 +126,10 @@ class DiskTier:
 
     # What a tier does; see `seam.KVTier`.
 
+    @property
+    def room(self) -> tuple[int, int]:
+        return len(self._records) * self.header.slot_bytes, self.header.slots * self.header.slot_bytes
+
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         return [Found.HIT if key in self._records else Found.MISS for key in keys]
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from hashlib import blake2b, sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 GROUP_BYTES = 4
 """Bytes of a key after the page's digest: the number of its page group"""
@@ -120,6 +120,16 @@ class KVTier(Protocol):
 
     def close(self) -> None:
         """End all jobs, and leave the slots alone for good."""
+        ...
+
+
+@runtime_checkable
+class SizedTier(Protocol):
+    """What a tier has beside that knows how much it keeps."""
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Bytes of pages that are kept, and that may be."""
         ...
 
 

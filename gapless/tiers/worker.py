@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
+from gapless.tiers.seam import Found, JobEnd, KVTier, SizedTier, TierAnswer, TierPage
 
 T = TypeVar("T")
 log = logging.getLogger("gapless.tiers")
@@ -56,6 +56,7 @@ class TierWorker:
         self.error = ""
         """What the tier raised last"""
         self._tier = tier
+        self._room = (0, 0)
         self._ring = ring
         self._quick: deque[TierQuestion | Callable[[], None]] = deque()
         self._loads: deque[TierJob] = deque()
@@ -102,6 +103,10 @@ class TierWorker:
         """Return what has come since the last call; never waits."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
+    def room(self) -> tuple[int, int]:
+        """Return the bytes that the tier keeps and may keep, as after the last job; zeros where it does not say."""
+        return self._room
+
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Store what is waiting, as far as it gets within `seconds`, and close the tier."""
         self._closes_at = time.monotonic() + seconds
@@ -115,6 +120,7 @@ class TierWorker:
     # The thread.
 
     def _run(self) -> None:
+        self._look_at_room()
         while True:
             self._wake.clear()
             busy = self._turn()
@@ -170,7 +176,12 @@ class TierWorker:
         """Pass on the end of a job, if it has not ended before."""
         if self._begun.pop(end.job, None) is not None:
             self._cancelled.discard(end.job)
+            self._look_at_room()
             self._tell(end._replace(seconds=time.monotonic() - self._began.pop(end.job)))
+
+    def _look_at_room(self) -> None:
+        if isinstance(tier := self._tier, SizedTier):
+            self._room = self._safely(lambda: tier.room) or self._room
 
     def _cancel_late(self) -> None:
         now = time.monotonic()

@@ -17,6 +17,7 @@ import { ReportViewer } from "./reports.js";
 import { Waterfall } from "./requests.js";
 import { Settings } from "./settings.js";
 import { themeButton } from "./theme.js";
+import { TierTable } from "./tiers.js";
 import { saveTrace } from "./trace.js";
 
 const REQUESTS_SHOWN = 24;
@@ -33,6 +34,7 @@ const legend = new Legend(byId("legend"));
 const table = new BubbleTable(byId("bubble-rows"), (gap) => timeline.showGap(gap));
 const gauges = new Gauges(byId("gauges"));
 const pages = new PageMap(byId("pages"), byId("page-legend"));
+const tiers = new TierTable(byId("tier-rows"));
 const waterfall = new Waterfall(byId("request-rows"), byId("request-axis"), chooseRequest);
 const settings = new Settings({ changed: byId("changed"), all: byId("all-settings"), none: byId("none-changed") });
 const chat = new Chat({
@@ -73,7 +75,9 @@ async function showNumbers() {
 
 async function showPages() {
   if (state.feed !== "live") return;
-  pages.show(await getJson("debug/kv"));
+  const report = await getJson("debug/kv");
+  pages.show(report);
+  tiers.show(report.tiers);
   setText(byId("page-caption"), pages.caption());
 }
 
@@ -195,6 +199,7 @@ const counters = {
   get frames() { return timeline.frames; },
   get gauges() { return gauges.updates; },
   get pages() { return pages.updates; },
+  get tiers() { return tiers.updates; },
   get requests() { return waterfall.updates; },
   get answers() { return chat.answers; },
   get reports() { return reports.shown; },

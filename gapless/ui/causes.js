@@ -9,7 +9,7 @@ export const CAUSES = [
   { key: "launch", name: "launch", mark: "L", help: "the step was enqueued, and the device had not begun it yet" },
   { key: "graph_miss", name: "graph miss", mark: "M", help: "the step's shape was not captured and ran eagerly" },
   { key: "grammar", name: "grammar", mark: "G", help: "sampling waited for a grammar mask" },
-  { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before were still on their way to the host" },
+  { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before, or pages of a KV tier, were still on their way" },
   { key: "no_work", name: "no work", mark: "–", help: "nothing could be run: idle, but not a bubble" },
 ];
 

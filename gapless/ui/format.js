@@ -5,6 +5,8 @@ const GROUPED = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 /** Keeps a number and its unit on one line. */
 const SPACE = "\u00a0";
 
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
 /** Three significant digits and a unit: 87.0 µs, 3.12 ms, 1.40 s. */
 export function duration(ms) {
   if (!Number.isFinite(ms)) return "–";
@@ -16,6 +18,13 @@ export function duration(ms) {
 
 export function count(value) {
   return Number.isFinite(value) ? GROUPED.format(value) : "–";
+}
+
+/** Three significant digits and a unit: 1.50 KiB, 12.0 GiB. */
+export function bytes(value) {
+  if (!Number.isFinite(value)) return "–";
+  const power = Math.min(UNITS.length - 1, value < 1 ? 0 : Math.floor(Math.log2(value) / 10));
+  return `${power ? digits(value / 1024 ** power) : count(value)}${SPACE}${UNITS[power]}`;
 }
 
 /** A share of 0..1. Small shares keep two places: 0.04 % is not nothing. */

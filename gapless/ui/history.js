@@ -10,7 +10,7 @@ const BEHIND_MS = 250;
  *   packed: number, launched: number, start: number, end: number, home: number, observing: number,
  *   observed: number, committed: number, waited: boolean}} Step
  * @typedef {{start: number, end: number, cause: string, step: number}} Gap
- * @typedef {{lane: string, start: number, end: number, step: number}} Copy
+ * @typedef {{lane: string, start: number, end: number}} Copy
  */
 
 export class History {
@@ -43,12 +43,12 @@ export class History {
     // The earliest arrival is the truest; a little slack lets the estimate follow a drifting clock.
     this.#offset = Math.min(arrival - this.now, this.#offset + 1);
     if (event.columns) this.#columns = Object.fromEntries(event.columns.map((name, place) => [name, place]));
-    for (const values of event.steps ?? []) this.steps.push(this.#step(values));
+    for (const values of event.steps ?? []) {
+      this.steps.push(this.#step(values));
+      this.copies.push(...this.#copies(values));
+    }
     for (const [start, end, cause, step] of event.gaps ?? []) {
       this.gaps.push({ ...this.#span(start, end), cause, step });
-    }
-    for (const [lane, start, end, step] of event.copies ?? []) {
-      this.copies.push({ lane, ...this.#span(start, end), step });
     }
     this.skipped += event.skipped ?? 0;
     this.rest = this.#restAt(event.stats);
@@ -106,6 +106,14 @@ export class History {
       observing: time("observing_at"), observed: time("observed_at"), committed: time("committed_at"),
       waited: Boolean(at("waited")),
     };
+  }
+
+  /** The copies of pages that ended before a step was launched. @returns {Copy[]} */
+  #copies(values) {
+    return [["in", "loads"], ["out", "stores"]]
+      .map(([lane, name]) => [lane, ...["from", "until"].map((end) => values[this.#columns[`${name}_${end}`]])])
+      .filter(([, , until]) => until > 0)
+      .map(([lane, from, until]) => ({ lane, ...this.#span(from, until) }));
   }
 
   #trim() {

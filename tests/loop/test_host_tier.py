@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -128,6 +129,26 @@ def test_time_that_only_a_load_takes_counts_as_copy_wait():
     rounds(loop, times=1)
     after = loop.account().idle
     assert after[Cause.COPY_WAIT] - before[Cause.COPY_WAIT] > 4 * 1_000
+    device.close()
+
+
+def test_what_was_moved_and_when_is_known_to_the_step_after_it():
+    device = SimDevice(3, "lazy")
+    loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+    counts = rounds(loop)
+    totals = loop.transfers.totals()
+    page_bytes = loop.transfers.slots[0][0].nbytes
+    assert totals["tier_read_bytes"] == counts.loaded * page_bytes and totals["tier_read_ns"] > 0
+    assert totals["tier_written_bytes"] == counts.stored * page_bytes and totals["tier_written_ns"] > 0
+    assert totals["tier_loading"] == totals["tier_storing"] == 0
+    assert counts.hit == counts.loaded and counts.missed == 4 * 9, "the first round, but for each last token's page"
+    steps = [*loop.records]
+    loads = [(step.loads_from, step.loads_until) for step in steps]
+    stores = [(step.stores_from, step.stores_until) for step in steps]
+    assert sum(until > 0 for _, until in loads) == 4 and sum(until > 0 for _, until in stores) >= 3
+    assert all(begin < end <= step.launched_at for step, (begin, end) in zip(steps, loads, strict=True) if end)
+    spans = [span for span in stores if span[1]]
+    assert all(one[1] <= other[0] for one, other in pairwise(spans)), "one transfer at a time"
     device.close()
 
 

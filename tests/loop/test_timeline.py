@@ -47,7 +47,8 @@ def step(number, start, end, launched, **times):
     times = {"planning_at": launched, "planned_at": launched, "packed_at": launched, "launched_at": launched} | times
     times = {"device_start": start, "device_end": end, "home_at": end} | times
     times = {"observing_at": end, "observed_at": times["home_at"], "committed_at": times["home_at"]} | times
-    rest = dict.fromkeys(("work_at", "held_by", "held_until"), 0) | {"missed": False, "chained": False} | times
+    copies = ("loads_from", "loads_until", "stores_from", "stores_until")
+    rest = dict.fromkeys(("work_at", "held_by", "held_until", *copies), 0) | {"missed": False, "chained": False} | times
     return StepRecord(
         step=number, decode_rows=1, chunk_tokens=0, in_flight=1, waited=True, decode=np.array([7]), chunks=(), **rest
     )

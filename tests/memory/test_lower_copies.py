@@ -21,6 +21,9 @@ class Line:
     def has_news(self):
         return bool(self.news)
 
+    def room(self):
+        return 10 * len(self.stores), 100
+
     def take(self):
         news, self.news = self.news, []
         return news
@@ -282,10 +285,29 @@ def test_counts_are_told_by_tier():
     world = World(Line(), Line())
     world.store(b"a")
     world.below.poll()
+    totals = world.tier.totals()
+    assert totals["lower_storing"] == (1, 1) and totals["lower_waiting"] == (0, 0)
     world.lines[1].ends()
     world.below.poll()
     totals = world.tier.totals()
     assert totals["lower_stored"] == (0, 1) and totals["lower_written_bytes"] == (0, 10)
+    assert totals["lower_storing"] == (1, 0) and totals["lower_written_ns"] == (0, 500_000_000)
+    assert totals["lower_used_bytes"] == (10, 0) and totals["lower_size_bytes"] == (100, 100)
+
+
+def test_what_a_tier_lacks_is_missed_and_what_it_loads_is_counted_until_it_ends():
+    world = World(Line(), Line())
+    search = world.below.ask([key(digest) for digest in (b"a", b"b", b"c")])
+    world.lines[0].answers(key(b"a"))
+    world.lines[1].answers(key(b"a"), key(b"b"))
+    world.below.poll()
+    totals = world.tier.totals()
+    assert (totals["lower_hits"], totals["lower_missed"]) == ((1, 2), (2, 1))
+    assert world.fetch(search, b"a", b"b") and world.tier.totals()["lower_loading"] == (1, 1)
+    world.lines[0].ends()
+    world.below.poll()
+    totals = world.tier.totals()
+    assert totals["lower_loading"] == (0, 1) and totals["lower_read_ns"] == (500_000_000, 0)
 
 
 @pytest.mark.parametrize("aborted", [False, True])

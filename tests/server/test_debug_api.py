@@ -280,8 +280,24 @@ async def test_the_page_map_is_made_once_for_all_who_ask():
     answers = await answer(engine, "/debug/kv")
     counts = {"free": 5, "cached": 1, "owned": 1, "fenced": 1}
     for response in answers:
-        assert response.json() == {"pages": 8, "page_size": 16, "counts": counts, "map": "ffcoxfff"}
+        assert response.json() == {"pages": 8, "page_size": 16, "counts": counts, "map": "ffcoxfff", "tiers": []}
     assert len(engine.looks) == 1
+
+
+def test_each_tier_tells_what_it_holds_and_does():
+    counts = {
+        "tier_slots": 64, "tier_used": 48, "tier_hit": 31, "tier_missed": 9, "tier_read_bytes": 4096,
+        "tier_dropped_full": 5, "lower_used_bytes": (70, 0), "lower_size_bytes": (99, 0), "lower_hits": (20, 3),
+        "lower_missed": (1, 2), "lower_dropped_slow": (0, 8),
+    }  # fmt: skip
+    zeros = {name: (0, 0) for name in Stats._fields if name.startswith("lower_")}
+    host, disk, redis = debug.tier_rows(Stats(**zeros | counts), ("disk", "redis"))
+    assert [row["tier"] for row in (host, disk, redis)] == ["host", "disk", "redis"]
+    assert [(row["used"], row["size"]) for row in (host, disk, redis)] == [(48, 64), (70, 99), (0, 0)]
+    assert [(row["hits"], row["missed"]) for row in (host, disk, redis)] == [(31, 9), (20, 1), (3, 2)]
+    assert host["dropped"] == {"full": 5, "gone": 0, "failed": 0} and host["read_bytes"] == 4096
+    assert redis["dropped"] == {"busy": 0, "slow": 8, "gone": 0, "failed": 0}
+    assert debug.tier_rows(Stats(), ("disk",)) == []
 
 
 async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(monkeypatch):
@@ -336,6 +352,20 @@ async def test_an_engine_that_says_nothing_is_503(monkeypatch):
     engine.answer = False
     for response in await answer(engine, "/debug/kv"):
         assert response.status_code == 503 and error_of(response)["code"] == "engine_dead"
+
+
+async def test_server_info_tells_tiers_and_peers_but_no_secret_and_no_directory():
+    files = {f"kv_peer_ssl_{name}": f"/other/{name}.pem" for name in ("certfile", "keyfile", "ca_certs")}
+    tiers = ["host:1GiB", "peer:1GiB", "redis://me:secret@cache:6379/0", "disk:/other/kv:1GiB"]
+    peers = {"kv_peers": ["unix:/other/p.sock", "far:5600"], "kv_peer_key_file": "/other/key", **files}
+    config = EngineConfig(model="demo", role="both", kv_tiers=tiers, **peers)
+    (response, *_) = await answer(Engine(), "/server_info", config, ServerConfig(port=1))
+    body = response.json()
+    assert body["peers"] == {"listen": "127.0.0.1:5600", "peers": ["unix:p.sock", "far:5600"], "tls": True}
+    assert body["tiers"] == [] and body["engine"]["kv_peers"] == ["unix:p.sock", "far:5600"]
+    assert body["engine"]["kv_tiers"] == ["host:1GiB", "peer:1GiB", "redis://cache:6379/0", "disk:kv:1GiB"]
+    assert body["engine"]["kv_peer_ssl_keyfile"] == "keyfile.pem" and body["engine"]["kv_peer_key_file"] == "key"
+    assert "secret" not in response.text and "/other" not in response.text
 
 
 async def test_server_info_tells_settings_but_no_secret_and_no_directory():

@@ -8,6 +8,7 @@ from server_harness import idle
 
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo, Stats
+from gapless.server.kv_events import KvEventCounts
 from gapless.server.metrics import Metrics
 
 PAGE = Path(__file__).parent / "metrics_page.txt"
@@ -67,6 +68,14 @@ STATS = Stats(
     grammars_refused=3,
     tier_slots=64,
     tier_used=48,
+    tier_loading=3,
+    tier_storing=4,
+    tier_hit=31,
+    tier_missed=93,
+    tier_read_bytes=4096 * 30,
+    tier_read_ns=SECOND // 2,
+    tier_written_bytes=4096 * 90,
+    tier_written_ns=SECOND * 2,
     tier_stored=90,
     tier_loaded=30,
     tier_refused=2,
@@ -75,7 +84,13 @@ STATS = Stats(
     tier_dropped_full=5,
     tier_dropped_gone=6,
     tier_dropped_failed=11,
+    lower_used_bytes=(4096 * 70, 0),
+    lower_size_bytes=(4096 * 99, 0),
+    lower_loading=(1, 2),
+    lower_storing=(3, 4),
+    lower_waiting=(5, 6),
     lower_hits=(20, 3),
+    lower_missed=(10, 30),
     lower_stored=(80, 70),
     lower_loaded=(18, 2),
     lower_failed=(1, 0),
@@ -87,6 +102,8 @@ STATS = Stats(
     lower_dropped_failed=(0, 2),
     lower_read_bytes=(4096 * 18, 4096 * 2),
     lower_written_bytes=(4096 * 80, 4096 * 70),
+    lower_read_ns=(SECOND // 4, SECOND),
+    lower_written_ns=(SECOND * 3, SECOND // 8),
 )
 INFO = EngineInfo("m", "cuda", "bfloat16", 512, 1024, 256, 2048, 100, 16, "4", 1000, tiers=("disk", "redis"))
 
@@ -114,6 +131,7 @@ def filled() -> Metrics:
     metrics.rejected["queue_full"] += 2
     metrics.http["/v1/completions", "POST", "2xx"] += 9
     metrics.http["none", "GET", "4xx"] += 1
+    metrics.kv_events = lambda: KvEventCounts(sent=70, lost=2, replayed=12, queued=1, kept=64)
     return metrics
 
 

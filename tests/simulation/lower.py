@@ -57,6 +57,9 @@ class LateLine:
     def _add(self, order: Order) -> None:
         self.orders.append((order, self._rng.choice(self._delays)))
 
+    def room(self) -> tuple[int, int]:
+        return len(self.kept), 0
+
     @property
     def has_news(self) -> bool:
         return any(due == 0 for _, due in self.orders)

@@ -26,7 +26,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def server(chromium: Browser) -> Iterator[Server]:
-    server = Server("--max-num-seqs", "8", "--api-key", KEY)
+    server = Server("--max-num-seqs", "8", "--api-key", KEY, "--kv-tier", "host:64MiB")
     yield server
     assert server.stop() == 0, "".join(server.lines)
 
@@ -255,6 +255,14 @@ def test_the_pages_shown_add_up_to_all(page):
     assert len(counts) == 4 and sum(counts) == total > 0, label
     names = page.get_by_role("list", name="KV pages by state").get_by_role("listitem").all_text_contents()
     assert [re.sub(r"[\d,]+$", "", name) for name in names] == ["free", "cached", "owned", "fenced"]
+
+
+def test_the_host_tier_is_a_row_with_what_was_stored(page, load):
+    row = page.get_by_role("table", name="KV tiers").get_by_role("row", name="host")
+    cells = row.get_by_role("cell")
+    expect(cells.nth(0)).to_have_text(re.compile(r"^[1-9][\d,]* of [\d,]+ pages$"))
+    expect(cells.nth(5)).to_have_text(re.compile(r"^[\d.]+\s[KM]iB$"))
+    wait_for_more(page, "tiers")
 
 
 def test_settings_show_what_was_changed_and_no_secret(page):

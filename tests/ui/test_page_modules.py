@@ -180,11 +180,66 @@ def test_zoom_keeps_the_moment_under_the_pointer_and_end_follows_again(page):
         ("duration(0)", "0 µs"), ("duration(NaN)", "–"), ("percent(0.0004)", "0.04 %"), ("percent(0.0123)", "1.2 %"),
         ("percent(0.5)", "50 %"), ("percent(0)", "0 %"), ("rate(1234.4)", "1,234"), ("rate(0.4211)", "0.42"),
         ("count(1234567)", "1,234,567"), ("duration(0.9999)", "1000 µs"), ("median([3, 1, 2])", 2),
+        ("bytes(1536)", "1.50 KiB"), ("bytes(0)", "0 B"), ("bytes(1023)", "1,023 B"), ("bytes(NaN)", "–"),
+        ("bytes(12 * 2 ** 30)", "12.0 GiB"), ("bytes(3e15)", "2728 TiB"),
     ],
 )  # fmt: skip
 def test_numbers_are_written_for_people(page, call, text):
-    found = page.evaluate(f"import('/format.js').then(({{ duration, percent, rate, count, median }}) => {call})")
+    found = page.evaluate(f"import('/format.js').then(({{ bytes, duration, percent, rate, count, median }}) => {call})")
     assert found == text or found.replace("\u00a0", " ") == text
+
+
+def test_copies_of_pages_have_lanes_once_a_step_tells_of_some(page):
+    columns = [*COLUMNS, "loads_from", "loads_until", "stores_from", "stores_until"]
+    first, second = [*step(1, 10, 20), 0, 0, 0, 0], [*step(2, 30, 40), 21e6, 29e6, 5e6, 8e6]
+    copies, before, after = page.evaluate(
+        """async (events) => {
+          const { History } = await import("/history.js");
+          const { lanesFor } = await import("/lanes_draw.js");
+          const [history, lanes] = [new History(), []];
+          for (const event of events) {
+            history.add(event, 0);
+            lanes.push(lanesFor(history.copies).filter((lane) => lane.kind === "copy").map((lane) => lane.name));
+          }
+          return [history.copies.map((one) => [one.lane, one.end - one.start]), ...lanes];
+        }""",
+        [{"now": 50e6, "columns": columns, "steps": [one]} for one in (first, second)],
+    )
+    assert before == [] and after == ["copy in", "copy out"]
+    assert copies == [["in", pytest.approx(8)], ["out", pytest.approx(3)]]
+
+
+def test_tiers_are_rows_and_without_any_there_is_no_table(page):
+    none = {"dropped": {"slow": 0}, "refused": 0, "late": 0}
+    moved = {"loading": 1, "storing": 2, "read_bytes": 2048, "written_bytes": 3 << 20}
+    tiers = [
+        {"tier": "host", "used": 48, "size": 64, "hits": 31, "missed": 31, **moved, **none},
+        {"tier": "disk", "used": 1 << 30, "size": 2 << 30, "hits": 0, "missed": 9, **moved, **none, "late": 4},
+        {"tier": "redis", "used": 0, "size": 0, "hits": 0, "missed": 0, **moved, **none, "dropped": {"slow": 7}},
+    ]
+    rows, hidden = page.evaluate(
+        """async (tiers) => {
+          const { TierTable } = await import("/tiers.js");
+          const section = document.body.appendChild(document.createElement("section"));
+          section.hidden = true;
+          const body = section.appendChild(document.createElement("table")).createTBody();
+          const table = new TierTable(body);
+          table.show(tiers);
+          const rows = [...body.rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+          const hidden = [section.hidden];
+          table.show([]);
+          return [rows, [...hidden, section.hidden, body.rows.length]];
+        }""",
+        tiers,
+    )
+    rows = [[cell.replace("\u00a0", " ") for cell in row] for row in rows]
+    same = ["1", "2", "2.00 KiB", "3.00 MiB"]
+    assert rows == [
+        ["host", "48 of 64 pages", "50 %", *same, "–"],
+        ["disk", "1.00 GiB of 2.00 GiB", "0 %", *same, "4 late"],
+        ["redis", "–", "–", *same, "7 slow"],
+    ]
+    assert hidden == [False, True, 0]
 
 
 def test_right_drafts_have_a_gauge_once_there_are_any(page):
