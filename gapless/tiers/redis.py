@@ -30,7 +30,8 @@ class RedisTier:
         try:
             self._client.call([[b"PING"]])
         except OSError as error:
-            raise ConfigError(f"kv_tiers: no Redis answers at {setup.target.rpartition('@')[2]}: {error}") from error
+            where = setup.target.rpartition("@")[2].removeprefix("redis://")  # without the password
+            raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         answers = self._ask([[b"EXISTS", PREFIX + key] for key in keys])

@@ -180,8 +180,10 @@ class TierWorker:
             self._tell(end._replace(seconds=time.monotonic() - self._began.pop(end.job)))
 
     def _look_at_room(self) -> None:
-        if isinstance(tier := self._tier, SizedTier):
-            self._room = self._safely(lambda: tier.room) or self._room
+        def look() -> tuple[int, int]:
+            return self._tier.room if isinstance(self._tier, SizedTier) else (0, 0)
+
+        self._room = self._safely(look) or self._room
 
     def _cancel_late(self) -> None:
         now = time.monotonic()

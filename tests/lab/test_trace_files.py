@@ -65,6 +65,15 @@ def test_a_file_of_either_form_holds_all_of_it(tmp_path, name):
     assert again.read_bytes() == path.read_bytes()
 
 
+def test_copies_of_pages_have_a_lane_and_may_begin_before_all_else():
+    events = json.loads(chrome_trace(recording()))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    loads = [event for event in events if event["name"] == "loads"]
+    assert len(loads) == 5 and {names[event["tid"]] for event in loads} == {"pages from the host tier"}
+    assert [event["dur"] for event in loads] == [0.04] * 5 and loads[0]["ts"] == 0
+    assert not [event for event in events if event["name"] == "stores"]
+
+
 def test_a_trace_converted_there_and_back_is_the_same(tmp_path, capsys):
     first, second, third = tmp_path / "a.jsonl", tmp_path / "b.json.gz", tmp_path / "c.jsonl"
     trace.write(first, recording())

@@ -117,6 +117,9 @@ def test_what_is_said_outside_of_logging(capsys):
 def test_the_start_is_logged_without_secrets(caplog):
     caplog.set_level(logging.INFO, "gapless.server")
     hidden = {"api_key": ("s3cret",), "otlp_traces_endpoint": "http://me:s3cret@host:4318"}
+    tiers = ("host:1GiB", "redis://me:s3cret@cache/0", "disk:/home/me/kv:1GiB")
+    logs.log_settings(EngineConfig(kv_tiers=tiers, kv_peer_key_file="/home/me/key"), ServerConfig())
+    assert "kv_tiers=['host:1GiB', 'redis://cache/0', 'disk:kv:1GiB'], kv_peer_key_file=key" in caplog.text
     logs.log_settings(EngineConfig(depth="4", model="/home/me/model"), ServerConfig(port=1, **hidden))
     assert "s3cret" not in caplog.text and "/home" not in caplog.text
     assert (

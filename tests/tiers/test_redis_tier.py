@@ -117,9 +117,10 @@ def test_commands_of_many_pages_go_out_together_and_what_is_there_is_not_sent_ag
     tier.close()
 
 
-def test_no_server_is_an_error_at_the_start():
-    with pytest.raises(ConfigError, match="no Redis answers at redis://127"):
-        RedisTier(setup_of(f"redis://127.0.0.1:{free_port()}/0"))
+@pytest.mark.parametrize("user", ["", "me:s3cret@"])
+def test_no_server_is_an_error_at_the_start_which_shows_no_password(user):
+    with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:"):
+        RedisTier(setup_of(f"redis://{user}127.0.0.1:{free_port()}/0"))
 
 
 def test_name_password_and_database_are_sent_first(fake):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
-from tier_rig import content, key, page, setup_of, slot_of
+from tier_rig import SLOT, content, key, page, setup_of, slot_of
 
 from gapless.tiers.seam import Found, JobEnd, TierAnswer
 from gapless.tiers.worker import IN_TIME, TierWorker
@@ -48,6 +48,30 @@ def rig():
     yield open_
     for worker in workers:
         worker.close(0.5)
+
+
+class SizedDictionary(DictionaryTier):
+    """Says how much it keeps; raises in the end."""
+
+    wrong = False
+
+    @property
+    def room(self):
+        if self.wrong:
+            raise OSError("the disk is away")
+        return len(self.kept) * SLOT, 9 * SLOT
+
+
+def test_a_tier_that_knows_its_size_is_asked_on_the_thread_and_may_fail(rig):
+    worker, tier, setup = rig(SizedDictionary)
+    worker.store(1, [page(setup, 0, 0, 0), page(setup, 1, 1, 0)])
+    news(worker)
+    assert worker.room() == (2 * SLOT, 9 * SLOT)
+    tier.wrong = True
+    worker.store(2, [page(setup, 2, 2, 0)])
+    news(worker)
+    assert worker.room() == (2 * SLOT, 9 * SLOT) and "the disk is away" in worker.error
+    assert rig(DictionaryTier)[0].room() == (0, 0)
 
 
 def test_orders_are_answered_and_each_news_rings(rig):
