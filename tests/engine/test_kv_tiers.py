@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from certificates import Authority, needs_openssl
+from fake_resp import free_port
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -69,15 +73,42 @@ def token_ids(outputs):
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def wait_for_stores(llm):
+    """Until the tier below has all that the host tier has stored."""
+    deadline = time.monotonic() + 20
+    while llm.stats().lower_stored != (llm.stats().tier_stored,) and time.monotonic() < deadline:
+        answers(llm, ["x"])  # what is stored is noticed between two steps
+    assert llm.stats().lower_stored == (llm.stats().tier_stored,)
+
+
+@needs_openssl
+def test_a_decoder_takes_from_a_prefiller_over_tls_what_that_has_computed(tmp_path, expected, monkeypatch):
+    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)  # the machine may be busy
+    (tmp_path / "key").write_bytes(b"a key of the tests, long enough")
+    files = Authority(tmp_path / "tls").files("engine")._asdict()
+    options = OPTIONS | {f"kv_peer_ssl_{name}": path for name, path in files.items()}
+    options |= {"kv_peer_key_file": str(tmp_path / "key"), "kv_tiers": ["host:64MiB", "peer:64MiB"]}
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with LLM("demo", role="prefill", kv_peer_listen=address, **options) as prefiller:
+        assert ssl.get_server_certificate(("127.0.0.1", port)) == Path(files["certfile"]).read_text()
+        assert token_ids(answers(prefiller, PROMPTS)) == expected
+        wait_for_stores(prefiller)
+        used, size = prefiller.stats().lower_used_bytes[0], prefiller.stats().lower_size_bytes[0]
+        with LLM("demo", role="decode", kv_peers=[address], **options) as decoder:
+            outputs = answers(decoder, PROMPTS)
+            stats = decoder.stats()
+    assert token_ids(outputs) == expected
+    assert max(output.num_cached_tokens for output in outputs) > 256 and stats.lower_loaded[0] > 16
+    assert 0 < stats.lower_read_bytes[0] <= used <= size <= 64 << 20 and stats.lower_read_ns[0] > 0
+
+
 def test_another_engine_loads_from_disk_what_the_first_has_computed(tmp_path, expected, monkeypatch):
     monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)  # the machine may be busy
     tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
     with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:
         assert token_ids(answers(llm, PROMPTS)) == expected
-        deadline = time.monotonic() + 20
-        while llm.stats().lower_stored != (llm.stats().tier_stored,) and time.monotonic() < deadline:
-            answers(llm, ["x"])  # what is stored is noticed between two steps
-        assert llm.stats().lower_stored == (llm.stats().tier_stored,)
+        wait_for_stores(llm)
     facts = describe(tmp_path)
     assert facts["pages of"]["model"] == "Qwen3ForCausalLM" and facts["used"] > 16
     with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:
