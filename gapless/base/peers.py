@@ -41,7 +41,7 @@ class PeerAddress(NamedTuple):
 
     @property
     def everywhere(self) -> bool:
-        """Return whether it stands for all addresses of this machine, none of which a peer can be sent to by it."""
+        """Return whether it stands for all addresses of this machine: no peer can connect to it by this name."""
         return self.host in ("0.0.0.0", "::")
 
     @property

@@ -90,7 +90,7 @@ class PeerError(OSError):
 
 
 class PeerRefused(PeerError):
-    """The peer has no certificate that counts here, another key, or pages of something else."""
+    """The peer has no valid certificate, another key, or pages of something else."""
 
 
 class FrameSocket:

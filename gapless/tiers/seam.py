@@ -125,7 +125,7 @@ class KVTier(Protocol):
 
 @runtime_checkable
 class SizedTier(Protocol):
-    """What a tier has beside that knows how much it keeps."""
+    """A tier that knows how much it keeps, which few do."""
 
     @property
     def room(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""TLS between peers of different machines: both show a certificate, which the same authorities have to have signed."""
+"""TLS between peers of different machines: each shows a certificate, signed by an authority that the other trusts."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ async def test_the_page_map_is_made_once_for_all_who_ask():
     assert len(engine.looks) == 1
 
 
-def test_each_tier_tells_what_it_holds_and_does():
+def test_each_tier_has_a_row_with_what_it_holds_and_does():
     counts = {
         "tier_slots": 64, "tier_used": 48, "tier_hit": 31, "tier_missed": 9, "tier_read_bytes": 4096,
         "tier_dropped_full": 5, "lower_used_bytes": (70, 0), "lower_size_bytes": (99, 0), "lower_hits": (20, 3),
@@ -354,7 +354,7 @@ async def test_an_engine_that_says_nothing_is_503(monkeypatch):
         assert response.status_code == 503 and error_of(response)["code"] == "engine_dead"
 
 
-async def test_server_info_tells_tiers_and_peers_but_no_secret_and_no_directory():
+async def test_server_info_has_tiers_and_peers_but_no_secret_and_no_directory():
     files = {f"kv_peer_ssl_{name}": f"/other/{name}.pem" for name in ("certfile", "keyfile", "ca_certs")}
     tiers = ["host:1GiB", "peer:1GiB", "redis://me:secret@cache:6379/0", "disk:/other/kv:1GiB"]
     peers = {"kv_peers": ["unix:/other/p.sock", "far:5600"], "kv_peer_key_file": "/other/key", **files}

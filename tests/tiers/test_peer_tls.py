@@ -1,4 +1,4 @@
-"""Peers over TLS: pages arrive, and a peer without a certificate that counts gets none and holds nobody up."""
+"""Peers over TLS: pages arrive, and a peer without a valid certificate gets none and delays no other."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ STALLED = [b"", b"\x16\x03\x01\x02\x00"]
 
 
 @pytest.mark.parametrize("said", STALLED)
-def test_a_handshake_that_does_not_end_holds_nobody_up(said, opened, address, files, monkeypatch):
+def test_a_handshake_that_does_not_end_delays_no_other_peer(said, opened, address, files, monkeypatch):
     monkeypatch.setattr(frames, "SECONDS", 60.0)
     setup = setup_of("")
     giver = opened(giver_at(setup, address, files))
