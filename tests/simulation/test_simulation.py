@@ -1,4 +1,4 @@
-"""400 seeds of the simulator; a failure prints its seed and the smallest scenario that still fails."""
+"""320 seeds of the simulator; a failure prints its seed and the smallest scenario that still fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulation.world import World
 
 from gapless.testing.adversary import MOODS
 
-SEEDS = 400
+SEEDS = 320
 SHARES = 8
 FIRST = 200
 """Seeds that run in one test, which looks at all that they reach."""
