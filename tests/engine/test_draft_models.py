@@ -106,7 +106,7 @@ def test_drafts_of_a_model_of_another_shape_are_those_of_transformers(monkeypatc
 
 
 def test_rows_with_adapters_are_drafted_for_by_the_model_without(tmp_path):
-    adapter = write_adapter(tmp_path / "a", read_model_config(weights_dir()), 8, size=0.05)
+    adapter = write_adapter(tmp_path / "a", read_model_config(weights_dir()), 8, size=0.2)
     found = []
     for speculative in (None, drafted_by()):
         with LLM("demo", **SMALL, lora_modules=(f"a={adapter}",), speculative_config=speculative) as llm:
