@@ -8,18 +8,18 @@ import time
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.tiers.frames import ANSWERS, ASK, KEY_BYTES, LENT, PAGE, FrameKind, FrameSocket, PeerError, admit, keys_in
-from gapless.tiers.peer import PeerTier
+from gapless.tiers.peer import PeerTier, open_peer_tier
 from gapless.tiers.seam import Found, TierSetup
 
 KEY = b"a key of the tests, long enough"
 
 
 def giver_of(setup: TierSetup, path, key: bytes = KEY) -> PeerTier:
-    return PeerTier(setup, PeerPlan(PeerAddress(path=str(path)), (), key))
+    return open_peer_tier(setup, PeerPlan(PeerAddress(path=str(path)), (), key))
 
 
 def taker_of(setup: TierSetup, *paths, key: bytes = KEY) -> PeerTier:
-    return PeerTier(setup, PeerPlan(None, tuple([PeerAddress(path=str(path)) for path in paths]), key), 0.1)
+    return open_peer_tier(setup, PeerPlan(None, tuple([PeerAddress(path=str(path)) for path in paths]), key), 0.1)
 
 
 class PeerPair:
@@ -110,15 +110,15 @@ class WrongPeer:
             data, checksum = self.pages[key]
             second = number == 1
             if self.lends:
-                peer.send(FrameKind.LENT, LENT.pack(checksum, len(data), len(data) + 1))
+                peer.send(FrameKind.LENT, LENT.pack(key, checksum, len(data), len(data) + 1))
                 continue
             if second and self.mood == "torn page":
-                peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data[: len(data) // 2])
+                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")
             if second and self.mood == "dies":
                 raise PeerError("dead")
             if second and self.mood == "stuck":
-                peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data[:9])
+                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[:9])
                 time.sleep(1.5)
                 raise PeerError("stuck")
             if second and self.mood == "long page":
@@ -131,8 +131,11 @@ class WrongPeer:
             if second and self.mood == "wrong frame":
                 peer.send(FrameKind.WELCOME, b"?")
                 return
+            if second and self.mood == "another page":
+                key = next(other for other in self.pages if other != key)
+                data, checksum = self.pages[key]
             if self.mood == "flipped":
                 data = flipped(data)
             if self.mood == "slow":
                 time.sleep(0.02)
-            peer.send(FrameKind.PAGE, PAGE.pack(checksum, len(data)), page=data)
+            peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data)

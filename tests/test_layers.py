@@ -67,6 +67,7 @@ LINES = {
     "guesses of matchers that end no request and delay no mask": 150,
     "KV events for routers": 550,
     "KV in host memory": 850,
+    "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,
     "peers: prefill and decode apart": 1_740,
@@ -86,7 +87,7 @@ LINES = {
     "tiers below host memory: disk, Redis, plug-ins": 1_600,
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tools and reasoning": 1_750,
-    "weights that change while an engine runs": 400,
+    "weights that change while an engine runs, and come back with a process that follows": 440,
 }
 """Lines of Python in the package, at most, by what brought them. A change that needs more adds its own row."""
 AT_MOST = {

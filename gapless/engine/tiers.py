@@ -14,7 +14,7 @@ from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
-from gapless.tiers.peer import PeerTier, PeerWorker
+from gapless.tiers.peer import PeerWorker, open_peer_tier
 from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
@@ -74,7 +74,9 @@ class EngineTiers:
         for kind in self.kinds:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
-            self._workers.append(self._open(kind, setup, self._ring))
+            worker = self._open(kind, setup, self._ring)
+            worker.start()
+            self._workers.append(worker)
         self._below = transfers.attach(self._workers)
 
     def _ring(self) -> None:
@@ -90,7 +92,7 @@ class EngineTiers:
         if not self._config.peer_plan:  # only now: serve --pd gives the roles to its children
             raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
         plan = with_key(self._config.peer_plan, self._config.kv_peer_key_file)
-        return PeerWorker(kind, PeerTier(setup, plan), ring)
+        return PeerWorker(kind, open_peer_tier(setup, plan), ring)
 
     def close(self) -> None:
         """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""

@@ -15,8 +15,10 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from hashlib import sha256
+from typing import Any
 
 from gapless.tiers.seam import Found, Namespace
 
@@ -29,16 +31,16 @@ MAX_FETCH = 64
 """Pages of one fetch"""
 MAX_NAME = 512
 """Bytes of the name of a request"""
-_MAGIC = b"gaplessP2"
+_MAGIC = b"gaplessP3"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
 ASK = struct.Struct("<BI")
 """Begins a question: bytes of the request's name, keys"""
-PAGE = struct.Struct("<qI")
-"""Stands before a page: checksum, bytes"""
-LENT = struct.Struct("<qIQ")
-"""Checksum, bytes, and where they begin in the memory that the taker has mapped"""
+PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
+"""Stands before a page: its key, checksum, bytes"""
+LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
+"""Key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
 MEMORY = struct.Struct("<?")
 """Whether a file follows"""
 ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
@@ -66,7 +68,11 @@ class FrameKind(IntEnum):
     MEMORY = 11
     """It may, or not; the file comes with the frame."""
     LENT = 12
-    """A page in that memory. It stays as it is until the taker's next frame, which may be a FETCH of nothing."""
+    """A page in that memory. It stays as it is until the taker's next frame, if that comes in time."""
+    RETURN = 13
+    """The taker has copied what was lent."""
+    RETURNED = 14
+    """It was the same page until then. The answer to a RETURN in time; after that the connection has ended."""
 
 
 LIMITS = {
@@ -82,6 +88,8 @@ LIMITS = {
     FrameKind.MAP: 0,
     FrameKind.MEMORY: MEMORY.size,
     FrameKind.LENT: LENT.size,
+    FrameKind.RETURN: 0,
+    FrameKind.RETURNED: 0,
 }
 
 
@@ -96,13 +104,18 @@ class PeerRefused(PeerError):
 class FrameSocket:
     """A connection whose every read and write has an end."""
 
-    def __init__(self, raw: socket.socket, tls: ssl.SSLContext | None = None, host: str = "") -> None:
+    def __init__(
+        self, raw: socket.socket, tls: ssl.SSLContext | None = None, host: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         """Take over a connection; with `tls`, `secure` comes first. `host` is that of a peer that was connected to."""
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             raw = tls.wrap_socket(raw, not host, do_handshake_on_connect=False, server_hostname=host or None)
-        self._raw = raw
+        self._raw, self._clock = raw, clock
+        self._wire: Any = super(ssl.SSLSocket, raw) if isinstance(raw, ssl.SSLSocket) else raw
+        """What is below TLS"""
 
     def secure(self) -> None:
         """Have both sides show their certificates, where there is TLS. Raises PeerRefused, OSError."""
@@ -123,7 +136,7 @@ class FrameSocket:
 
     def receive(self, *kinds: FrameKind, seconds: float = SECONDS) -> tuple[FrameKind, bytes]:
         """Return the next frame, which must be one of these. Raises OSError."""
-        until = time.monotonic() + seconds
+        until = self._clock() + seconds
         head = bytearray(_HEAD.size)
         self.fill(memoryview(head), until)
         number, length = _HEAD.unpack(head)
@@ -137,7 +150,7 @@ class FrameSocket:
     def fill(self, memory: memoryview, until: float) -> None:
         """Read as many bytes as fit into this memory. Raises OSError."""
         while memory:
-            left = until - time.monotonic()
+            left = until - self._clock()
             if left <= 0:
                 raise PeerError("the peer was late")
             self._raw.settimeout(left)
@@ -170,9 +183,9 @@ class FrameSocket:
             raise PeerError("the peer sent something else than its memory")
         return files[0] if files else -1
 
-    def wait(self) -> bool:
-        """Wait, however long, until the peer says something; return whether that is more than its end."""
-        self._raw.settimeout(None)
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the peer says something; return whether that is more than its end. Raises OSError."""
+        self._raw.settimeout(seconds)
         return bool(self._peek())
 
     @property
@@ -191,7 +204,7 @@ class FrameSocket:
         """End what another thread waits for here."""
         try:
             # Not SSLSocket's: from then on the other thread would read and send without TLS.
-            socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
+            self._wire.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended
             return
 
@@ -200,7 +213,7 @@ class FrameSocket:
 
     def _peek(self) -> bytes:
         """Return the next byte on the wire, which stays there. As each frame begins a record, TLS holds none back."""
-        return socket.socket.recv(self._raw, 1, socket.MSG_PEEK)
+        return bytes(self._wire.recv(1, socket.MSG_PEEK))
 
 
 def keys_in(body: bytes, count: int) -> list[bytes]:

@@ -34,6 +34,8 @@ from gapless.tiers.shelf import Shelf, ShelfPage
 MAX_CONNECTIONS = 64
 LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
+LEASE_SECONDS = 10.0
+"""How long a peer may take to copy what it was lent. Then its connection ends, and the places serve others."""
 
 log = logging.getLogger("gapless.tiers")
 
@@ -105,20 +107,11 @@ class PeerServer:
                 thread.start()
 
     def _serve(self, peer: FrameSocket) -> None:
-        lent, shared = list[ShelfPage](), False
+        session = PeerSession(peer, self._shelf)
         try:
             admit(peer, self._key, self._namespace)
-            while peer.wait():
-                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP)
-                self._shelf.give_back(lent)
-                lent.clear()
-                if kind is FrameKind.ASK:
-                    self._answer(peer, body)
-                elif kind is FrameKind.FETCH:
-                    self._send(peer, body, lent, shared)
-                else:
-                    shared = peer.local and self._shelf.memory.fd >= 0
-                    peer.send_memory(self._shelf.memory.fd if shared else -1)
+            while session.turn():
+                pass
         except PeerRefused as error:
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
@@ -126,33 +119,73 @@ class PeerServer:
         except OSError as error:  # it may come again
             log.debug("a peer has gone: %s", error)
         finally:
-            self._shelf.give_back(lent)
+            session.end()
             with self._lock:
                 del self._connections[peer]
-            peer.close()
 
-    def _answer(self, peer: FrameSocket, body: bytes) -> None:
+
+class PeerSession:
+    """The giving side of one connection.
+
+    Pages that are lent keep their places until the peer says something else, or for LEASE_SECONDS. A peer that is later
+    than that may still read, and sees other pages there: it finds the connection ended, and counts none of them.
+    """
+
+    def __init__(self, peer: FrameSocket, shelf: Shelf, shared: bool = False) -> None:
+        """`shared`: whether the peer has mapped the shelf's memory."""
+        self.lent: list[ShelfPage] = []
+        self._peer, self._shelf, self._shared = peer, shelf, shared
+
+    def turn(self) -> bool:
+        """Wait for a frame and answer it; false when the peer has closed. Raises OSError."""
+        if not self._peer.wait(LEASE_SECONDS if self.lent else None):
+            return False
+        kind, body = self._peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN)
+        self._take_back()
+        if kind is FrameKind.ASK:
+            self._answer(body)
+        elif kind is FrameKind.FETCH:
+            self._send(body)
+        elif kind is FrameKind.RETURN:
+            self._peer.send(FrameKind.RETURNED)
+        else:
+            self._shared = self._peer.local and self._shelf.memory.fd >= 0
+            self._peer.send_memory(self._shelf.memory.fd if self._shared else -1)
+        return True
+
+    def end(self) -> None:
+        """Close the connection, and only then take back what is lent: the peer must not believe what it reads later."""
+        self._peer.stop()
+        self._take_back()
+        self._peer.close()
+
+    def _take_back(self) -> None:
+        self._shelf.give_back(self.lent)
+        self.lent.clear()
+
+    def _answer(self, body: bytes) -> None:
         if len(body) < ASK.size:
             raise PeerError("a question without a beginning")
         length, count = ASK.unpack_from(body)
         name = body[ASK.size : ASK.size + length].decode(errors="replace")
         keys = keys_in(body[ASK.size + length :], count)
-        peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))
+        self._peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))
 
-    def _send(self, peer: FrameSocket, body: bytes, lent: list[ShelfPage], shared: bool) -> None:
+    def _send(self, body: bytes) -> None:
         """Send the pages, or where they are in memory that the peer has mapped; these are lent from then on."""
         for key in keys_in(body, len(body) // KEY_BYTES):
             page = self._shelf.lend(key)
             if page is None:
-                peer.send(FrameKind.GONE)
+                self._peer.send(FrameKind.GONE)
                 return
-            lent.append(page)
-            if shared:
+            self.lent.append(page)
+            if self._shared:
                 start = page.place * self._shelf.memory.place_bytes
-                peer.send(FrameKind.LENT, LENT.pack(page.checksum, len(page.data), start))
+                self._peer.send(FrameKind.LENT, LENT.pack(page.key, page.checksum, len(page.data), start))
             else:
-                peer.send(FrameKind.PAGE, PAGE.pack(page.checksum, len(page.data)), page=page.data)
-                self._shelf.give_back([lent.pop()])
+                head = PAGE.pack(page.key, page.checksum, len(page.data))
+                self._peer.send(FrameKind.PAGE, head, page=page.data)
+                self._shelf.give_back([self.lent.pop()])
 
 
 def _listen(address: PeerAddress) -> socket.socket:

@@ -78,6 +78,27 @@ class LinkLoad:
         return JobEnd(self.job, tuple(self.checksums), done < len(self.pages) and not self.cancelled, nbytes)
 
 
+class PeerCaller:
+    """Connects to a peer that has the key, and pages of the same."""
+
+    def __init__(
+        self, address: PeerAddress, key: bytes, namespace: Namespace, tls: ssl.SSLContext | None = None
+    ) -> None:  # fmt: skip
+        """A unix socket does without TLS."""
+        self.address = address
+        self._key, self._namespace = key, namespace
+        self._tls = None if address.path else tls
+
+    def connect(self) -> FrameSocket:
+        """Return a connection that has not begun. Raises OSError."""
+        return FrameSocket(_connection(self.address), self._tls, self.address.host)
+
+    def greet(self, peer: FrameSocket) -> Bytes | None:
+        """Begin; return the peer's pages where it is a process of this host. Raises PeerRefused, OSError."""
+        greet(peer, self._key, self._namespace)
+        return _memory_of(peer) if peer.local else None
+
+
 class PeerLink:
     """A connection that is made in the background, and made again a while after each failure.
 
@@ -85,27 +106,30 @@ class PeerLink:
     """
 
     def __init__(
-        self, address: PeerAddress, key: bytes, namespace: Namespace, copies: Copies,
-        ended: Callable[[JobEnd], None], back_off: float = FIRST_BACK_OFF, tls: ssl.SSLContext | None = None,
+        self, caller: PeerCaller, copies: Copies, back_off: float = FIRST_BACK_OFF,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`ended` is called, from the thread, with the end of each load. A unix socket does without TLS."""
-        self.address = address
+        self.address = caller.address
         self.error = ""
         """Why there is no connection"""
-        self._key, self._namespace, self._copies, self._ended = key, namespace, copies, ended
+        self.ended: deque[JobEnd] = deque()
+        """Ends of loads"""
+        self._caller, self._copies, self._clock = caller, copies, clock
         self._first = self._back_off = back_off
-        self._tls = None if address.path else tls
         self._peer: FrameSocket | None = None
         self._memory: Bytes | None = None
-        """The peer's pages, where it is a process of this host"""
         self._tried = self._next_try = 0.0
         self._orders: deque[LinkQuestion | LinkLoad] = deque()
         self._open: list[LinkQuestion] = []
         self._current: LinkLoad | None = None
         self._closing = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"gapless-peer-{address}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"gapless-peer-{self.address}", daemon=True)
+
+    def start(self) -> PeerLink:
+        """Begin to connect, on a thread."""
         self._thread.start()
+        return self
 
     # For the tier.
 
@@ -143,35 +167,41 @@ class PeerLink:
     def _run(self) -> None:
         while not self._closing:
             self._wake.clear()
-            order = self._next()
-            if order is not None:
-                self._do(order)
-            elif self._peer is None and time.monotonic() >= self._next_try:
-                self._safely(self._connect)
-            else:
+            if not self.turn():
                 self._wake.wait(self._pause())
         while self._orders:
             order = self._orders.popleft()
             if isinstance(order, LinkLoad):
-                self._ended(order.end())
+                self.ended.append(order.end())
         self._lose()
+
+    def turn(self) -> bool:
+        """Do what is due next; return whether something was."""
+        order = self._next()
+        if order is not None:
+            self._do(order)
+        elif self._peer is None and self._clock() >= self._next_try:
+            self._safely(self._connect)
+        else:
+            return False
+        return True
 
     def _next(self) -> LinkQuestion | LinkLoad | None:
         if self._orders:
             return self._orders.popleft()
-        now = time.monotonic()
+        now = self._clock()
         self._open = [question for question in self._open if question.open and now < question.until]
         return next((question for question in self._open if now >= question.due), None)
 
     def _pause(self) -> float | None:
         times = [question.due for question in self._open]
         times += [self._next_try] if self._peer is None else []
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return max(0.0, min(times) - self._clock()) if times else None
 
     def _do(self, order: LinkQuestion | LinkLoad) -> None:
         if isinstance(order, LinkQuestion):
             if self._safely(lambda: self._ask(order)) and order.open:
-                order.due = time.monotonic() + REPEAT_SECONDS
+                order.due = self._clock() + REPEAT_SECONDS
                 if order not in self._open:
                     self._open.append(order)
             else:
@@ -183,7 +213,7 @@ class PeerLink:
                 self._safely(lambda: self._fetch(order))
         finally:
             self._current = None
-            self._ended(order.end())
+            self.ended.append(order.end())
 
     def _ask(self, question: LinkQuestion) -> None:
         peer, name = self._connected(bool(question.name)), question.name.encode()
@@ -209,20 +239,24 @@ class PeerLink:
             if kind is FrameKind.GONE:
                 break
             form = LENT if kind is FrameKind.LENT else PAGE
-            if len(body) != form.size or (said := form.unpack(body))[1] != len(page.slot):
-                raise PeerError("the peer sent a page of another size")
+            if len(body) != form.size:
+                raise PeerError("the peer sent a page without its name")
+            key, checksum, nbytes, *start = form.unpack(body)
+            if key != page.key or nbytes != len(page.slot):
+                raise PeerError("the peer sent another page than it was asked for")
             if kind is FrameKind.PAGE:
                 if lent:
                     raise PeerError("the peer lent some pages and sent others")
-                peer.fill(page.slot, time.monotonic() + SECONDS)
-                load.checksums.append(said[0])
+                peer.fill(page.slot, self._clock() + SECONDS)
+                load.checksums.append(checksum)
             else:
-                lent.append((page.slot, said[0], said[2]))
+                lent.append((page.slot, checksum, *start))
         if lent and not load.cancelled:
             slots, checksums, starts = zip(*lent, strict=True)
             self._copies.each(self._copy, slots, starts)
+            peer.send(FrameKind.RETURN)
+            peer.receive(FrameKind.RETURNED)  # otherwise the places may have served other pages meanwhile
             load.checksums += checksums
-            peer.send(FrameKind.FETCH)  # of nothing: what was lent is given back
 
     def _copy(self, slot: memoryview, start: int) -> None:
         if self._memory is None or start + len(slot) > len(self._memory):
@@ -235,7 +269,7 @@ class PeerLink:
             self._lose()
             self._tried, self._next_try, self._back_off = 0.0, 0.0, self._first
         if self._peer is None:
-            if time.monotonic() < (self._tried + self._first if named else self._next_try):
+            if self._clock() < (self._tried + self._first if named else self._next_try):
                 raise PeerError(self.error)
             self._connect()
         assert self._peer is not None
@@ -243,11 +277,10 @@ class PeerLink:
 
     def _connect(self) -> None:
         try:
-            self._peer = peer = FrameSocket(_connection(self.address), self._tls, self.address.host)
+            self._peer = peer = self._caller.connect()
             if self._closing:  # `close` may have come too early to stop it
                 raise PeerError("this engine ends")
-            greet(peer, self._key, self._namespace)
-            self._memory = _memory_of(peer) if peer.local else None
+            self._memory = self._caller.greet(peer)
         except OSError:
             self._lose()
             raise
@@ -273,7 +306,7 @@ class PeerLink:
         if self._peer is not None:
             self._peer.close()
             self._peer = self._memory = None
-        self._tried = time.monotonic()
+        self._tried = self._clock()
         self._next_try = self._tried + self._back_off
         self._back_off = min(2 * self._back_off, LAST_BACK_OFF)
 

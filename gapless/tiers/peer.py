@@ -14,7 +14,7 @@ from itertools import takewhile
 from gapless.base.peers import PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.tiers.giving import PeerServer
-from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerLink
+from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerCaller, PeerLink
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
@@ -32,24 +32,20 @@ MAX_PLACES = 65_536
 class PeerTier:
     """Gives pages to peers where it listens, and takes pages from the peers that it knows."""
 
-    def __init__(self, setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> None:
-        """Listen, and begin to connect. Raises ConfigError."""
-        namespace = setup.namespace
-        gives, takes = tls_of(plan.tls, gives=True), tls_of(plan.tls, gives=False)
-        self.shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, max(setup.slot_bytes))
+    def __init__(
+        self, shelf: Shelf, links: Sequence[PeerLink], copies: Copies, server: PeerServer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.shelf, self.server = shelf, server
+        self.links = {str(link.address): link for link in links}
         self._ended: deque[JobEnd] = deque()
-        self._copies = Copies()
-        self.server = PeerServer(plan.listen, plan.key, namespace, self.shelf, gives) if plan.listen else None
-        self.links = {
-            str(peer): PeerLink(peer, plan.key, namespace, self._copies, self._ended.append, back_off, takes)
-            for peer in plan.peers
-        }
+        self._copies, self._clock = copies, clock
         self._asked: dict[Hashable, list[LinkQuestion]] = {}
         self._has: OrderedDict[bytes, PeerLink] = OrderedDict()
         """The peer that has a page, where one said so"""
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        return self.lookup_for(tuple(keys), keys, NO_TRANSFER, time.monotonic() + LOOKUP_SECONDS)
+        return self.lookup_for(tuple(keys), keys, NO_TRANSFER, self._clock() + LOOKUP_SECONDS)
 
     def lookup_for(
         self, number: Hashable, keys: Sequence[bytes], transfer: KVTransfer, until: float
@@ -60,7 +56,7 @@ class PeerTier:
         that has most of it.
         """
         if number not in self._asked:
-            now = time.monotonic()
+            now = self._clock()
             self._asked = {one: asked for one, asked in self._asked.items() if asked[0].until > now}
             links = [link for name, link in self.links.items() if transfer.peer in ("", name)]
             if not links:
@@ -94,7 +90,8 @@ class PeerTier:
             link.load(job, pages)
 
     def poll(self) -> list[JobEnd]:
-        return [self._ended.popleft() for _ in range(len(self._ended))]
+        every = [self._ended, *[link.ended for link in self.links.values()]]
+        return [ended.popleft() for ended in every for _ in range(len(ended))]
 
     def touch(self, keys: Sequence[bytes]) -> None:
         self.shelf.find("", keys)
@@ -117,18 +114,30 @@ class PeerTier:
         self._copies.close()
 
 
+def open_peer_tier(setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> PeerTier:
+    """Listen, and begin to connect. Raises ConfigError."""
+    gives, takes = tls_of(plan.tls, gives=True), tls_of(plan.tls, gives=False)
+    shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, max(setup.slot_bytes))
+    server = PeerServer(plan.listen, plan.key, setup.namespace, shelf, gives) if plan.listen else None
+    copies = Copies()
+    callers = [PeerCaller(peer, plan.key, setup.namespace, takes) for peer in plan.peers]
+    return PeerTier(shelf, [PeerLink(caller, copies, back_off).start() for caller in callers], copies, server)
+
+
 class PeerWorker(TierWorker):
     """The thread of a peer tier, which also hears of requests that peers name."""
 
-    def __init__(self, name: str, tier: PeerTier, ring: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, tier: PeerTier, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         self._peer = tier
-        super().__init__(name, tier, ring)
+        super().__init__(name, tier, ring, clock)
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
 
     def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
         """Ask which of these keys peers have; what a request claims may be still to come."""
-        late_at = time.monotonic() + IN_TIME * seconds
+        late_at = self._clock() + IN_TIME * seconds
         self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def begin(self, name: str) -> None:

@@ -30,7 +30,7 @@ class PageMemory:
     """Places of one size. `fd` is what another process maps; -1 where the system has no such files."""
 
     def __init__(self, places: int, place_bytes: int) -> None:
-        self.place_bytes = place_bytes
+        self.places, self.place_bytes = places, place_bytes
         self.nbytes = places * place_bytes
         self.fd = _file(self.nbytes)
         memory = mmap.mmap(self.fd, self.nbytes)

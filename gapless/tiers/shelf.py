@@ -28,6 +28,7 @@ MAX_NAMES = 65_536
 class ShelfPage(NamedTuple):
     """A page on the shelf."""
 
+    key: bytes
     place: int
     data: memoryview
     checksum: int
@@ -56,7 +57,7 @@ class Shelf:
         """Places of pages that are gone, and still lent"""
         self._clock = clock
         self._lock = threading.Lock()
-        self._pages: OrderedDict[bytes, ShelfPage] = OrderedDict()
+        self.pages: OrderedDict[bytes, ShelfPage] = OrderedDict()
         """The oldest first, in the order of `until`"""
         self._names: OrderedDict[str, NamedRequest] = OrderedDict()
         self.used = 0
@@ -70,7 +71,7 @@ class Shelf:
             return False
         with self._lock:
             # A page that is here is the same page: its bytes follow from its key.
-            if (known := self._pages.pop(key, None)) is not None:
+            if (known := self.pages.pop(key, None)) is not None:
                 self._lay(key, known)
                 return True
             if not self._free and (oldest := self._oldest()) is not None:
@@ -80,7 +81,10 @@ class Shelf:
             place = self._free.pop()
         self.memory.write(place, data)
         with self._lock:
-            self._lay(key, ShelfPage(place, self.memory.read(place, len(data)), checksum, 0.0))
+            if key in self.pages:  # another thread had the same page
+                self._free.append(place)
+                return True
+            self._lay(key, ShelfPage(key, place, self.memory.read(place, len(data)), checksum, 0.0))
             self.used += len(data)
         return True
 
@@ -105,14 +109,14 @@ class Shelf:
             self._expire()
             lacks = Found.PENDING if name and self._pending(name) else Found.MISS
             for key in (keys := list(keys)):
-                if (page := self._pages.pop(key, None)) is not None:
+                if (page := self.pages.pop(key, None)) is not None:
                     self._lay(key, page)
-            return [Found.HIT if key in self._pages else lacks for key in keys]
+            return [Found.HIT if key in self.pages else lacks for key in keys]
 
     def lend(self, key: bytes) -> ShelfPage | None:
         """Return a page, whose bytes stay as they are until `give_back`."""
         with self._lock:
-            if (page := self._pages.get(key)) is not None:
+            if (page := self.pages.get(key)) is not None:
                 self._lent[page.place] += 1
             return page
 
@@ -132,14 +136,27 @@ class Shelf:
         with self._lock:
             self._expire()
 
+    @property
+    def lent(self) -> int:
+        """Return how many places have readers."""
+        return len(self._lent)
+
+    def check(self) -> None:
+        """Assert the accounting of places (tests, debugging)."""
+        with self._lock:
+            held = [*self._free, *self._left, *[page.place for page in self.pages.values()]]
+            assert sorted(held) == list(range(self.memory.places)), "a place is lost, or serves twice"
+            assert self._left <= self._lent.keys(), "a place waits for a reader that is gone"
+            assert self.used == sum(len(page.data) for page in self.pages.values())
+
     # With the lock held.
 
     def _oldest(self) -> bytes | None:
         """Return the page that makes room: that no reader has."""
-        return next((key for key, page in self._pages.items() if page.place not in self._lent), None)
+        return next((key for key, page in self.pages.items() if page.place not in self._lent), None)
 
     def _remove(self, key: bytes) -> None:
-        if (page := self._pages.pop(key, None)) is not None:
+        if (page := self.pages.pop(key, None)) is not None:
             self.used -= len(page.data)
             if page.place in self._lent:
                 self._left.add(page.place)
@@ -147,12 +164,12 @@ class Shelf:
                 self._free.append(page.place)
 
     def _lay(self, key: bytes, page: ShelfPage) -> None:
-        self._pages[key] = page._replace(until=self._clock() + PAGE_SECONDS)
+        self.pages[key] = page._replace(until=self._clock() + PAGE_SECONDS)
 
     def _expire(self) -> None:
         now = self._clock()
-        while self._pages and next(iter(self._pages.values())).until <= now:
-            self._remove(next(iter(self._pages)))
+        while self.pages and next(iter(self.pages.values())).until <= now:
+            self._remove(next(iter(self.pages)))
         while self._names:
             name, known = next(iter(self._names.items()))
             if len(self._names) <= MAX_NAMES and known.until + NAME_SECONDS > now:

@@ -50,14 +50,16 @@ class TierWorker:
     A tier that raises has failed the job, and has none of the keys: the thread goes on.
     """
 
-    def __init__(self, name: str, tier: KVTier, ring: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, tier: KVTier, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`ring` is called, from the thread, when there is news."""
         self.name = name
         self.error = ""
         """What the tier raised last"""
         self._tier = tier
         self._room = (0, 0)
-        self._ring = ring
+        self._ring, self._clock = ring, clock
         self._quick: deque[TierQuestion | Callable[[], None]] = deque()
         self._loads: deque[TierJob] = deque()
         self._stores: deque[TierJob | Callable[[], None]] = deque()
@@ -69,6 +71,9 @@ class TierWorker:
         self._wake = threading.Event()
         self._closes_at = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to take orders."""
         self._thread.start()
 
     # For the loop.
@@ -76,12 +81,12 @@ class TierWorker:
     def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
         """Ask which of these keys the tier has. What it cannot say within `seconds` it has not: those who ask wait no
         longer, so the answer goes out a little before."""
-        late_at = time.monotonic() + IN_TIME * seconds
+        late_at = self._clock() + IN_TIME * seconds
         self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
         """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
-        self._send(self._loads, TierJob(job, pages, True, time.monotonic() + seconds))
+        self._send(self._loads, TierJob(job, pages, True, self._clock() + seconds))
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
@@ -109,7 +114,7 @@ class TierWorker:
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Store what is waiting, as far as it gets within `seconds`, and close the tier."""
-        self._closes_at = time.monotonic() + seconds
+        self._closes_at = self._clock() + seconds
         self._wake.set()
         self._thread.join(seconds)
 
@@ -123,7 +128,7 @@ class TierWorker:
         self._look_at_room()
         while True:
             self._wake.clear()
-            busy = self._turn()
+            busy = self.turn()
             if self._closes(bool(self._ordered or self._begun)):
                 break
             if not busy:
@@ -132,9 +137,9 @@ class TierWorker:
 
     def _closes(self, busy: bool) -> bool:
         closing = self._closes_at < float("inf")
-        return closing and (not busy or time.monotonic() > self._closes_at)
+        return closing and (not busy or self._clock() > self._closes_at)
 
-    def _turn(self) -> bool:
+    def turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""
         if self._quick:
             self._do(self._quick.popleft())
@@ -162,7 +167,7 @@ class TierWorker:
 
     def _begin(self, job: TierJob) -> None:
         self._begun[job.number] = job
-        self._began[job.number] = now = time.monotonic()
+        self._began[job.number] = now = self._clock()
         if now > job.late_at:
             self._end(JobEnd(job.number, ()))
             return
@@ -177,7 +182,7 @@ class TierWorker:
         if self._begun.pop(end.job, None) is not None:
             self._cancelled.discard(end.job)
             self._look_at_room()
-            self._tell(end._replace(seconds=time.monotonic() - self._began.pop(end.job)))
+            self._tell(end._replace(seconds=self._clock() - self._began.pop(end.job)))
 
     def _look_at_room(self) -> None:
         def look() -> tuple[int, int]:
@@ -186,7 +191,7 @@ class TierWorker:
         self._room = self._safely(look) or self._room
 
     def _cancel_late(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         for number, job in [*self._begun.items()]:
             if now > job.late_at and number not in self._cancelled:
                 self._cancelled.add(number)
@@ -199,7 +204,7 @@ class TierWorker:
             answers = self._safely(lambda one=question, places=places: self._look(one, places))  # type: ignore[misc]
             for place, found in zip(places, answers or [Found.MISS] * len(places), strict=True):
                 question.found[place] = found
-            if Found.PENDING not in question.found or time.monotonic() > question.late_at:
+            if Found.PENDING not in question.found or self._clock() > question.late_at:
                 self._asking.remove(question)
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
 

@@ -35,6 +35,8 @@ class Engine:
         setup = TierSetup(str(target), 1 << 20, NAMESPACE, tuple(transfers.memory), (transfers.stride(0),))
         self.tiers = [factory(setup) for factory in factories]
         self.workers = [TierWorker(str(place), tier, self.loop.bell.ring) for place, tier in enumerate(self.tiers)]
+        for worker in self.workers:
+            worker.start()
         self.below = transfers.host.attach(self.workers, transfers.slot, lookup_ns)
         self.keys = 0
 

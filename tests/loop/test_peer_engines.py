@@ -17,7 +17,7 @@ from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
 from gapless.testing.sim import SimDevice
 from gapless.tiers.frames import PeerError
-from gapless.tiers.peer import PeerTier, PeerWorker
+from gapless.tiers.peer import PeerWorker, open_peer_tier
 from gapless.tiers.seam import Found, Namespace, TierSetup, key_of
 
 NAMESPACE = Namespace.of({"model": "checksum"})
@@ -34,8 +34,9 @@ class Side:
         setup = TierSetup("", shelf, namespace, tuple(transfers.memory), (transfers.stride(0),))
         listens = PeerAddress(path=str(listen)) if listen else None
         peers = (PeerAddress(path=str(peer)),) if peer else ()
-        self.tier = PeerTier(setup, PeerPlan(listens, peers, key), back_off=0.02)
+        self.tier = open_peer_tier(setup, PeerPlan(listens, peers, key), back_off=0.02)
         self.worker = PeerWorker("peer", self.tier, self.loop.bell.ring)
+        self.worker.start()
         self.below = transfers.attach([self.worker])
         (self.counts,) = self.below.counts
         self.keys = 0
@@ -313,8 +314,8 @@ def test_a_prefiller_that_dies_costs_a_computation(state, side, tmp_path, monkey
     else:
 
         def loading(job, pages):
-            left = iter([prefiller.tier.shelf.get(page.key) for page in pages[:3]])
-            prefiller.tier.shelf.get = lambda key: next(left, None) or dies()
+            left = iter([prefiller.tier.shelf.lend(page.key) for page in pages[:3]])
+            prefiller.tier.shelf.lend = lambda key: next(left, None) or dies()
             fill(job, pages)
 
         decoder.tier.load = loading

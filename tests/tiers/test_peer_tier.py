@@ -18,7 +18,7 @@ from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, 
 from gapless.base.records import KVTransfer
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
-from gapless.tiers.peer import PeerTier
+from gapless.tiers.peer import open_peer_tier
 from gapless.tiers.seam import Found, Namespace
 from gapless.tiers.shared import PageMemory, mapped
 from gapless.tiers.shelf import Shelf
@@ -75,8 +75,8 @@ def connected(path):
 def test_pages_arrive_over_tcp_too(opened):
     address = PeerAddress("127.0.0.1", free_port())
     setup = setup_of("")
-    giver = opened(PeerTier(setup, PeerPlan(address, (), KEY)))
-    taker = opened(PeerTier(setup, PeerPlan(None, (address,), KEY)))
+    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    taker = opened(open_peer_tier(setup, PeerPlan(None, (address,), KEY)))
     stored(giver, setup, 0, 1, 2)
     assert has(taker, 2, 7, 0) == [True, False, True]
     end, got = loaded(taker, setup, 0, 2)
@@ -105,7 +105,7 @@ def test_a_taker_that_does_not_ask_for_a_proof_gets_nothing_either(opened, path,
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer = FrameSocket(connected(path))
-    peer.send(FrameKind.HELLO, b"gaplessP2" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP3" + bytes(32) + setup.namespace.digest)
     proof = peer.receive(FrameKind.CHALLENGE)[1][-32:]
     peer.send(FrameKind.PROOF, proof, setup.namespace.text.encode())  # the giver's own, back to it
     with pytest.raises(frames.PeerError, match="closed"):
@@ -255,6 +255,21 @@ def test_a_shelf_that_is_all_lent_refuses_pages():
     assert shelf.put(key(1), memoryview(content(1)), 1)
 
 
+def test_a_page_that_two_threads_put_at_once_has_one_place(monkeypatch):
+    shelf = Shelf(2 * SLOT, SLOT)
+    write = shelf.memory.write
+
+    def meanwhile(place, data):
+        monkeypatch.setattr(shelf.memory, "write", write)
+        assert shelf.put(key(0), data, 0)
+        write(place, data)
+
+    monkeypatch.setattr(shelf.memory, "write", meanwhile)
+    assert shelf.put(key(0), memoryview(content(0)), 0)
+    shelf.check()
+    assert shelf.used == SLOT and shelf.put(key(1), memoryview(content(1)), 1) and shelf.used == 2 * SLOT
+
+
 def test_the_shelf_knows_requests_for_a_while():
     clock = Hand()
     shelf = Shelf(SLOT, SLOT, clock)
@@ -301,7 +316,10 @@ def test_a_peer_that_does_not_answer_is_late_after_a_second(mood, wrong, opened,
     assert found == [Found.MISS] and 0.9 < seconds < 1.4
 
 
-@pytest.mark.parametrize("mood", ["torn page", "dies", "long page", "short page", "gone", "wrong frame", "stuck"])
+MOODS = ["torn page", "dies", "long page", "short page", "another page", "gone", "wrong frame", "stuck"]
+
+
+@pytest.mark.parametrize("mood", MOODS)
 def test_a_load_that_goes_wrong_keeps_the_pages_before(mood, wrong):
     peer, taker, setup = wrong
     assert has(taker, 0, 1, 2) == [True] * 3
@@ -339,17 +357,44 @@ def test_a_page_that_is_read_in_place_keeps_its_place_until_the_load_has_ended(o
     memory = mapped(fd := raw.receive_memory())
     os.close(fd)
     raw.send(FrameKind.FETCH, key(0))
-    sum_, nbytes, start = frames.LENT.unpack(raw.receive(FrameKind.LENT)[1])
+    _, sum_, nbytes, start = frames.LENT.unpack(raw.receive(FrameKind.LENT)[1])
     for number in range(1, 6):
         stored(giver, setup, number)
         assert bytes(memory[start : start + nbytes]) == content(0) and sum_ == checksum(content(0))
-    raw.send(FrameKind.FETCH)
-    raw.send(FrameKind.ASK, frames.ASK.pack(0, 0))
-    raw.receive(FrameKind.ANSWER)
+    raw.send(FrameKind.RETURN)
+    raw.receive(FrameKind.RETURNED)
     for number in range(6, 8):
         stored(giver, setup, number)
     assert bytes(memory[start : start + nbytes]) != content(0), "its place serves others again"
     raw.close()
+
+
+def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answered_after_it(
+    opened, path, monkeypatch
+):
+    monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 0.1)
+    setup = setup_of("", pages=2)
+    giver = opened(giver_of(setup, path))
+    stored(giver, setup, 0, 1)
+    raw = FrameSocket(connected(path))
+    frames.greet(raw, KEY, setup.namespace)
+    raw.send(FrameKind.MAP)
+    os.close(raw.receive_memory())
+    raw.send(FrameKind.FETCH, key(0), key(1))
+    raw.receive(FrameKind.LENT)
+    raw.receive(FrameKind.LENT)
+    assert giver.shelf.lent == 2 and not giver.shelf.put(key(2), memoryview(content(2)), 2)
+    time.sleep(0.15)
+    until = time.monotonic() + 5
+    while giver.server.connections:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert giver.shelf.lent == 0 and giver.shelf.put(key(2), memoryview(content(2)), 2)
+    with pytest.raises(OSError):
+        raw.send(FrameKind.RETURN)
+        raw.receive(FrameKind.RETURNED)
+    raw.close()
+    giver.shelf.check()
 
 
 @pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink"])

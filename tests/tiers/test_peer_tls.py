@@ -18,7 +18,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, parse_peers, role_plan, with_key
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket, greet
-from gapless.tiers.peer import PeerTier
+from gapless.tiers.peer import open_peer_tier
 from gapless.tiers.tls import tls_of
 
 pytestmark = needs_openssl
@@ -71,11 +71,11 @@ def address():
 
 
 def giver_at(setup, address, files):
-    return PeerTier(setup, PeerPlan(address, (), KEY, files))
+    return open_peer_tier(setup, PeerPlan(address, (), KEY, files))
 
 
 def taker_of(setup, *addresses, files):
-    return PeerTier(setup, PeerPlan(None, addresses, KEY, files), 0.1)
+    return open_peer_tier(setup, PeerPlan(None, addresses, KEY, files), 0.1)
 
 
 def connected(address):
@@ -234,7 +234,7 @@ def test_a_page_that_is_read_slowly_ends_the_connection(tls, files):
 
     def give():
         with pytest.raises(OSError):
-            giver.send(FrameKind.PAGE, frames.PAGE.pack(0, len(page)), page=page, seconds=0.4)
+            giver.send(FrameKind.PAGE, frames.PAGE.pack(b"", 0, len(page)), page=page, seconds=0.4)
         failed.set()
 
     thread = threading.Thread(target=give)
@@ -272,7 +272,7 @@ def test_a_peer_with_another_key_is_refused_over_tls_too(opened, address, files,
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
     plan = PeerPlan(None, (address,), b"another key of the tests, long", files)
-    assert has(opened(PeerTier(setup, plan, 0.1)), 0) == [False]
+    assert has(opened(open_peer_tier(setup, plan, 0.1)), 0) == [False]
     assert "another key" in caplog.text
 
 

@@ -43,6 +43,7 @@ def rig():
         setup = setup_of("")
         tier = kind(setup, **options)
         workers.append(TierWorker("test", tier, Rung()))
+        workers[-1].start()
         return workers[-1], tier, setup
 
     yield open_
