@@ -230,11 +230,12 @@ class AsyncLLM:
         """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
 
         Requests that are open end with the old weights, later ones wait for the new ones, and find no KV of the old.
+        An update goes on when its caller does not wait for it any more. An engine that is restarted loads them again;
+        dtype, tokenizer, end-of-sequence ids and all else stay those of the start.
         Raises RequestError for what is refused, which changes nothing, EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
         await self._changes.make(lambda number: self.backend.update_weights(number, path))
-        self.backend.updated(path)
 
     # Text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from gapless.base.errors import GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
 from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
@@ -22,6 +23,8 @@ class MessageBackend:
         self._stats = Stats()
         self._before = Stats()
         """Counters of the cores that ran before this one."""
+        self._updates: dict[int, str] = {}
+        """Weights that the core was asked to load, by the number of the question"""
 
     def submit(self, request: Request) -> None:
         self._post(m.pack_request(request))
@@ -60,10 +63,26 @@ class MessageBackend:
 
     def update_weights(self, number: int, path: str) -> None:
         """Have the weights of this directory loaded, and Sink.changed called with this number."""
+        self._updates[number] = path
         self._post(m.UpdateWeights(number, path))
 
     def updated(self, path: str) -> None:
-        """These weights are in use: a core that follows this one begins with them."""
+        """The core uses these weights: one that follows it must too, whether their caller still waits or not."""
+
+    def changed(self, number: int, refusal: GaplessError | None) -> None:
+        """Take the core's answer to a change."""
+        path = self._updates.pop(number, None)
+        if path is not None and refusal is None:
+            self.updated(path)
+        self.sink.changed(number, refusal)
+
+    def came_up(self) -> None:
+        """Let requests go to the core, and have it send what the one before it sent."""
+        self._ready.set()
+        if self._watching:
+            self._post(m.SetWatching(True))
+        if self._sends_page_events:
+            self._post(m.SendPageEvents())
 
     def stats(self) -> Stats:
         """The last known numbers: gauges of the core that runs now; counters go on across restarts."""
@@ -102,14 +121,10 @@ class MessageBackend:
                         sink.page_events(events)
                     case m.Changed(number, names, refusal):
                         self.info = self.info._replace(adapters=names)
-                        sink.changed(number, refusal)
+                        self.changed(number, refusal)
                     case m.Ready(info):
                         self.info = info
-                        self._ready.set()
-                        if self._watching:
-                            self._post(m.SetWatching(True))
-                        if self._sends_page_events:
-                            self._post(m.SendPageEvents())
+                        self.came_up()
         finally:
             if tokens:
                 sink.tokens(*tokens)

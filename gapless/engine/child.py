@@ -202,7 +202,7 @@ class Child:
             frames = wire.receive()
         except ValueError as error:
             self._hang_up()
-            self._condemn(f"the engine process sent what does not follow the protocol: {error}")
+            self.condemn(f"the engine process sent what does not follow the protocol: {error}")
             return
         if not wire.open:
             self._hang_up()
@@ -214,11 +214,11 @@ class Child:
             finally:  # what came before a frame that is none is still good
                 self._receive(messages)
         except ValueError as error:  # msgspec's errors are ValueErrors too
-            self._condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+            self.condemn(f"the engine process sent a message that does not follow the protocol: {error}")
         except Exception as error:
             # A fault of this side. What was not delivered is lost, and its readers would wait for ever.
             log.critical("a message of the engine process could not be delivered", exc_info=error)
-            self._condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
+            self.condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 
     async def _read_control(self, pipe: asyncio.StreamReader) -> None:
         try:
@@ -227,7 +227,7 @@ class Child:
                 if line.strip():
                     self.hear(_on_control(line))
         except ValueError as error:  # also for a line without end
-            self._condemn(f"the engine process wrote something else than its life signs: {error}")
+            self.condemn(f"the engine process wrote something else than its life signs: {error}")
 
     def hear(self, message: m.OnControl) -> None:
         """Take a message of the process from before its socket is connected."""
@@ -255,9 +255,10 @@ class Child:
         while strikes < 2:  # two in a row: if it was this loop that slept, one round of reading settles it
             await asyncio.sleep(min(1.0, self._silence / 4))
             strikes = strikes + 1 if time.monotonic() - self._heard > self._silence else 0
-        self._condemn(f"the engine process gave no sign of life for {self._silence:g} s and was killed")
+        self.condemn(f"the engine process gave no sign of life for {self._silence:g} s and was killed")
 
-    def _condemn(self, reason: str) -> None:
+    def condemn(self, reason: str) -> None:
+        """Kill the process, for this reason."""
         self._died = EngineDeadError(reason)
         self.kill()
 

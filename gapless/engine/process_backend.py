@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, QueueFullError, RequestError
@@ -22,6 +21,8 @@ log = logging.getLogger("gapless.engine")
 CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
+SAME_WEIGHTS = 0
+"""The number of a backend's own change: a new process loads the weights of the one before it. Others are larger."""
 
 
 class ProcessBackend(MessageBackend):
@@ -44,6 +45,8 @@ class ProcessBackend(MessageBackend):
         self._silence = silence
         self._on_give_up = on_give_up
         self._child: Child | None = None
+        self._weights: str | None = None
+        """The directory of the weights that have taken the place of the model's own"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -77,7 +80,22 @@ class ProcessBackend(MessageBackend):
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
     def updated(self, path: str) -> None:
-        self._config = replace(self._config, model=path, load_format="auto")
+        self._weights = path
+
+    def came_up(self) -> None:
+        # It has started as its first predecessor did, and gets the weights in the same way: all else stays as it was.
+        if self._weights is None:
+            super().came_up()
+        else:
+            self._post(m.UpdateWeights(SAME_WEIGHTS, self._weights))
+
+    def changed(self, number: int, refusal: GaplessError | None) -> None:
+        if number != SAME_WEIGHTS:
+            super().changed(number, refusal)
+        elif refusal is None:
+            super().came_up()
+        elif self._child is not None:
+            self._child.condemn(f"the weights that were in use cannot be loaded again: {refusal}")
 
     def _post(self, message: m.ToCore) -> bool:
         return self._child is not None and self._child.send(message)
@@ -155,6 +173,7 @@ class ProcessBackend(MessageBackend):
 
     def _bury(self, error: GaplessError) -> None:
         self._ready.clear()
+        self._updates.clear()
         self._before = self._stats.counters()
         self._stats = self._before
         self._note_crash(error)

@@ -22,7 +22,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
 from gapless.engine import child, life, messages, process_backend, wire
 from gapless.engine.process_backend import ProcessBackend
-from gapless.testing.core import fake_logprobs, next_token
+from gapless.testing.core import FakeCore, fake_logprobs, next_token
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = EngineConfig()
@@ -63,6 +63,9 @@ class Recorder:
 
     def refused(self, key, error):
         self.refusals[key] = error
+        self._news.set()
+
+    def changed(self, number, error):
         self._news.set()
 
     def died(self, error):
@@ -252,6 +255,30 @@ async def test_three_crashes_are_enough(monkeypatch):
         assert not backend.ready()
         await sink.until(lambda: backend.pid is None)
         assert "SIGKILL" in str(given_up[0])
+
+
+async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serves_nothing(monkeypatch):
+    monkeypatch.setattr(process_backend, "MAX_BACKOFF", 0.05)
+    given_up = []
+    async with running(on_give_up=given_up.append) as (backend, sink):
+        backend.updated("weights that are gone")
+        os.kill(backend.pid, signal.SIGKILL)
+        await sink.until(lambda: sink.deaths)
+        while not given_up:
+            assert not backend.ready(), "it has other weights than the one before it"
+            await asyncio.sleep(0.005)
+        assert "weights that were in use cannot be loaded again: this core has no weights" in str(given_up[0])
+
+
+async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not(monkeypatch):
+    known, backend = [], ProcessBackend(CONFIG)
+    backend.sink, backend.info = Recorder(), FakeCore(VOCAB).info
+    monkeypatch.setattr(backend, "updated", known.append)
+    for number, refusal in ((1, RequestError("no", "model_path")), (2, None)):
+        backend.update_weights(number, f"weights {number}")
+        backend.receive([messages.Changed(number, (), refusal)])
+    backend.receive([messages.Changed(3, (), None)])
+    assert known == ["weights 2"]
 
 
 async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):

@@ -189,17 +189,25 @@ async def test_an_update_under_way_ends_with_the_engine(other):
         await update
 
 
-async def test_a_process_that_follows_one_that_died_begins_with_the_weights_loaded_last(other, wanted):
-    config = EngineConfig("demo", **OPTIONS)
+async def test_a_process_that_follows_one_that_died_is_what_that_was_though_no_caller_waited(wanted, tmp_path):
+    bare = checkpoint(tmp_path / "bare", dtype="bfloat16", torch_dtype="bfloat16")
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    config = EngineConfig("demo", **{**OPTIONS, "dtype": "auto"})
     backend = ProcessBackend(config)
     async with AsyncLLM.from_config(config, backend) as llm:
+        before = llm.info
         assert await run(llm, SHORT) == wanted[0][:16]
-        await llm.update_weights(str(other))
-        assert await run(llm, SHORT) == wanted[1][:16]
-        os.kill(backend.pid, signal.SIGKILL)
+        update = asyncio.create_task(llm.update_weights(str(bare)))
+        await asyncio.sleep(0)
+        update.cancel()
         async with asyncio.timeout(60):
+            while await run(llm, SHORT) != wanted[1][:16]:
+                await asyncio.sleep(0.05)
+            os.kill(backend.pid, signal.SIGKILL)
             while backend.ready():
                 await asyncio.sleep(0.01)
             while not backend.ready():
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.05)
         assert await run(llm, SHORT) == wanted[1][:16]
+        assert llm.info._replace(startup_seconds=()) == before._replace(startup_seconds=())
