@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from mutation.sites import NOT_YET, SITES
 from mutation.tools import Site
+from simulation.run import world_of
 from simulation.scenario import draw
-from simulation.world import World
 
 
 class Verdict(NamedTuple):
@@ -23,15 +23,15 @@ class Verdict(NamedTuple):
     how: str | None
 
 
-def try_site(site: Site, most_seeds: int, first: int = 0) -> Verdict:
+def try_site(site: Site, most_seeds: int, first: int | None = None) -> Verdict:
     """Run seeds on an engine without this protection until one fails."""
     for count in range(most_seeds):
-        scenario = draw(first + count)
+        scenario = draw((site.first if first is None else first) + count)
         if not site.where(scenario):
             continue
         try:
             with site.broken():
-                World(scenario, site.prepare).run()
+                world_of(scenario, site.prepare).run()
         except Exception as error:  # whatever a broken engine runs into
             _check_site(site, error)
             return Verdict(site, count + 1, _words(error))

@@ -33,17 +33,17 @@ def ended_when_begun() -> AbstractContextManager[None]:
     return replaced(TransferWay, "ended", ended)
 
 
-def evicted_under_a_transfer() -> AbstractContextManager[None]:
-    """A slot is given to another page while a load reads it."""
+def evicted_under_a_transfer(stores: bool) -> Callable[[], AbstractContextManager[None]]:
+    """A slot is given to another page while a load reads it, or a store fills it."""
 
     def take(original: Callable[..., PageCopy | None], self: GroupCopies, digest: bytes) -> PageCopy | None:
-        pinned = next((copy for copy in self.copies.values() if copy.pins and copy.checksum is not None), None)
-        if not self.free and pinned is not None:
-            del self.copies[pinned.digest]
-            self.free.append(pinned.slot)
+        held = [copy for copy in self.copies.values() if copy.pins and (copy.checksum is None) == stores]
+        if not self.free and held:
+            del self.copies[held[0].digest]
+            self.free.append(held[0].slot)
         return original(self, digest)
 
-    return replaced(GroupCopies, "take", take)
+    return lambda: replaced(GroupCopies, "take", take)
 
 
 def shared_unchecked() -> AbstractContextManager[None]:
@@ -88,7 +88,8 @@ SITES = (
     Site("the host tier's transfers end at their fences", 6, ended_when_begun, where=hosts),
     Site("a page of the host tier's store is not given away", 3, store_without_pin, where=nothing_in_doubt),
     Site("a page is loaded where no step reads or writes", 4, load_without_pin, where=hosts),
-    Site("a copy stays while a load reads it", 9, evicted_under_a_transfer, where=nothing_in_doubt),
+    Site("a copy stays while a load reads it", 9, evicted_under_a_transfer(False), where=nothing_in_doubt),
+    Site("a copy stays while a store fills it", 9, evicted_under_a_transfer(True), where=nothing_in_doubt),
     Site("what is loaded is compared with what was stored", 24, shared_unchecked, where=flips),
     Site("a copy in doubt is dropped", 10, doubtful_copies_stay, where=spoils),
 )

@@ -37,6 +37,8 @@ class Site(NamedTuple):
     prepare: Prepare = untouched
     alone: Prepare = untouched
     where: Where = anywhere
+    first: int = 0
+    """The seed from which on there are such scenarios"""
 
 
 @contextmanager

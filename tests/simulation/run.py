@@ -10,18 +10,29 @@ import time
 from collections.abc import Callable
 
 import torch
-from simulation.scenario import Scenario, draw
+from simulation.pair import PairWorld
+from simulation.scenario import PAIRS, Scenario, draw
 from simulation.shrink import shrink
 from simulation.world import World
 
 from gapless.kernels import native, plain
+from gapless.kernels.seam import Kernels
 from gapless.loop.loop import Loop
 
+Prepare = Callable[[Loop], None]
 
-def sound_world(scenario: Scenario, prepare: Callable[[Loop], None] = lambda loop: None) -> World:
+
+def world_of(
+    scenario: Scenario, prepare: Prepare = lambda loop: None, kernels: Kernels = plain.KERNELS
+) -> World | PairWorld:
+    """What runs this scenario: one engine, or a pair."""
+    return (World if scenario.pair is None else PairWorld)(scenario, prepare, kernels)
+
+
+def sound_world(scenario: Scenario, prepare: Prepare = lambda loop: None) -> World | PairWorld:
     """A world with nothing taken away. Most have the C++ operations, if there are any: these take half of the time."""
     kernels = native.load() if scenario.seed % 8 else None
-    return World(scenario, prepare, kernels or plain.KERNELS)
+    return world_of(scenario, prepare, kernels or plain.KERNELS)
 
 
 def failure(scenario: Scenario) -> str | None:
@@ -59,9 +70,11 @@ def main() -> int:
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--pairs", action="store_true", help="of a prefiller and a decoder")
     args = parser.parse_args()
     if args.seed is not None:
         args.first, args.seeds, args.jobs = args.seed, 1, 1
+    args.first += PAIRS if args.pairs else 0
     begin = time.monotonic()
     if args.jobs > 1:
         code = _spread(args.first, args.seeds, args.jobs)

@@ -11,7 +11,7 @@ from automaton import ASKED, Automaton, allowed_after
 from grouped_model import continue_grouped
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
+from gapless.base.records import NO_TRANSFER, KVTransfer, Request
 from gapless.loop.build import Sizes
 from gapless.testing.adversary import MOODS
 from gapless.testing.checksum import continue_prompt
@@ -85,6 +85,7 @@ class Job(NamedTuple):
     """The seed of the matcher that decides which tokens may come"""
     adapter: str = ""
     """The name of its adapter, whatever that stands for when it arrives"""
+    transfer: KVTransfer = NO_TRANSFER
 
     @property
     def fails_at(self) -> int | None:
@@ -105,7 +106,7 @@ class Job(NamedTuple):
         params = SamplingParams(max_tokens=None, logprobs=sampled, prompt_logprobs=prompt, **filters)
         tokens = np.array(self.prompt, np.int32)
         request = Request(self.key, tokens, params, 0, self.stop_ids, 0, self.max_len, self.priority, self.salt)
-        return request._replace(matcher=matcher, adapter=self.adapter)
+        return request._replace(matcher=matcher, adapter=self.adapter, transfer=self.transfer)
 
     def follows(self, known: list[int], token: int) -> int:
         """Return the token that comes where the checksum says `token`: its logit is 1, halved by the penalty. Without
@@ -129,6 +130,10 @@ class Fault(NamedTuple):
     turn: int
 
 
+PAIRS = 1_000_000
+"""Seeds from here on are pairs of engines, over what the seed that is as much smaller has."""
+PEER = "unix:/the-other"
+"""The name of the other engine of a pair"""
 CHANGES = ("swap", "unload")
 """Kinds of faults that are changes of adapters"""
 
@@ -164,15 +169,27 @@ class Scenario(NamedTuple):
     """How long a request waits for a load."""
     lower: bool = False
     """There is a tier below the host tier, which is late and fails."""
+    pair: float | None = None
+    """How often what is between a prefiller and a decoder goes wrong, whose jobs and faults are the others; None: there
+    is no pair."""
+    given: tuple[Job, ...] = ()
+    """What the prefiller of a pair is asked"""
+    given_faults: tuple[Fault, ...] = ()
+    given_host: int = 0
+    mutual: bool = False
+    """Both of a pair give and take."""
 
     def __str__(self) -> str:
-        head = self._replace(jobs=(), faults=())
-        lines = [f"  {name}: {getattr(head, name)}" for name in self._fields if name not in ("jobs", "faults")]
-        return "\n".join([*lines, *(f"  {item}" for item in (*self.jobs, *self.faults))])
+        several = ("jobs", "faults", "given", "given_faults")
+        lines = [f"  {name}: {getattr(self, name)}" for name in self._fields if name not in several]
+        lists = [f"  {item}" for item in (*self.jobs, *self.faults)]
+        return "\n".join([*lines, *lists, *(f"  the prefiller's {item}" for item in (*self.given, *self.given_faults))])
 
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
+    if seed >= PAIRS:
+        return _pair(random.Random(seed), draw(seed - PAIRS))._replace(seed=seed)
     rng = random.Random(seed)
     sizes = _sizes(rng)
     # Later ideas draw from streams of their own, so that a seed keeps what it had.
@@ -363,6 +380,50 @@ def _longest_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
     first = [job for job in jobs if job.key < 100]
     turned = [job._replace(key=one.key, arrives=one.arrives) for one, job in zip(first, first[::-1], strict=True)]
     return *turned, *(job for job in jobs if job.key >= 100)
+
+
+def _pair(rng: random.Random, base: Scenario) -> Scenario:
+    """A prefiller and a decoder that are asked for the same prompts, now and then under other names or none."""
+    given, taken, mutual = list[Job](), list[Job](), rng.random() < 0.4
+    for job in [job for job in base.jobs if job.key < 100]:
+        job = job._replace(adapter="", bias=None, automaton=None)
+        name = f"r{job.key}"
+        if rng.random() < 0.85:
+            longest = min(job.max_len, len(job.prompt) + rng.choice((1, 1, 1, 30)))
+            leaves = job.arrives + rng.randrange(12) if rng.random() < 0.1 else None
+            offer = KVTransfer(offer=name if rng.random() < 0.9 else "")
+            given.append(job._replace(max_len=longest, leaves=leaves, transfer=offer))
+            if mutual and rng.random() < 0.4:  # the other way round
+                later = given[-1].arrives + rng.randrange(9)
+                given[-1] = given[-1]._replace(arrives=later, transfer=KVTransfer(claim=name))
+                taken.append(job._replace(transfer=offer))
+                continue
+        names, peers = (name, name, name, name, name, name, "", "r?"), (PEER, PEER, PEER, PEER, "", "", "unix:/no")
+        claim = KVTransfer(claim=rng.choice(names), peer=rng.choice(peers))
+        taken.append(job._replace(arrives=job.arrives + rng.choice((0, 0, 2, 6, 15, 30)), transfer=claim))
+    last = max(job.arrives for job in taken)
+    taken += [job._replace(key=job.key + 200, arrives=last + rng.randrange(30), leaves=None) for job in taken]
+    given += [job._replace(key=job.key + 200, arrives=last + rng.randrange(30)) for job in given if mutual]
+    size, room = rng.choice((1, 2, 4)), rng.choice((0, 3, 20, 60))
+    pages = sum(job.max_len // size for job in taken)
+    least = 1 + -(-base.sizes.max_len // size)
+    return base._replace(
+        prefix_caching=True, tier=False, followers=0, adapters=0, lower=False,
+        sizes=base.sizes._replace(slots=0, page_size=size, pages=least + room),
+        depth=rng.choice((1, 2, 4, 8, base.depth)), late_ns=rng.choice((20_000, 10**9, 10**9, 10**9)),
+        pair=rng.choice((0.0, 0.03, 0.1)), mutual=mutual, jobs=tuple(taken), given=tuple(given),
+        faults=_pair_faults(rng, last + 30, base), given_faults=_pair_faults(rng, last + 30, base),
+        host=1 + int(rng.choice((0.1, 0.3, 1.0)) * pages), given_host=1 + int(rng.choice((0.3, 1.0)) * pages),
+    )  # fmt: skip
+
+
+def _pair_faults(rng: random.Random, turns: int, base: Scenario) -> tuple[Fault, ...]:
+    """What happens to one engine of a pair; it is started again at once, with nothing of what it had for its peer."""
+    rates = {"raise": 0.05, "restart": 0.15, "jump": 0.1, "flip": 0.2, "flush": 0.7, "renew": 0.05}
+    if base.grouped:
+        del rates["renew"]
+    kinds = [kind for kind, rate in rates.items() for _ in range(2) if rng.random() < rate]
+    return tuple(Fault(kind, rng.randrange(turns)) for kind in kinds)
 
 
 def _faults(rng: random.Random) -> tuple[Fault, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 from simulation.scenario import Job, Scenario
 
+from gapless.base.records import NO_TRANSFER
+
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most_runs: int = 400) -> Scenario:
     """The smallest failing scenario found; `fails` runs one."""
@@ -25,19 +27,21 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], most_runs: int
 
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that are a little simpler, the boldest first."""
-    for name in ("jobs", "faults"):
+    for name in ("jobs", "faults", "given", "given_faults"):
         items = getattr(scenario, name)
         for index in range(len(items)):
             yield scenario._replace(**{name: items[:index] + items[index + 1 :]})
-    for index, job in enumerate(scenario.jobs):
-        for simple in _simpler_jobs(job):
-            yield scenario._replace(jobs=(*scenario.jobs[:index], simple, *scenario.jobs[index + 1 :]))
+    for name in ("jobs", "given"):
+        jobs = getattr(scenario, name)
+        for index, job in enumerate(jobs):
+            for simple in _simpler_jobs(job):
+                yield scenario._replace(**{name: (*jobs[:index], simple, *jobs[index + 1 :])})
     if scenario.depth != 1:
         yield scenario._replace(depth=1)
     if scenario.depth is None or scenario.depth > 2:
         yield scenario._replace(depth=2)
-    for name in ("maps_host", "prefix_caching", "by_priority", "grouped", "tier"):
-        if getattr(scenario, name):
+    for name in ("maps_host", "prefix_caching", "by_priority", "grouped", "tier", "pair", "mutual"):
+        if getattr(scenario, name) and not (name == "prefix_caching" and scenario.pair is not None):
             yield scenario._replace(**{name: False})
     if scenario.step != "one":
         yield scenario._replace(step="one")
@@ -45,7 +49,7 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield scenario._replace(drafts=None)
     if scenario.lower:
         yield scenario._replace(lower=False)
-    if scenario.host:
+    if scenario.host and scenario.pair is None:
         yield scenario._replace(host=0, lower=False)
     if scenario.followers:
         yield scenario._replace(followers=scenario.followers - 1)
@@ -58,6 +62,8 @@ def _simpler_jobs(job: Job) -> Iterator[Job]:
         yield job._replace(filters=0)
     if job.adapter:
         yield job._replace(adapter="")
+    if job.transfer != NO_TRANSFER:
+        yield job._replace(transfer=NO_TRANSFER)
     if job.leaves is not None:
         yield job._replace(leaves=None)
     if job.stop_ids:

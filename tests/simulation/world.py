@@ -254,9 +254,17 @@ class World:
 
     def run(self) -> None:
         """Everything that the scenario holds; then all must come to rest, and one more request must succeed."""
-        while self._coming or self._open() or self.loop.has_work():
-            self._turn()
-        self._check_rest()
+        while self.busy:
+            self.turn()
+        self.finish()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._coming or self._open() or self.loop.has_work())
+
+    def finish(self) -> None:
+        """All is at rest, and one more request succeeds."""
+        self.check_rest()
         self._faults, self.model.raise_next, self.model.spoil_next = (), False, False  # healed
         last = Job(LAST_KEY, self.turns, (1, 2, 3), min(8, self.scenario.sizes.max_len), (), 0, "", None)
         client = self.clients[last.key] = Client(last, self._direct)
@@ -266,12 +274,12 @@ class World:
             self.contents.know([([*last.prompt, *client.expected], last.salt)], shift=self._shift)
         self._coming = [last]
         while self._coming or client.end is None or self.loop.has_work():
-            self._turn()
+            self.turn()
         assert client.end == client.expected_end, f"after all is over, a new request ends with {client.end}"
-        self._check_rest()
+        self.check_rest()
         self._stop_engine()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         assert self.turns < MOST_TURNS, f"requests {[c.job.key for c in self._open()]} do not end"
         for fault in self._faults:
             if fault.turn == self.turns:
@@ -366,7 +374,7 @@ class World:
         elif fault.kind == "renew":
             self._renews = True
         elif fault.kind == "flip":
-            self._flip()
+            self.flip()
         elif fault.kind == "flush":
             self._flush()
         elif fault.kind == "rot":
@@ -376,7 +384,7 @@ class World:
         else:
             self.device.host_now += CLOCK_JUMP_NS
 
-    def _flip(self) -> None:
+    def flip(self) -> None:
         """A bit of every copy that can be loaded is another."""
         if self.loop.transfers is None:
             return
@@ -469,7 +477,7 @@ class World:
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
-        self._attach_lower()
+        self.attach_lower()
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
@@ -484,7 +492,7 @@ class World:
         tiered = scenario.tier and self.contents is not None
         self.tier = Tier(self.device, self.loop, self.kept, self.contents) if tiered else None
 
-    def _attach_lower(self) -> None:
+    def attach_lower(self) -> None:
         self.line: LateLine | None = None
         if not self.scenario.lower or self.loop.transfers is None:
             return
@@ -560,10 +568,10 @@ class World:
         if self._audit is not None:
             self._audit.check()
         if self.loop.transfers is not None:
-            self._check_copies(self.loop.transfers)
+            self.check_copies(self.loop.transfers)
         assert len(self.loop.planner.waiting) <= self.scenario.sizes.queue + self.scenario.sizes.rows
 
-    def _check_copies(self, transfers: Transfers) -> None:
+    def check_copies(self, transfers: Transfers) -> None:
         """Copies hold what their digests mean, and only what has changed since was refused."""
         transfers.host.check()
         group, slots = transfers.host.groups[0], transfers.slots[0]
@@ -579,6 +587,8 @@ class World:
         if self.line is not None and not (self.spoiled or self.flipped):
             self._check_below(self.line, torch.Size(shape))
         doubted = self.flipped or self.rotten or any(fault.kind in ("raise", "spoil") for fault in self._faults)
+        if self.scenario.pair is not None:  # a request that fails dropped what the other engine may have loaded by then
+            doubted = doubted or any(NAN_TOKEN in client.job.prompt for client in self.clients.values())
         assert doubted or not transfers.host.counts.refused, "a sound copy was refused"
 
     def _check_below(self, line: LateLine, shape: torch.Size) -> None:
@@ -597,7 +607,7 @@ class World:
         bad = memory[pages, 0, 1].flatten(1).any(1).tolist()
         assert not any(bad), f"pages {[page for page, is_bad in zip(pages, bad, strict=True) if is_bad]} are in doubt"
 
-    def _check_rest(self) -> None:
+    def check_rest(self) -> None:
         while self.line is not None and self.line.orders:
             assert self.loop.transfers is not None
             self.loop.transfers.poll()
