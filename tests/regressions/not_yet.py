@@ -24,17 +24,14 @@ NOT_YET = {
     "14": "prompt embeddings",
     "16": "hybrid models",
     "20": "context parallelism",
-    "43": "prefill/decode disaggregation (its freed pages: L4)",
     "44": "page zeroing for hybrid models",
     "54": "multimodal inputs",
     "55": "multimodal inputs",
-    "60": "KV connectors",
     "63": "data parallelism",
     "64": "pipeline parallelism",
     "69": "pipeline parallelism",
     "70": "pipeline parallelism",
-    "77": "prefill/decode disaggregation, expert parallelism",
-    "L6": "prefill/decode disaggregation",
+    "77": "two-batch overlap, expert parallelism",
     "L8": "tensor parallelism",
 }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 from harness import Job, checksum_loop, contents_of, script, sizes
 from scenes import broken, device_that_prefers, play, request, tokens
+from simulation.lower import LateLine
 
 from gapless.loop.build import HostSizes, Sizes
+from gapless.memory.below import LowerTiers
 from gapless.memory.ledger import Clock
 from gapless.memory.pages import PagePool, Pin
 from gapless.plan.planner import Planner
-from gapless.testing.sim import SimDevice
+from gapless.testing.sim import SimDevice, SimStream
 
 PLENTY = HostSizes(100 * 4096, 1)
 SHAPE = Sizes(rows=3, max_len=48, pages=14, page_size=4, step_tokens=8, queue=32)
@@ -161,4 +165,111 @@ def test_lifetime_L7_a_store_reads_only_what_compute_has_written():
 
     scene()
     with settled_too_early():
+        scene()
+
+
+def given_to(device, jobs, kept, depth=8, delays=(0,), shape=SHAPE):
+    """Play jobs on an engine that finds the pages of another one in `kept`; every copy holds what was stored."""
+    loop = checksum_loop(device, shape, depth, host=HostSizes(14 * 4096, 1))
+    line = LateLine(kept, 1, delays, fails=0.0)
+    transfers = loop.transfers
+    transfers.host.attach([line], transfers.slot)
+    play(loop, jobs)
+    while line.orders or transfers.busy:
+        transfers.poll()
+    transfers.host.check()
+    assert not transfers.host.counts.refused, "what came back was not what was stored"
+    return loop
+
+
+def given_by_another(jobs):
+    """What an engine has stored that computed these jobs."""
+    kept = {}
+    given_to(SimDevice(1), jobs, kept, shape=SHAPE._replace(pages=60))
+    return kept
+
+
+def test_row_043_a_page_that_an_ended_request_still_writes_takes_none_from_a_peer():
+    """A block was freed for the network while the next step in flight still wrote to it. Here a page that a load fills
+    is one whose last step the host has observed, though the request that had it ended steps ago."""
+    firsts = [Job(request(key, tokens(key, 40), 5), 0, None) for key in (5, 6)]
+    kept = given_by_another(firsts)
+
+    def scene():
+        for leaves in range(2, 9, 2):
+            writer = Job(request(1, tokens(1, 20), 27), 0, leaves)
+            again = [one.request._replace(key=one.request.key + 10) for one in firsts]
+            jobs = [writer, *(Job(one, 3 + 20 * place, None) for place, one in enumerate(again))]
+            loop = given_to(device_that_prefers("bulk_in"), jobs, dict(kept))
+            assert loop.transfers.host.below.counts[0].loaded >= 9, (
+                "the prompts were meant to come from the other engine"
+            )
+
+    def at_once(pool, page, at, kind=Pin.REQUEST):
+        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+
+    scene()
+    unpin = PagePool.unpin
+    with broken(PagePool, "unpin", at_once):
+        scene()
+
+
+class OneFence:
+    """The fence of whatever was recorded last."""
+
+    latest = None
+
+    def __init__(self, fence):
+        OneFence.latest = fence
+
+    def __getattr__(self, name):
+        return getattr(OneFence.latest, name)
+
+
+def test_row_060_transfers_of_both_directions_have_fences_of_their_own():
+    """A connector had one event for two batches in flight, and took the end of one for that of the other. Here each
+    transfer has a new one, and a page is shared when its own fence has passed."""
+
+    def scene():
+        jobs = [Job(one.request, one.arrives // 5, None) for one in conversations(count=5, rounds=3)]
+        assert hosted(device_that_prefers("bulk_out"), jobs).transfers.host.counts.loaded
+
+    def record(stream, **options):
+        fence = recorded(stream, **options)
+        return OneFence(fence) if stream.name.startswith("bulk") else fence
+
+    scene()
+    recorded = SimStream.record
+    with broken(SimStream, "record", record):
+        scene()
+
+
+def test_lifetime_L6_a_load_whose_requests_have_left_keeps_its_slots_until_it_has_ended():
+    """The decoder aborted, and the sender went on writing into pages that were others' by then. Here a slot belongs to
+    the job that fills it until the tier has said that it ended, whatever has become of the request."""
+    firsts = [Job(request(key, tokens(key, 40), 5), 20 * key, None) for key in range(3)]
+    kept = given_by_another(firsts)
+
+    def scene():
+        for leaves in range(0, 6, 2):
+            jobs = [
+                Job(one.request._replace(key=one.request.key + 10), 8 * place, leaves)
+                for place, one in enumerate(firsts)
+            ]
+            others = [Job(request(20 + key, tokens(20 + key, 40), 5), 4 + 8 * key, None) for key in range(3)]
+            given_to(SimDevice(leaves), jobs + others, dict(kept), delays=(9, 30))
+
+    def load(below, search, place, moves):
+        begun(below, search, place, moves)
+        for group, copy, _ in moves:
+            group.unpin(copy)
+
+    def ended(below, place, end):
+        for _, copy, _ in below.jobs[end.job].moves if below.jobs[end.job].loads else ():
+            copy.pins += 1
+        end_of(below, place, end)
+
+    scene()
+    begun, end_of = LowerTiers.load, LowerTiers.ended
+    with patch.object(LowerTiers, "ended", ended), broken(LowerTiers, "load", load):
         scene()
