@@ -169,16 +169,65 @@ def test_the_prefiller_comes_back_and_gives_pages_again(pair):
     raise AssertionError("the decoder was meant to take pages from the new prefiller")
 
 
-def test_without_a_decoder_requests_are_refused_until_it_is_back(pair):
-    expected = answer(pair.client, body(1))["choices"][0]["text"]
+def insist(base, request):
+    """Ask until there is an answer."""
+    with httpx.Client(base_url=base, timeout=120) as client:
+        while True:
+            try:
+                reply = client.post("/v1/completions", json=request)
+                if reply.status_code == 200:
+                    return reply.json()["choices"][0]["text"]
+                assert reply.status_code == 503, reply.text  # it is gone, or loads again
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+
+
+class Giver:
+    """What the prefiller holds for its peer: memory, in bytes, and connections."""
+
+    def __init__(self, pair):
+        sides = subprocess.check_output(["pgrep", "-P", str(pair.process.pid)], text=True).split()
+        (self.pid,) = [pid for pid in sides if "prefill" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+        self._path = str(Path(pair.paths["prefiller"]).with_name("kv.sock"))
+
+    def memory(self):
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def connections(self):
+        return sum(line.endswith(self._path) for line in Path("/proc/net/unix").read_text().splitlines())
+
+
+def test_the_decoder_killed_under_load_loses_nothing_for_good_and_the_prefiller_keeps_nothing_for_it(pair):
+    requests = [body(400 + number, max_tokens=48) for number in range(12)]
+    expected = [answer(pair.sides["prefiller"], request)["choices"][0]["text"] for request in requests]
+    giver, got = Giver(pair), {}
+    memory, connections = giver.memory(), giver.connections()
+    threads = [
+        threading.Thread(target=lambda number=number: got.update({number: insist(pair.base, requests[number])}))
+        for number in range(len(requests))
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
     pair.kill("decoder")
     time.sleep(0.2)
     reply = pair.client.post("/v1/completions", json=body(1))
     assert reply.status_code == 503 and reply.json()["error"]["code"] == "decoder_down"
     assert pair.client.get("/health").status_code == 503
-    both_up(pair)
-    assert answer(pair.client, body(1))["choices"][0]["text"] == expected
     assert any("decoder has ended" in line for line in pair.lines)
+    for thread in threads:
+        thread.join(120)
+    assert [got.get(number) for number in range(len(requests))] == expected
+    both_up(pair)
+    end = time.monotonic() + 20
+    while giver.connections() != connections:
+        assert time.monotonic() < end, "connections of the one that was killed are kept"
+        time.sleep(0.05)
+    assert giver.memory() - memory < 16 << 20
+    page = pair.sides["prefiller"].get("/metrics").text
+    owned = re.search(r'^gapless:kv_pages{.*state="owned".*} (\S+)$', page, re.MULTILINE)
+    assert owned and float(owned[1]) == 0
 
 
 def test_all_ends_with_a_router_that_is_killed_and_the_next_one_removes_its_folder(pair):
