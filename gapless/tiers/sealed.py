@@ -1,4 +1,4 @@
-"""The head in front of a page that a server keeps: its size and checksum, sealed with namespace and key."""
+"""The head beside a page that a server keeps, before or after it: size and checksum, sealed with namespace and key."""
 
 from __future__ import annotations
 

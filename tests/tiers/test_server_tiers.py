@@ -105,9 +105,9 @@ def planted(server, tier, setup):
     stored(tier, setup, 0, 1, 2, 3, 4)
     if isinstance(server, FakeS3):
         names = {number: next(name for name in server.objects if key(number)[:-4].hex() in name) for number in range(5)}
-        one = server.objects[names[0]]
-        server.objects[names[0]] = bytes([one[0] ^ 1]) + one[1:]
-        server.objects[names[1]] = server.objects[names[1]][:-1] + b"!"
+        one, two = server.objects[names[0]], server.objects[names[1]]
+        server.objects[names[0]] = one[:-1] + bytes([one[-1] ^ 1])  # the page comes first, the sealed head after it
+        server.objects[names[1]] = b"!" + two[1:]
         server.objects[names[2]] = server.objects[names[4]]
         server.objects[names[3]] = server.objects[names[3]][:100]
         return
