@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.progress import tell
-from gapless.tiers.seam import SEAL_BYTES, Found, JobEnd, Namespace, TierPage, TierSetup, seal
+from gapless.tiers.blocking import BlockingTier
+from gapless.tiers.seam import SEAL_BYTES, Found, Namespace, TierPage, TierSetup, seal
 
 BLOCK = 4096
 MAGIC = "gapless KV pages, version 1"
@@ -78,11 +79,12 @@ class DiskHeader(NamedTuple):
         return header if magic == MAGIC and header.slots > 0 and header.slot_bytes > 0 else None
 
 
-class DiskTier:
+class DiskTier(BlockingTier):
     """Keeps pages in a directory of its own. Jobs are done when `store` and `load` return."""
 
     def __init__(self, setup: TierSetup) -> None:
         """Open what the directory has. Raises ConfigError."""
+        super().__init__()
         self.directory = Path(setup.target).expanduser()
         slot_bytes = max(setup.slot_bytes)
         self.header = DiskHeader(setup.namespace, setup.nbytes // slot_bytes, slot_bytes)
@@ -91,7 +93,6 @@ class DiskTier:
                 f"kv_tiers: disk:{setup.target} of {setup.nbytes:,} bytes holds no page, which takes {slot_bytes:,}"
             )
         self._namespace = setup.namespace.digest
-        self._ended: list[JobEnd] = []
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
         """Those of pages that are there, the least recently used first"""
         self._generation = self._written = 0
@@ -142,7 +143,7 @@ class DiskTier:
                     break
                 nbytes += len(page.slot)
             done.append(page.checksum)
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+        self._end(job, pages, done, nbytes)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
         done: list[int] = []
@@ -152,12 +153,7 @@ class DiskTier:
                 break
             self._records.move_to_end(page.key)
             done.append(record.checksum)
-        nbytes = sum(len(page.slot) for page in pages[: len(done)])
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
-
-    def poll(self) -> list[JobEnd]:
-        ended, self._ended = self._ended, []
-        return ended
+        self._end(job, pages, done)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -169,9 +165,6 @@ class DiskTier:
             if (record := self._records.pop(key, None)) is not None:
                 self._say(record._replace(nbytes=0))
                 self._free.append(record.slot)
-
-    def cancel(self, job: int) -> None:
-        """Every job has ended."""
 
     def close(self) -> None:
         """Write the log in the order of use, for the next process, and let go of the directory."""

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gapless.base.errors import ConfigError
+from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.lmcache_wire import ChunkPlace, LMCacheClient, Operation, Registered
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
-from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
 
 SECONDS = 1.0
 """How long the server may be silent"""
@@ -47,11 +48,12 @@ class _Look(NamedTuple):
         return there(self.hits)
 
 
-class LMCacheTier:
+class LMCacheTier(BlockingTier):
     """Keeps pages on a server. Jobs are done when `store` and `load` return; a server that fails has nothing."""
 
     def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
         """Connect, and register the sizes of our pages. Raises ConfigError when the server does not do."""
+        super().__init__()
         parts = urlsplit(setup.target)
         self._address = f"tcp://{parts.hostname}:{parts.port}"
         self._setup, self._seconds = setup, seconds
@@ -60,7 +62,6 @@ class LMCacheTier:
         self._pool, self._pool_bytes, self._chunk = -1, 0, 0
         self._requests = 0
         self._seen = Seen()
-        self._ended: list[JobEnd] = []
         try:
             self._client = LMCacheClient(self._address, seconds, back_off, self._register)
             self._client.open()
@@ -86,10 +87,6 @@ class LMCacheTier:
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
         self._job(job, pages, self._loaded)
 
-    def poll(self) -> list[JobEnd]:
-        ended, self._ended = self._ended, []
-        return ended
-
     def touch(self, keys: Sequence[bytes]) -> None:
         """The server notes which pages are looked up and loaded; more would cost four calls a page."""
 
@@ -102,9 +99,6 @@ class LMCacheTier:
         except OSError:
             self._client.close()
 
-    def cancel(self, job: int) -> None:
-        """Every job has ended."""
-
     def close(self) -> None:
         self._client.close()
         self._leave_pool()
@@ -115,8 +109,7 @@ class LMCacheTier:
             move(pages, done)
         except OSError:
             self._client.close()
-        nbytes = sum(len(page.slot) for page in pages[: len(done)])
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+        self._end(job, pages, done)
 
     def _stored(self, pages: Sequence[TierPage], done: list[int]) -> None:
         looks = self._look(pages, self._seconds)

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from gapless.base.errors import ConfigError
+from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.seam import Found, TierPage, TierSetup
 
 PORT = 50051
 SECONDS = 1.0
@@ -29,15 +30,15 @@ _RPC_FAILED = -900
 """What a call returns for each key when no master answers"""
 
 
-class MooncakeTier:
+class MooncakeTier(BlockingTier):
     """Keeps pages in a Mooncake store. Jobs are done when `store` and `load` return; one that is down has nothing."""
 
     def __init__(self, setup: TierSetup, back_off: float = BACK_OFF_SECONDS) -> None:
         """Join the cluster, without memory for others. Raises ConfigError when it cannot be joined."""
+        super().__init__()
         self._namespace, self._back_off, self._next_try = setup.namespace.digest, back_off, 0.0
         self._memory = [np.frombuffer(one, np.uint8) for one in setup.memory]
         self._heads = np.zeros((PAGES, HEAD_BYTES), np.uint8)
-        self._ended: list[JobEnd] = []
         self._client = _joined(setup.target)
         for buffer in (*self._memory, self._heads):
             if self._client.register_buffer(buffer.ctypes.data, buffer.nbytes) != 0:
@@ -48,14 +49,10 @@ class MooncakeTier:
         return [Found.HIT if one == 1 else Found.MISS for one in found]
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._job(job, pages, self._stored)
+        self._in_parts(job, pages, PAGES, self._stored)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._job(job, pages, self._loaded)
-
-    def poll(self) -> list[JobEnd]:
-        ended, self._ended = self._ended, []
-        return ended
+        self._in_parts(job, pages, PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """A lookup renews the lease of what is there."""
@@ -64,21 +61,8 @@ class MooncakeTier:
     def drop(self, keys: Sequence[bytes]) -> None:
         self._call(self._client.batch_remove, [PREFIX + key.hex() for key in keys], True)
 
-    def cancel(self, job: int) -> None:
-        """Every job has ended."""
-
     def close(self) -> None:
         self._client.close()
-
-    def _job(self, job: int, pages: Sequence[TierPage], move: Callable[[Sequence[TierPage]], list[int]]) -> None:
-        """Move pages, some at a time, up to the first that cannot be moved."""
-        done: list[int] = []
-        for first in range(0, len(pages), PAGES):
-            done += move(pages[first : first + PAGES])
-            if len(done) < min(first + PAGES, len(pages)):
-                break
-        nbytes = sum(len(page.slot) for page in pages[: len(done)])
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
 
     def _stored(self, pages: Sequence[TierPage]) -> list[int]:
         for head, page in zip(self._heads, pages, strict=False):

@@ -18,9 +18,10 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 
 from gapless.base.errors import ConfigError
+from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
-from gapless.tiers.seam import GROUP_BYTES, Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
 
 SECONDS = 2.0
 """How long a question, and the transfers of some pages, may take"""
@@ -38,11 +39,12 @@ KIND = "OBJ"
 """What NIXL calls memory that has names"""
 
 
-class NixlTier:
+class NixlTier(BlockingTier):
     """Keeps pages in object storage. Jobs are done when `store` and `load` return."""
 
     def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
         """Open `nixl://BUCKET/PREFIX?option=value`: options are those of the plug-in. Raises ConfigError."""
+        super().__init__()
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError as error:
@@ -53,7 +55,7 @@ class NixlTier:
         self._prefix = f"{parts.path.strip('/')}/".lstrip("/") + setup.namespace.digest.hex()[:32]
         self._namespace, self._seconds, self._back_off = setup.namespace.digest, seconds, back_off
         self._row = HEAD_BYTES + max(setup.slot_bytes)
-        self._next_try, self._device, self._ended = 0.0, 0, list[JobEnd]()
+        self._next_try, self._device = 0.0, 0
         self._seen = Seen()
         self._question = Future[list[Any]]()
         self._question.set_result([])
@@ -75,14 +77,10 @@ class NixlTier:
         return self._seen.found(keys, asked)
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._job(job, pages, self._stored)
+        self._in_parts(job, pages, PAGES, self._stored)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._job(job, pages, self._loaded)
-
-    def poll(self) -> list[JobEnd]:
-        ended, self._ended = self._ended, []
-        return ended
+        self._in_parts(job, pages, PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """What the storage gives up, and when, is its own business."""
@@ -93,22 +91,9 @@ class NixlTier:
         for first in range(0, len(known), PAGES):
             self._move("WRITE", [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + PAGES]])
 
-    def cancel(self, job: int) -> None:
-        """Every job has ended."""
-
     def close(self) -> None:
         """Wait a while for the last question: its thread must not end while the interpreter does. The agent stays."""
         wait([self._question], CLOSE_SECONDS)
-
-    def _job(self, job: int, pages: Sequence[TierPage], move: Callable[[Sequence[TierPage]], list[int]]) -> None:
-        """Move pages, some at a time, up to the first that cannot be moved."""
-        done: list[int] = []
-        for first in range(0, len(pages), PAGES):
-            done += move(pages[first : first + PAGES])
-            if len(done) < min(first + PAGES, len(pages)):
-                break
-        nbytes = sum(len(page.slot) for page in pages[: len(done)])
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
 
     def _stored(self, pages: Sequence[TierPage]) -> list[int]:
         counts = self._histories([page.key for page in pages])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapless.base.errors import ConfigError
+from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.resp import Reply, RespClient, RespError
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.seam import Found, TierPage, TierSetup
 
 SECONDS = 1.0
 """How long the server may be silent"""
@@ -19,14 +20,14 @@ BACK_OFF_SECONDS = 1.0
 PREFIX = b"gapless:kv:"
 
 
-class RedisTier:
+class RedisTier(BlockingTier):
     """Keeps pages on a server. Jobs are done when `store` and `load` return; a server that fails has nothing."""
 
     def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
         """Connect. Raises ConfigError when the server does not answer."""
+        super().__init__()
         self._client = RespClient(setup.target, seconds, back_off)
         self._namespace = setup.namespace.digest
-        self._ended: list[JobEnd] = []
         try:
             self._client.call([[b"PING"]])
         except OSError as error:
@@ -49,7 +50,7 @@ class RedisTier:
                 break
             done.append(page.checksum)
         nbytes = sum(len(page.slot) for page in new if page.key in kept)
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
+        self._end(job, pages, done, nbytes)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
         done: list[int] = []
@@ -61,21 +62,13 @@ class RedisTier:
                     done.append(checksum)
         except OSError:
             self._client.close()  # answers that were not read would pass for those of the next job
-        nbytes = sum(len(page.slot) for page in pages[: len(done)])
-        self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
-
-    def poll(self) -> list[JobEnd]:
-        ended, self._ended = self._ended, []
-        return ended
+        self._end(job, pages, done)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         self._ask([[b"TOUCH", *(PREFIX + key for key in keys)]])
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._ask([[b"DEL", *(PREFIX + key for key in keys)]])
-
-    def cancel(self, job: int) -> None:
-        """Every job has ended."""
 
     def close(self) -> None:
         self._client.close()
