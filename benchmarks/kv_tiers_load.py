@@ -33,7 +33,7 @@ PAGES = MOST_BATCH // 4
 
 
 class Pump:
-    """Keeps transfers on their way, of pages that nobody owns and slots of their own for each direction."""
+    """Keeps transfers running both ways, over pages that no request holds and over slots of its own."""
 
     def __init__(self, core: EngineCore, both: Sequence[str] = ("bulk_out", "bulk_in")) -> None:
         transfers, loop = core.loop.transfers, core.loop

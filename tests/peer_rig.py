@@ -44,7 +44,7 @@ def flipped(data: bytes) -> bytes:
 
 
 class WrongPeer:
-    """Has the key and every page that it is given, and does what its mood says."""
+    """A peer that has the key and the given pages, and misbehaves as `mood` names it."""
 
     def __init__(self, path, namespace, pages, key: bytes = KEY) -> None:
         self.mood = "sound"
@@ -52,7 +52,7 @@ class WrongPeer:
         """(bytes, checksum) by key"""
         self.asked = 0
         self.fd, self.lends = -1, False
-        """Its memory, and whether it sends places in it"""
+        """The file of its shared memory, and whether it answers with places in it instead of bytes"""
         self._namespace, self._key = namespace, key
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))

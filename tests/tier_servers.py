@@ -55,7 +55,7 @@ class Server:
                 time.sleep(0.2)
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill the processes as `kill -9` does: they clean up nothing."""
         for process in self._running:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

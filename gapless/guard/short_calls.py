@@ -114,6 +114,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
             if kind is Tensor or kind is Parameter:
                 if at not in tensors:
                     return LONG
+                # `value in marks.DEVICE`, written out here and below: as a call it takes 0.2 us more for each tensor.
                 storage = value.untyped_storage()
                 ref = known.get(id(storage))
                 if ref is not None and ref() is storage:

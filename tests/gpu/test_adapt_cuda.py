@@ -27,7 +27,8 @@ from gapless.model.config import read_model_config, resolve_model_dir
 SHAPES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1500, 64)]
 """Hidden size, columns of projections, middle, rank: some do not end where a tile does"""
 LIMIT = 3 * 24**0.5 * 2**-9
-"""As that of tests/gpu/test_forward_cuda.py, with a rounding more for each of four products of two layers, by half."""
+"""The limit of tests/gpu/test_forward_cuda.py with 24 roundings in place of 20: an adapter adds half a rounding to each
+of the eight products of two layers."""
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),

@@ -124,7 +124,7 @@ def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_pa
 
 
 def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
-    """Eight tokens, with log-probabilities: the sampled token and three tensors of these come home at each."""
+    """Each of eight tokens copies the sampled id and three tensors of log-probabilities to the host."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed: its CPU build and what it needs are 3.4 GB")
     model = ROOT / "gapless" / "demo" / "weights"

@@ -86,7 +86,7 @@ def check_few(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: FewShap
     torch.manual_seed(seed)
     rows, hidden, projections, middle, rank = shape
     own = torch.randint(0, 4, (rows,))
-    own[-1], there = 3, torch.tensor([0, 1, 3, 4])[own]  # slot 2 is nobody's
+    own[-1], there = 3, torch.tensor([0, 1, 3, 4])[own]  # no row has slot 2
     parts = [random_part(n, out, rank, 5, dtype) for n, out in
              ((hidden, projections), (hidden, (middle, middle)), (middle, (hidden,)))]  # fmt: skip
     for part in parts:

@@ -134,7 +134,7 @@ class Python:
 
 
 class Native:
-    """As `Python`, on one thread of its own."""
+    """Rows with matchers that are C functions, called on one thread without the interpreter; otherwise as `Python`."""
 
     def __init__(self, mail: Mail) -> None:
         self.threads = mask_threads.load().MaskThreads(1, *mask_threads.geometry(mail), True)

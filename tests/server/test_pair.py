@@ -240,7 +240,7 @@ def test_all_ends_with_a_router_that_is_killed_and_the_next_one_removes_its_fold
     while any(Path(f"/proc/{pid}/cmdline").exists() and not zombie(pid) for pid in sides):
         assert time.monotonic() < end, "children were meant to end with their router"
         time.sleep(0.05)
-    assert folder.is_dir(), "nobody was there to remove it"
+    assert folder.is_dir(), "a killed router removes nothing"
     os.utime(folder, (0, 0))
     with own_folder() as own, own_folder() as other:
         assert not folder.exists() and own.is_dir() and other.is_dir()

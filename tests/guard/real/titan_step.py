@@ -1,4 +1,4 @@
-"""Trains torchtitan's debug model for three steps by its own trainer."""
+"""Train torchtitan's debug model for three steps with torchtitan's own trainer."""
 
 import os
 import tempfile
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 class Letters(BaseTokenizer):
-    """Its tokens are the bytes of a text."""
+    """A tokenizer whose tokens are the bytes of a text."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):

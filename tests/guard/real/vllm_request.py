@@ -1,8 +1,8 @@
-"""Serves one request by vLLM's CPU build, whose device is the host: its device tensors are told from the others here.
+"""Serve one request with vLLM's CPU build, and mark the tensors that would be on the device with a GPU.
 
-What the runner keeps apart on a GPU, buffers of which one is the host's, is made apart; every tensor but the host's of
-these counts as on the device. `gpu_sync_allowed`, by which vLLM marks the waits that it means, allows them here too.
-Give the folder of a model.
+In the CPU build both halves of vLLM's pairs of buffers, the host's and the device's, are one tensor. This program makes
+them two, and every tensor that is not a host's half counts as a device tensor. Waits within `gpu_sync_allowed`, vLLM's
+own mark for intended waits, are allowed. The argument is the folder of a model.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ from vllm.v1.utils import CpuGpuBuffer  # noqa: E402
 
 
 def split(owner: object) -> Iterator[torch.Tensor]:
-    """Make the device's half of each pair of buffers apart from the host's; yields the host's."""
+    """Give the device's half of each pair of buffers memory of its own, and yield the host's half."""
     for name, value in list(vars(owner).items()):
         if isinstance(value, CpuGpuBuffer):
             value.gpu = value.cpu.clone()
             yield value.cpu
         elif isinstance(value, torch.Tensor) and "cpu" in name:
-            twin = name.removesuffix("_cpu_tensor")
-            if isinstance(getattr(owner, twin, None), torch.Tensor) and twin != name:
-                setattr(owner, twin, value.clone())
+            device = name.removesuffix("_cpu_tensor")
+            if isinstance(getattr(owner, device, None), torch.Tensor) and device != name:
+                setattr(owner, device, value.clone())
             yield value
 
 
