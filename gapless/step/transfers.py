@@ -75,18 +75,21 @@ class Transfers:
 
     def poll(self) -> bool:
         """Take in transfers that have ended, and begin the next of each direction; then the same of tiers below.
-        Returns whether something came from there."""
+        Returns whether something has ended: what waited for it may be planned now."""
+        came = False
         before, self._polled_at = self._polled_at, self._device.clock()
         passed = self._polled_at - before
         if (ended := self.bulk_in.ended()) is not None:
             self.host.loaded(*ended)
+            came = True
         if (ended := self.bulk_out.ended()) is not None:
             self.host.stored(*ended)
+            came = True
         if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.bulk_in.most(passed))) is not None:
             self.bulk_in.begin(batch)
         if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.bulk_out.most(passed))) is not None:
             self.bulk_out.begin(batch)
-        return self.host.below is not None and self.host.below.poll()
+        return (self.host.below is not None and self.host.below.poll()) or came
 
     def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
         """Have the host tier pass copies on to tiers below."""

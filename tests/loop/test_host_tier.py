@@ -162,6 +162,19 @@ def test_a_load_is_begun_by_the_turn_that_asks_for_it():
     device.close()
 
 
+@pytest.mark.parametrize("mood", ["eager", "random", "bursts"])
+def test_the_end_of_a_load_between_two_looks_of_a_turn_ends_its_wait(mood):
+    for seed in range(6):
+        device = SimDevice(seed, mood)
+        loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
+        loop.transfers.bulk_in.most = lambda passed: 2  # so that each load is several transfers
+        rounds(loop, times=1)
+        before = device.host_now
+        counts = rounds(loop, times=1)
+        assert counts.loaded > 24 and device.host_now - before < NEWS_SECONDS * 10**9, f"seed {seed}"
+        device.close()
+
+
 def evict(loop):
     pages = [loop.pool.take() for _ in range(loop.pool.available())]
     loop.pool.retire(pages, 0)
