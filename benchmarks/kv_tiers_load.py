@@ -1,9 +1,10 @@
 """A host tier under load: copy rates, token latency beside full-rate copies, conversations, the cold first request.
 
 `PYTHONPATH=.:benchmarks python benchmarks/kv_tiers_load.py [--device cuda] [--model 0.6B] [--part copies]...` prints a
-short table for each part: copies (GB/s each way alone and both at once), tails (token intervals at rest and beside
-copies at full rate both ways), conversations (whose KV is three times the device's; requests/s with a host tier and
-without) and cold (the first request of a new engine with tiers and without). 0.6B is a dummy of Qwen3-0.6B's shape.
+short table for each part: begins (time of the loop's thread for each page), copies (GB/s each way alone and both at
+once), tails (token intervals at rest and beside copies at full rate both ways), conversations (whose KV is three times
+the device's; requests/s with a host tier and without) and cold (the first request of a new engine with tiers and
+without). 0.6B is a dummy of Qwen3-0.6B's shape.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from ab_depth import make_qwen
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.records import Request
+from gapless.device import Stream
 from gapless.engine.core import EngineCore, build_core
 from gapless.memory.copies import PageCopy
 from gapless.memory.host import MoveBatch, PageMove
@@ -56,6 +59,58 @@ class Pump:
             if begin and not way.on_its_way:
                 way.begin(batch)
         return any(way.on_its_way for way in self.ways)
+
+
+class AtOnce:
+    """A stream whose programs run on the thread that launches them, as those of CUDA enqueue their kernels."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.record = stream.record
+
+    def launch(self, program: Callable[..., None], *args: Any, reads: Any = (), writes: Any = ()) -> None:
+        with torch.inference_mode():
+            program(*args)
+
+
+def begins(engine: Callable[..., EngineCore]) -> None:
+    """Processor time of the loop's thread for each page that is stored and loaded, all of its accounting included."""
+    core = engine()
+    loop, transfers = core.loop, core.loop.transfers
+    assert transfers is not None
+    pool, found = loop.pool, {"store": list[float](), "load": list[float]()}
+
+    def moved(kind: str) -> None:
+        spent = 0
+        while transfers.busy:
+            before = time.thread_time_ns()
+            transfers.poll()
+            spent += time.thread_time_ns() - before
+            time.sleep(0.0005)
+        found[kind].append(spent / 1e3 / PAGES)
+
+    for turn in range(12):
+        digests = [b"%d %d" % (turn, number) for number in range(PAGES)]
+        for digest in digests:
+            pool.publish(page := pool.take(), digest)
+            pool.retire([page], 0)
+        moved("store")
+        pool.retire([pool.take() for _ in range(pool.available())], 0)  # others take all pages, and give them back
+        transfers.host.load([(pool, digest) for digest in digests])
+        moved("load")
+    text = ", ".join(f"{kind} {statistics.median(each[2:]):.1f} us" for kind, each in found.items())
+    print(f"begins, a page of {transfers.slots[0][0].nbytes:,} bytes: {text} of the loop's thread")
+    device, tiny = loop.device, [torch.zeros(MOST_BATCH, 64, dtype=torch.int32)]
+    way = TransferWay(device, AtOnce(device.bulk_out), True, transfers.bulk_out.copy_pages, tiny, [tiny[0].clone()])
+    for count in (1, 32, MOST_BATCH):
+        batch, spent = MoveBatch(0, [PageMove(0, page, PageCopy(b"", page)) for page in range(count)]), list[int]()
+        for _ in range(100):
+            before = time.thread_time_ns()
+            way.begin(batch)
+            spent.append(time.thread_time_ns() - before)
+            device.drain()
+            assert way.ended()
+        print(f"begins, {count} tiny pages copied by the loop's thread itself: {statistics.median(spent) / 1e3:.0f} us")
+    core.close()
 
 
 def copies(engine: Callable[..., EngineCore]) -> None:
@@ -153,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--part", action="append", choices=("copies", "tails", "conversations", "cold"))
+    parser.add_argument("--part", action="append", choices=("begins", "copies", "tails", "conversations", "cold"))
     parser.add_argument("--host", default="1GiB", help="the host tier")
     parser.add_argument("--tokens", type=int, default=448, help="of a conversation, and of the first request")
     parser.add_argument("--rows", type=int, default=8)
@@ -171,9 +226,11 @@ def main() -> None:
             kv = {"max_model_len": longest, "max_num_seqs": args.rows, "num_gpu_blocks_override": pages}
             return build_core(EngineConfig(model, **options, **kv, kv_tiers=(f"host:{args.host}",)))
 
-        for part in args.part or ("copies", "tails", "conversations", "cold"):
-            if part in ("copies", "tails"):
-                copies(engine) if part == "copies" else tails(engine, args.rows, args.steps)
+        for part in args.part or ("begins", "copies", "tails", "conversations", "cold"):
+            if part == "tails":
+                tails(engine, args.rows, args.steps)
+            elif part in ("begins", "copies"):
+                (begins if part == "begins" else copies)(engine)
             else:
                 (conversations if part == "conversations" else cold)(model, options, args.tokens, args.host)
 

@@ -32,6 +32,9 @@ SPIN_NS = 50_000
 REBASE_MS = 4000.0
 """Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
 
+_MAPPED = 2
+"""cudaHostRegisterMapped: kernels read and write the memory too"""
+
 SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 32
 """Blocks up to this size come from memory of their own; a step has fewer at a time."""
 
@@ -301,7 +304,7 @@ class CudaDevice:
     def host_memory(self, nbytes: int) -> Tensor:
         # torch's own pinned memory comes in powers of two.
         memory = zeros_of_pages(nbytes)
-        outcome = torch_cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+        outcome = torch_cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, _MAPPED)
         if outcome != torch_cuda.cudart().cudaError.success:
             raise ConfigError(f"the host has no {nbytes:,} bytes to pin ({outcome}): ask for less")
         self._registered.append(memory)

@@ -20,7 +20,7 @@ from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
-from gapless.kernels.pages_triton import page_sum
+from gapless.kernels.pages_triton import copy_pages
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
@@ -50,7 +50,7 @@ KERNELS = Kernels(
     adapt=adapt,
     remember=remember,
     recall=recall,
-    page_sum=page_sum,
+    copy_pages=copy_pages,
     stores_home=True,
     ahead=ahead,
 )

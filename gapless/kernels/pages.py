@@ -1,4 +1,4 @@
-"""The checksum of a page: a sum of its words, each weighted by its place, modulo 2 ** 64.
+"""Copies of pages and their checksums: sums of a page's words, each weighted by its place, modulo 2 ** 64.
 
 Weights are odd, below 2 ** 31, and differ. So one word that has changed, or two of 32 bits that have changed places,
 always change the sum; other changes do, except by chance. It finds faults, not forgeries.
@@ -19,6 +19,9 @@ def weights(words: int, device: torch.device) -> Tensor:
     return (torch.arange(words, device=device) * FACTOR & MASK) * 2 + 1
 
 
-def page_sum(page: Tensor, total: Tensor) -> None:
-    """See `seam.Kernels.page_sum`."""
-    total += (page.to(torch.int64) * weights(len(page), page.device)).sum()
+def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
+    """See `seam.Kernels.copy_pages`."""
+    for number, (source, target) in enumerate(zip(*places.tolist(), strict=True)):
+        dst[target].copy_(src[source], non_blocking=True)
+        page = dst[target] if dst.device == sums.device else src[source]
+        sums[number] += (page.to(torch.int64) * weights(len(page), page.device)).sum()

@@ -18,7 +18,7 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, Shrunk, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.masks import mask, reply
-from gapless.kernels.pages import page_sum
+from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
 from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Counts, Filters, Recall, Rotation, RowBatch, TokenBatch
@@ -241,8 +241,10 @@ class Kernels(NamedTuple):
     what the TENANT's answers had after the longest noted end of the row's history, then after that end with the draft,
     and so on, where the first of these ends is longer than `same`. Other rows keep their drafts. All are cut to the
     bounds that `Recall` states."""
-    page_sum: Callable[[Tensor, Tensor], None] = page_sum
-    """(page int32, int16 or uint8 [words], total int64 scalar): total += the checksum of the page, as `pages` says."""
+    copy_pages: Callable[[Tensor, Tensor, Tensor, Tensor], None] = copy_pages
+    """(src, dst, both [pages, words] of int32, int16 or uint8, places int32 [2, count] in host memory, sums int64
+    [count]): row places[1] of dst becomes row places[0] of src, and sums += the checksums of what was copied, as
+    `pages` defines them. On a GPU src or dst is pinned host memory; sums is on the device that copies."""
     stores_home: bool = False
     """Whether `finish`, `score`, `mask` and `reply` on a device may be given pinned host memory to write and read."""
     few_rows: FewRows | None = None

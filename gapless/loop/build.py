@@ -148,5 +148,5 @@ def build_loop(
         if not slots:
             raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {slot_bytes(cache):,} bytes")
         planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns)
-        transfers = Transfers(device, cache, tier, kernels.page_sum)
+        transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)

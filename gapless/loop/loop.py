@@ -209,9 +209,11 @@ class Loop:
         try:
             if self.adapters is not None:
                 self.adapters.poll()
-            if self.transfers is not None:
-                self.transfers.poll()
+            if self.transfers is not None and not self.planner.running:
+                self.transfers.take()  # what came may be all that can run
             launched = self.launch(self.plan(), turn)
+            if self.transfers is not None and self.flights:
+                self.transfers.poll()  # after the launch, which no copy delays
         except DeviceError as error:
             # Steps that had ended are observed first. Once none is left, nothing else might say it again.
             self._failure = error
@@ -303,8 +305,7 @@ class Loop:
             self.counters.prefix_hits += admission.start
 
     def _chunks(self, plan: StepPlan) -> tuple[ChunkRecord, ...]:
-        keys = self.rows.key
-        return tuple([ChunkRecord(int(keys[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
+        return tuple([ChunkRecord(int(self.rows.key[chunk.row]), chunk.start, chunk.size) for chunk in plan.chunks])
 
     # Observe.
 
@@ -441,10 +442,7 @@ class Loop:
     def _end(self, row: int, flag: int) -> None:
         seq = self.planner.by_row[row]
         assert seq is not None, f"row {row} ended twice"
-        if flag == _ERROR:
-            self.planner.fail(seq)
-        else:
-            self.planner.finish(seq)
+        (self.planner.fail if flag == _ERROR else self.planner.finish)(seq)
         self._left(self.requests.pop(seq.key))
         if self.masks is not None:
             self.masks.end(seq.key)

@@ -1,7 +1,8 @@
 """Moves pages between the device and their copies in host memory, beside the steps that run.
 
-Each direction has a stream of its own and one transfer at a time, of pages one by one, with a small kernel after each:
-what else is to be copied gets its turn there. No step waits for a transfer. A store reads pages whose step the host has
+Each direction has a stream of its own and one transfer at a time. A transfer is one operation for any number of pages,
+so that beginning it takes the loop little time; the loop does it after it has launched a step. No step waits for a
+transfer. A store reads pages whose step the host has
 observed, tokens included, and a load writes pages that no step in flight can reach; so the host's own order suffices.
 """
 
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE, host_bytes
+from gapless.kernels import pages as reference
 from gapless.memory.below import LowerTiers, TierLine
 from gapless.memory.copies import PageCopy
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
@@ -38,8 +41,9 @@ ONE_STRETCH_NS = 1_000_000
 Words = list[Tensor]
 """One tensor a page group, [pages or slots, words]: a page as words of 4 bytes, or the largest that fit it."""
 
-Moves = list[tuple[Tensor, Tensor]]
-PageSum = Callable[[Tensor, Tensor], None]
+CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Parts = list[tuple[Tensor, Tensor, Tensor]]
+"""Source, destination and places, for each page group of a transfer"""
 
 
 def slot_bytes(cache: KVCache) -> int:
@@ -50,8 +54,8 @@ def slot_bytes(cache: KVCache) -> int:
 class Transfers:
     """Owns the host tier's memory, and the transfers on their way. `poll` never waits."""
 
-    def __init__(self, device: Device, cache: KVCache, host: HostTier, page_sum: PageSum) -> None:
-        """`page_sum` is that of the kernels."""
+    def __init__(self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages) -> None:
+        """`copy_pages` is that of the kernels."""
         self.host = host
         self._device = device
         pages = [_words(memory.flatten(1)) for memory in (cache.data, *cache.others)]
@@ -63,8 +67,8 @@ class Transfers:
             raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
             self.memory.append(host_bytes(raw))
-        self.bulk_out = TransferWay(device, device.bulk_out, _store, page_sum, pages, self.slots)
-        self.bulk_in = TransferWay(device, device.bulk_in, _load, page_sum, pages, self.slots)
+        self.bulk_out = TransferWay(device, device.bulk_out, True, copy_pages, pages, self.slots)
+        self.bulk_in = TransferWay(device, device.bulk_in, False, copy_pages, pages, self.slots)
         self._polled_at = device.clock()
 
     @property
@@ -74,22 +78,25 @@ class Transfers:
         return self.bulk_in.on_its_way or self.bulk_out.on_its_way or self.host.busy or news
 
     def poll(self) -> bool:
-        """Take in transfers that have ended, and begin the next of each direction; then the same of tiers below.
-        Returns whether something has ended: what waited for it may be planned now."""
-        came = False
+        """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
-        passed = self._polled_at - before
-        if (ended := self.bulk_in.ended()) is not None:
-            self.host.loaded(*ended)
-            came = True
-        if (ended := self.bulk_out.ended()) is not None:
-            self.host.stored(*ended)
-            came = True
+        came, passed = self.take(), self._polled_at - before
         if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.bulk_in.most(passed))) is not None:
             self.bulk_in.begin(batch)
         if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.bulk_out.most(passed))) is not None:
             self.bulk_out.begin(batch)
-        return (self.host.below is not None and self.host.below.poll()) or came
+        return came
+
+    def take(self) -> bool:
+        """Take in transfers that have ended, and what has come from tiers below. Returns whether there was something:
+        what waited for it may be planned now."""
+        loaded, stored = self.bulk_in.ended(), self.bulk_out.ended()
+        if loaded is not None:
+            self.host.loaded(*loaded)
+        if stored is not None:
+            self.host.stored(*stored)
+        came = self.host.below is not None and self.host.below.poll()
+        return came or loaded is not None or stored is not None
 
     def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
         """Have the host tier pass copies on to tiers below."""
@@ -122,8 +129,8 @@ class Transfers:
 
     def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
         """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
-        whether there was something to wait for. Only the loop's observe does."""
-        if self.poll() or self.wait(bell):
+        whether something has ended or was waited for. Only the loop's observe does."""
+        if self.wait(bell):
             return True
         patience = self.host.below.patience() if self.host.below is not None else None
         if patience is not None:
@@ -142,28 +149,33 @@ class Transfers:
             way.stretch()
 
     def wait(self, bell: Bell) -> bool:
-        """Wait for a transfer on its way, a load first, or the bell; return whether there was one. Only the loop's
-        observe does."""
+        """Begin what comes next, and wait for a transfer on its way, a load first, or the bell; return whether
+        something has ended or was waited for. Only the loop's observe does."""
+        if self.poll():
+            return True
         way = self.bulk_in if self.bulk_in.on_its_way else self.bulk_out
         return way.wait(bell)
 
 
 class TransferWay:
-    """One direction."""
+    """One direction: from the device where it `stores`, to the device otherwise."""
 
     def __init__(
-        self, device: Device, stream: Stream, program: Callable[..., None], page_sum: PageSum, pages: Words,
-        slots: Words,
-    ) -> None:  # fmt: skip
-        self._device, self._stream, self._program, self.page_sum = device, stream, program, page_sum
-        self._pages, self._slots = pages, slots
+        self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: Words, slots: Words
+    ) -> None:
+        self._device, self._stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
+        self._src, self._dst = (pages, slots) if stores else (slots, pages)
+        self._page_bytes = [memory[0].nbytes for memory in pages]
         self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        (self._home,) = device.ring(1, 8 * MOST_BATCH).slots
+        (self._arrived,) = device.ring(1, 8 * MOST_BATCH).slots
+        """The checksums on the host"""
+        (self._places,) = device.ring(1, 8 * MOST_BATCH).slots
+        """Pages and slots of the transfer on its way, int32 [2, count] for each group after the other"""
         self._batch: tuple[MoveBatch, Fence] | None = None
         self._raised: Exception | None = None
         """What the program of the transfer on its way has raised"""
-        self._page_ns = 0.0
-        """What a page of the latest transfer took the host to begin"""
+        self.page_ns = 0.0
+        """Time that a page of the latest transfer took the host to begin"""
         self.bytes = self.ns = 0
         """What transfers have moved and how long they were on their way, since the start"""
         self._began = self._from = self._until = 0
@@ -185,27 +197,44 @@ class TransferWay:
     def most(self, passed: int) -> int:
         """Return how many pages the next transfer may have, `passed` ns after the look before: more where steps are
         long, since a look comes once a step."""
-        if not self._page_ns:
+        if not self.page_ns:
             return BATCH_PAGES
-        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self._page_ns)))
+        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self.page_ns)))
 
     def begin(self, batch: MoveBatch) -> None:
-        self._began = self._device.clock()
-        moves = [(self._pages[move.group][move.page], self._slots[move.group][move.copy.slot]) for move in batch.moves]
-        pages, slots = [page for page, _ in moves], [slot for _, slot in moves]
-        ends = (pages, slots) if self._program is _store else (slots, pages)
-        home = self._home.tensor.view(torch.int64)[: len(moves)]
+        self._began, count = self._device.clock(), len(batch.moves)
+        batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
+        sums, arrived = self._sums[:count], self._arrived.tensor.view(torch.int64)[:count]
         self._stream.launch(
-            self._run, moves, self._sums[: len(moves)], home,
-            reads=tuple(ends[0]), writes=(*ends[1], self._sums, home),
-        )  # fmt: skip
+            self._run, self._parts(batch.moves), sums, arrived, reads=(self._places,), writes=(sums, arrived)
+        )
         self._batch = batch, self._stream.record(timed=True)
-        self._page_ns = (self._device.clock() - self._began) / len(moves)
+        self.page_ns = (self._device.clock() - self._began) / count
 
-    def _run(self, moves: Moves, sums: Tensor, home: Tensor) -> None:
-        """Run the program. What it raises fails this transfer, and not the device."""
+    def _parts(self, moves: Sequence[PageMove]) -> Parts:
+        """Write down where the pages of each group are, and where they go."""
+        places, parts, first = self._places.array.view(np.int32), Parts(), 0
+        tensor = self._places.tensor.view(torch.int32)
+        for group, (src, dst) in enumerate(zip(self._src, self._dst, strict=True)):
+            ends = [(move.page, move.copy.slot) for move in moves if move.group == group]
+            if ends:
+                here = slice(2 * first, 2 * (first + len(ends)))
+                places[here] = np.array(ends, np.int32).T[:: 1 if self._stores else -1].reshape(-1)
+                parts.append((src, dst, tensor[here].view(2, -1)))
+                first += len(ends)
+        return parts
+
+    def _run(self, parts: Parts, sums: Tensor, arrived: Tensor) -> None:
+        """Copy all pages. What that raises fails this transfer, and not the device."""
+        copy_pages = self.copy_pages if observe.watcher is None else reference.copy_pages  # a checker sees page by page
         try:
-            self._program(self._device, moves, sums, home, self.page_sum)
+            sums.zero_()
+            first = 0
+            for src, dst, places in parts:
+                end = first + places.shape[1]
+                copy_pages(src, dst, places, sums[first:end])
+                first = end
+            self._device.download(arrived, sums)
         except Exception as error:
             self._raised = error
 
@@ -219,11 +248,11 @@ class TransferWay:
         if error is not None:
             log.warning("a transfer of %d pages failed: %s: %s", len(batch.moves), type(error).__name__, error)
             return batch, [None] * len(batch.moves)
-        sums: Int64s = self._home.array.view(np.int64)
+        sums: Int64s = self._arrived.array.view(np.int64)
         return batch, sums[: len(batch.moves)].tolist()
 
     def _count(self, batch: MoveBatch, until: int) -> None:
-        self.bytes += sum([self._slots[move.group][0].nbytes for move in batch.moves])
+        self.bytes += sum([self._page_bytes[move.group] for move in batch.moves])
         self.ns += until - self._began
         if not self._until or self._began - self._until > ONE_STRETCH_NS:
             self._from = self._began
@@ -234,22 +263,6 @@ class TransferWay:
             return False
         self._batch[1].wait(bell)
         return True
-
-
-def _store(device: Device, moves: Moves, sums: Tensor, home: Tensor, page_sum: PageSum) -> None:
-    sums.zero_()
-    for place, (page, slot) in enumerate(moves):
-        device.download(slot, page)
-        page_sum(page, sums[place])
-    device.download(home, sums)
-
-
-def _load(device: Device, moves: Moves, sums: Tensor, home: Tensor, page_sum: PageSum) -> None:
-    sums.zero_()
-    for place, (page, slot) in enumerate(moves):
-        device.upload(page, slot)
-        page_sum(page, sums[place])  # of what has arrived
-    device.download(home, sums)
 
 
 def _stride(memory: Tensor) -> int:

@@ -21,11 +21,13 @@ pytestmark = [
 ]
 
 
+@pytest.mark.parametrize("out", [True, False])
 @pytest.mark.parametrize("words", [1, 4097, 1 << 19])
-def test_each_word_of_a_page_counts_by_its_place(words: int) -> None:
-    from gapless.kernels import all_triton
+def test_pages_are_copied_and_each_word_counts_by_its_place(words: int, out: bool) -> None:
+    from gapless.kernels import all_triton, plain
 
-    check_definition(all_triton.KERNELS, words, "cuda", words)
+    for kernels in (all_triton.KERNELS, plain.KERNELS):
+        check_definition(kernels, words, "cuda", words, out)
     check_changes(all_triton.KERNELS, words, "cuda", 1)
 
 

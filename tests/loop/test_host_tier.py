@@ -83,17 +83,17 @@ def test_threads_load_what_the_device_has_given_up(depth):
 
 
 class Failing:
-    """A checksum that raises now and then, as a launch does."""
+    """A copy that raises now and then, as a launch does."""
 
-    def __init__(self, page_sum):
-        self.page_sum, self.calls, self.raised = page_sum, 0, 0
+    def __init__(self, copy_pages):
+        self.copy_pages, self.calls, self.raised = copy_pages, 0, 0
 
-    def __call__(self, page, total):
+    def __call__(self, *args):
         self.calls += 1
-        if self.calls % 20 == 0:
+        if self.calls % 4 == 0:
             self.raised += 1
             raise RuntimeError("a launch that fails")
-        self.page_sum(page, total)
+        self.copy_pages(*args)
 
 
 @pytest.mark.parametrize("direction", ["bulk_in", "bulk_out"])
@@ -101,7 +101,7 @@ def test_an_error_in_the_launch_of_a_transfer_fails_that_transfer_alone(directio
     for device in (SimDevice(1), CpuDevice()):
         loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
         way = getattr(loop.transfers, direction)
-        way.page_sum = failing = Failing(way.page_sum)
+        way.copy_pages = failing = Failing(way.copy_pages)
         counts = rounds(loop, times=4)
         failed = counts.refused if direction == "bulk_in" else counts.dropped_failed
         assert failing.raised and failed, "a transfer was meant to fail"

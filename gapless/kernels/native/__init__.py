@@ -58,7 +58,7 @@ def kernels() -> Kernels:
         remember=remember,
         recall=recall,
         join=ops.join.default,
-        page_sum=page_sum,
+        copy_pages=copy_pages,
     )
 
 
@@ -131,11 +131,11 @@ def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: 
     torch.ops.gapless.recall.default(rows, same, *tables[:3], suffixes, *asked)
 
 
-def page_sum(page: Tensor, total: Tensor) -> None:
-    if page.dtype == torch.int32:
-        torch.ops.gapless.page_sum.default(page, total)
+def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
+    if src.dtype == torch.int32:
+        torch.ops.gapless.copy_pages.default(src, dst, places, sums)
     else:
-        pages.page_sum(page, total)
+        pages.copy_pages(src, dst, places, sums)
 
 
 def score(

@@ -97,18 +97,30 @@ Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const May
   return out;
 }
 
-// The checksum of a page: gapless/kernels/pages.py says what it is. On the thread that asks, beside the steps.
-void page_sum(const Tensor& page, const Tensor& total) {
-  whole(page);
-  TORCH_CHECK(page.dim() == 1 && total.numel() == 1, "gapless: page_sum of another shape");
-  const int32_t* words = page.const_data_ptr<int32_t>();
-  uint64_t sum = 0;
-  for (uint32_t i = 0, count = uint32_t(page.numel()); i < count; i++) {
-    const int32_t weight = int32_t((i * PAGE_FACTOR & PAGE_MASK) * 2 + 1);
-    sum += uint64_t(int64_t(words[i]) * weight);
+// Copies rows, and adds the checksums of what has arrived: gapless/kernels/pages.py says what they are. On the thread
+// that asks, beside the steps.
+void copy_pages(const Tensor& src, const Tensor& dst, const Tensor& places, const Tensor& sums) {
+  whole(places), whole(sums);
+  const int64_t count = sums.numel(), words = src.size(1);
+  TORCH_CHECK(
+      src.dim() == 2 && dst.dim() == 2 && dst.size(1) == words && src.stride(1) == 1 && dst.stride(1) == 1 &&
+          places.numel() == 2 * count,
+      "gapless: copy_pages of other shapes");
+  const int32_t *from = places.const_data_ptr<int32_t>(), *to = from + count;
+  int64_t* totals = sums.mutable_data_ptr<int64_t>();
+  for (int64_t page = 0; page < count; page++) {
+    TORCH_CHECK(
+        from[page] >= 0 && from[page] < src.size(0) && to[page] >= 0 && to[page] < dst.size(0),
+        "gapless: copy_pages of a page that is not there");
+    int32_t* arrived = dst.mutable_data_ptr<int32_t>() + to[page] * dst.stride(0);
+    std::memcpy(arrived, src.const_data_ptr<int32_t>() + from[page] * src.stride(0), words * sizeof(int32_t));
+    uint64_t sum = uint64_t(totals[page]);
+    for (uint32_t i = 0; i < uint32_t(words); i++) {
+      const int32_t weight = int32_t((i * PAGE_FACTOR & PAGE_MASK) * 2 + 1);
+      sum += uint64_t(int64_t(arrived[i]) * weight);
+    }
+    totals[page] = int64_t(sum);
   }
-  int64_t* to = total.mutable_data_ptr<int64_t>();
-  *to = int64_t(uint64_t(*to) + sum);
 }
 
 // The rows of a, then those of b. torch.cat has them copied by torch's threads, which then spin for a while on the cores
@@ -589,7 +601,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, bool amx) -> Tensor");
   m.def("linear_packed_to(Tensor x, Tensor packed, int n, Tensor? bias, bool amx, Tensor(a!) out) -> ()");
   m.def("join(Tensor a, Tensor b) -> Tensor");
-  m.def("page_sum(Tensor page, Tensor(a!) total) -> ()");
+  m.def("copy_pages(Tensor src, Tensor(a!) dst, Tensor places, Tensor(b!) sums) -> ()");
   m.def("linear_pack_wide(Tensor weight) -> Tensor");
   m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
@@ -650,7 +662,7 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_packed", linear_packed);
   m.impl("linear_packed_to", linear_packed_to);
   m.impl("join", join);
-  m.impl("page_sum", page_sum);
+  m.impl("copy_pages", copy_pages);
   m.impl("linear_pack_wide", linear_pack_wide);
   m.impl("linear_wide", linear_wide_op);
   m.impl("embedding_packed", embedding_packed);

@@ -1,4 +1,4 @@
-"""Checksums of pages in Triton's interpreter; run by tests/kernels/test_page_sums_triton.py."""
+"""Copies of pages and their checksums in Triton's interpreter; run by tests/kernels/test_page_sums_triton.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from page_cases import check_changes, check_definition
 from gapless.kernels import all_triton
 
 
-@pytest.mark.parametrize("words", [1, 7, 4096, 4097, 40_000])
-def test_each_word_counts_by_its_place(words):
-    check_definition(all_triton.KERNELS, words, "cpu", words)
+@pytest.mark.parametrize("words", [1, 7, 4096, 4097, 70_000])
+def test_rows_are_copied_and_each_word_counts_by_its_place(words):
+    check_definition(all_triton.KERNELS, words, "cpu", words, True)
 
 
 @pytest.mark.parametrize("words", [33, 5000])
