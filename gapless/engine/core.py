@@ -325,7 +325,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
                 adapters=adapters,
                 speculation=drafting,
                 processors=processors,
-                host=HostSizes(config.tiers["host"].nbytes) if config.tiers else None,
+                host=HostSizes(config.tiers["host"].nbytes, weighs=True) if config.tiers else None,
             ),
         )
     try_out(loop.launcher.program, device, exact=config.batch_invariant)

@@ -21,7 +21,7 @@ def weights(words: int, device: torch.device) -> Tensor:
 
 def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     """See `seam.Kernels.copy_pages`."""
-    for number, (source, target) in enumerate(zip(*places.tolist(), strict=True)):
+    for number, (source, target) in enumerate(zip(*places.tolist(), strict=True)):  # san: ok(on the host)
         dst[target].copy_(src[source], non_blocking=True)
         page = dst[target] if dst.device == sums.device else src[source]
         sums[number] += (page.to(torch.int64) * weights(len(page), page.device)).sum()

@@ -65,6 +65,8 @@ class HostSizes(NamedTuple):
     """A load brings at least this many tokens."""
     late_ns: int = LATE_NS
     """A request that has waited for a load this long computes its prompt."""
+    weighs: bool = False
+    """Whether only those loads are begun that take no longer than computing, by measured rates"""
 
 
 def build_loop(
@@ -147,6 +149,6 @@ def build_loop(
         slots = host.nbytes // slot_bytes(cache)
         if not slots:
             raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {slot_bytes(cache):,} bytes")
-        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns)
+        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, *host[1:])
         transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)

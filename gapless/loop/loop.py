@@ -381,6 +381,8 @@ class Loop:
         measured = self.log.committed(flight)
         self._depth.learn(measured.host, measured.device)
         scores = flight.logprobs is not None and flight.logprobs.prompt
+        if self.transfers is not None and not scores:
+            self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
         if self.launcher.gate is not None and not scores:
             kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
             self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)

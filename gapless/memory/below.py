@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.memory.copies import GroupCopies, PageCopy
+from gapless.memory.gate import LoadGate
 from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
 
 LOOKUP_NS = 50_000_000
@@ -125,12 +126,13 @@ class LowerTiers:
 
     def __init__(
         self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
-        late_ns: int, lookup_ns: int,
+        late_ns: int, lookup_ns: int, gate: LoadGate,
     ) -> None:  # fmt: skip
-        """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`."""
+        """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`.
+        `gate` takes in what loads take."""
         self.lines = lines
         self.counts = [LowerCounts() for _ in lines]
-        self._slot, self._clock = slot, clock
+        self._slot, self._clock, self._gate = slot, clock, gate
         self._late_ns, self._lookup_ns = late_ns, lookup_ns
         self._job_pages = max(1, min(JOB_PAGES, JOB_BYTES // len(slot(0, 0))))
         self._number = 0
@@ -223,6 +225,10 @@ class LowerTiers:
         now = self._clock()
         times = [search.late_at for searches in self._waiting.values() for search in searches if search.open]
         return max(0, min(times) - now) / 1e9 if times else None
+
+    def pays(self, tokens: int, pages: int) -> bool:
+        """Return whether loading this many pages from some tier takes no longer than computing their tokens."""
+        return self._gate.pays(tokens, pages, range(len(self.lines)))
 
     # For the host tier.
 
@@ -357,6 +363,8 @@ class LowerTiers:
         for _, _, key in job.moves:
             del self._coming[key]
         counts.loaded += good
+        if good:
+            self._gate.moved(place, good, 1e9 * end.seconds)
         counts.read_bytes += end.nbytes
         counts.read_ns += round(1e9 * end.seconds)
         if end.failed:

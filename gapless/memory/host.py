@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
+from gapless.memory.gate import LoadGate
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
 from gapless.tiers.seam import key_of
@@ -70,9 +71,10 @@ class HostTier:
 
     def __init__(
         self, pools: Sequence[PagePool], ledger: Ledger, slots: int, clock: Callable[[], int],
-        least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS,
+        least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS, weighs: bool = False,
     ) -> None:  # fmt: skip
-        """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`."""
+        """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`; where the
+        tier `weighs`, it takes no longer than computing."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
         self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
@@ -80,6 +82,7 @@ class HostTier:
         self._ledger = ledger
         self._clock = clock
         self._late_ns = late_ns
+        self.gate = LoadGate(weighs, least_tokens)
         self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
         self.running = 0
         """Rows that run: each of them may need a page at any step, and loads leave as many."""
@@ -101,7 +104,7 @@ class HostTier:
         self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
-        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS)
+        self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
         for group in self.groups:
             group.doubted = lambda digest, number=group.number: self.doubted(key_of(number, digest))
         return self.below
@@ -320,6 +323,7 @@ class HostTier:
         counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
         if self.below is not None:
             counts |= self.below.totals()
+        counts["tier_slower"] = self.gate.slower
         return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
 
     def check(self) -> None:

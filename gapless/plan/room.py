@@ -149,7 +149,10 @@ class Room:
         shared = self.index.shared(seq.chain, matched)
         if count - matched < host.least_pages or not self._need(seq, matched, shared).fits:
             return False
-        missing = self.index.missing(seq.chain, count)
+        missing, tokens = self.index.missing(seq.chain, count), (count - matched) * self._page_size
+        if not (seq.transfer.claim or seq.search is not None or host.gate.pays(tokens, len(missing))):
+            seq.loads_begun = MOST_LOADS
+            return False
         if seq.search is not None and host.fetch(seq.search, missing):
             if not seq.search.open:  # transfers hold every slot: what the host has must do
                 return self._begin_load(host, seq, matched)
@@ -169,7 +172,11 @@ class Room:
         """Ask the tiers below for what is neither here nor on the host, if that is worth a load."""
         assert self.index is not None and seq.chain is not None and seq.tokens is not None
         count, _ = self.index.match(seq.chain, seq.tokens, most, host.has)
-        if most - count < host.least_pages:
+        pages = most - count
+        if pages < host.least_pages:
+            return False
+        if not (seq.transfer.claim or below.pays(pages * self._page_size, pages * len(self._pools))):
+            seq.loads_begun = MOST_LOADS
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
         seq.ticket = seq.search = below.ask(

@@ -25,6 +25,7 @@ from gapless.device.ring import PAGE, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.below import LowerTiers, TierLine
 from gapless.memory.copies import PageCopy
+from gapless.memory.gate import HOST
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
@@ -34,7 +35,7 @@ log = logging.getLogger("gapless.tiers")
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
 HOST_SHARE = 0.1
-"""What beginning a transfer may take of the loop's time between two looks at transfers"""
+"""What transfers may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
 """A transfer that begins within this time after the one before is shown as one with it."""
 
@@ -70,6 +71,8 @@ class Transfers:
         self.bulk_out = TransferWay(device, device.bulk_out, True, copy_pages, pages, self.slots)
         self.bulk_in = TransferWay(device, device.bulk_in, False, copy_pages, pages, self.slots)
         self._polled_at = device.clock()
+        self.page_ns = 0.0
+        """Time of the loop's thread for each page, in the latest look that began transfers"""
 
     @property
     def busy(self) -> bool:
@@ -80,18 +83,29 @@ class Transfers:
     def poll(self) -> bool:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
-        came, passed = self.take(), self._polled_at - before
-        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.bulk_in.most(passed))) is not None:
-            self.bulk_in.begin(batch)
-        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.bulk_out.most(passed))) is not None:
-            self.bulk_out.begin(batch)
+        came, begun, most = self.take(), 0, self.most(self._polled_at - before)
+        if not self.bulk_in.on_its_way and (batch := self.host.next_load(most)) is not None:
+            begun += self.bulk_in.begin(batch)
+        if not self.bulk_out.on_its_way and (batch := self.host.next_store(most)) is not None:
+            begun += self.bulk_out.begin(batch)
+        if begun:
+            self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
+
+    def most(self, passed: int) -> int:
+        """Return how many pages a transfer may have, `passed` ns after the look before. Beside running rows a look
+        comes once a step, so there may be more where steps are long; otherwise a long transfer delays nothing."""
+        if not self.page_ns:
+            return BATCH_PAGES
+        pages = int(HOST_SHARE * passed / self.page_ns) if self.host.running else MOST_BATCH
+        return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:
         """Take in transfers that have ended, and what has come from tiers below. Returns whether there was something:
         what waited for it may be planned now."""
         loaded, stored = self.bulk_in.ended(), self.bulk_out.ended()
         if loaded is not None:
+            self.host.gate.moved(HOST, len(loaded[0].moves), self.bulk_in.took_ns)
             self.host.loaded(*loaded)
         if stored is not None:
             self.host.stored(*stored)
@@ -138,15 +152,22 @@ class Transfers:
         return patience is not None
 
     def warm_up(self) -> None:
-        """Move the null page there and back, and wait: what copies and kernels fetch for themselves, they then have."""
-        null = MoveBatch(0, [PageMove(number, NULL_PAGE, PageCopy(b"", 0)) for number in range(len(self.slots))])
-        for way in (self.bulk_out, self.bulk_in):
+        """Move null pages there and back, and wait: what copies and kernels fetch for themselves, they then have. How
+        long they take after that is what the gate begins with."""
+        moves = [
+            PageMove(number, NULL_PAGE, PageCopy(b"", slot % group.size))
+            for number, group in enumerate(self.host.groups) for slot in range(BATCH_PAGES)
+        ]  # fmt: skip
+        null = MoveBatch(0, moves[:MOST_BATCH])
+        for way in (self.bulk_out, self.bulk_in, self.bulk_in):
             way.begin(null)
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
             way.bytes = way.ns = 0
             way.stretch()
+        self.host.gate = self.host.gate.fresh()
+        self.host.gate.moved(HOST, len(null.moves), self.bulk_in.took_ns)
 
     def wait(self, bell: Bell) -> bool:
         """Begin what comes next, and wait for a transfer on its way, a load first, or the bell; return whether
@@ -174,10 +195,8 @@ class TransferWay:
         self._batch: tuple[MoveBatch, Fence] | None = None
         self._raised: Exception | None = None
         """What the program of the transfer on its way has raised"""
-        self.page_ns = 0.0
-        """Time that a page of the latest transfer took the host to begin"""
-        self.bytes = self.ns = 0
-        """What transfers have moved and how long they were on their way, since the start"""
+        self.bytes = self.ns = self.took_ns = 0
+        """What transfers have moved, how long they were on their way, since the start, and how long the latest was"""
         self._began = self._from = self._until = 0
 
     @property
@@ -194,14 +213,8 @@ class TransferWay:
         found, self._from, self._until = (self._from, self._until), 0, 0
         return found
 
-    def most(self, passed: int) -> int:
-        """Return how many pages the next transfer may have, `passed` ns after the look before: more where steps are
-        long, since a look comes once a step."""
-        if not self.page_ns:
-            return BATCH_PAGES
-        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self.page_ns)))
-
-    def begin(self, batch: MoveBatch) -> None:
+    def begin(self, batch: MoveBatch) -> int:
+        """Begin a transfer; return its pages."""
         self._began, count = self._device.clock(), len(batch.moves)
         batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
         sums, arrived = self._sums[:count], self._arrived.tensor.view(torch.int64)[:count]
@@ -209,7 +222,7 @@ class TransferWay:
             self._run, self._parts(batch.moves), sums, arrived, reads=(self._places,), writes=(sums, arrived)
         )
         self._batch = batch, self._stream.record(timed=True)
-        self.page_ns = (self._device.clock() - self._began) / count
+        return count
 
     def _parts(self, moves: Sequence[PageMove]) -> Parts:
         """Write down where the pages of each group are, and where they go."""
@@ -253,7 +266,8 @@ class TransferWay:
 
     def _count(self, batch: MoveBatch, until: int) -> None:
         self.bytes += sum([self._page_bytes[move.group] for move in batch.moves])
-        self.ns += until - self._began
+        self.took_ns = until - self._began
+        self.ns += self.took_ns
         if not self._until or self._began - self._until > ONE_STRETCH_NS:
             self._from = self._began
         self._until = until

@@ -311,12 +311,16 @@ class SimDevice:
         self.trace.append((stream.name, op.index, op.what))
         start = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0)
         if op.program is not None:
-            start += int(10 ** self._random.uniform(3, 6))
+            start += self.cost(stream, op.args)
             self.call(op.program, op.args, stream.name)
         # The host may have asked just now and heard "not done": the end cannot be before that.
         stream.now = max(start, self.host_now)
         if op.fence is not None and self.fault.error is None:
             op.fence.at = stream.now
+
+    def cost(self, stream: SimStream, args: tuple[Any, ...]) -> int:
+        """Return what a program takes that is given `args`, ns; any time from 1 us to 1 ms."""
+        return int(10 ** self._random.uniform(3, 6))
 
     def call(self, program: Program, args: tuple[Any, ...], name: str) -> None:
         self._inside = True

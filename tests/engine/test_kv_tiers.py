@@ -44,6 +44,14 @@ def test_prompts_that_the_device_gave_up_are_loaded():
     assert all(output.num_cached_tokens >= length - 17 for output, length in zip(again, lengths, strict=True))
 
 
+def test_an_engine_has_measured_its_link_when_it_is_ready_and_weighs_loads():
+    core = build_core(EngineConfig("demo", **OPTIONS, kv_tiers=("host:64MiB",)))
+    gate = core.loop.transfers.host.gate
+    gate.computed(256, 1)
+    assert not gate.pays(256, 16) and core.stats().tier_slower == 1
+    core.close()
+
+
 def test_a_tier_too_small_for_a_page_is_refused_at_the_start():
     with pytest.raises(ConfigError, match="kv_tiers: host:100 holds no page"):
         LLM("demo", **OPTIONS, kv_tiers=["host:100"])

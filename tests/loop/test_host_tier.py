@@ -15,6 +15,8 @@ from gapless.base.records import Cause, Request
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
+from gapless.memory.host import BATCH_PAGES
+from gapless.step.transfers import MOST_BATCH
 from gapless.testing.sim import SimDevice
 
 SLOT = 4096
@@ -167,12 +169,64 @@ def test_the_end_of_a_load_between_two_looks_of_a_turn_ends_its_wait(mood):
     for seed in range(6):
         device = SimDevice(seed, mood)
         loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
-        loop.transfers.bulk_in.most = lambda passed: 2  # so that each load is several transfers
+        loop.transfers.most = lambda passed: 2  # so that each load is several transfers
         rounds(loop, times=1)
         before = device.host_now
         counts = rounds(loop, times=1)
         assert counts.loaded > 24 and device.host_now - before < NEWS_SECONDS * 10**9, f"seed {seed}"
         device.close()
+
+
+def logged(monkeypatch, calls, owner, name, what):
+    """Have each call of a method note `what(*args)`."""
+    method = getattr(owner, name)
+
+    def call(*args):
+        calls.append(what(*args))
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("depth", [1, 2, None])
+def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkeypatch):
+    device, calls = SimDevice(2, "eager"), []
+    loop = checksum_loop(device, SHAPE, depth, host=HostSizes(100 * SLOT, 1))
+    logged(monkeypatch, calls, loop, "turn", lambda: "turn")
+    logged(monkeypatch, calls, loop.launcher, "launch", lambda plan, _: "launch" if plan.decode else "first")
+    for way in (loop.transfers.bulk_in, loop.transfers.bulk_out):
+        logged(monkeypatch, calls, way, "begin", lambda _: "transfer")
+        logged(monkeypatch, calls, way, "ended", lambda: "transfer")
+    rounds(loop)
+    turns = " ".join(calls).split("turn")
+    both = [turn.split() for turn in turns if "launch" in turn and "transfer" in turn]
+    assert len(both) > 20 and all(turn[0] == "launch" for turn in both)
+    device.close()
+
+
+def test_a_load_that_no_running_request_is_beside_is_one_transfer(monkeypatch):
+    device, sizes_ = SimDevice(2, "eager"), []
+    shape = SHAPE._replace(max_len=300, pages=90)
+    loop = checksum_loop(device, shape, 2, host=HostSizes(200 * SLOT, 1))
+    known = prompts(1, 280)[0]
+    run(loop, [ask(1, known)])
+    evict(loop)
+    logged(monkeypatch, sizes_, loop.transfers.bulk_in, "begin", lambda batch: len(batch.moves))
+    loop.transfers.page_ns = 1e9  # beside running rows it would begin few
+    run(loop, [ask(2, known)])
+    assert sizes_ == [69]
+    device.close()
+
+
+def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_allows():
+    device = SimDevice(2)
+    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).transfers
+    assert transfers.most(10**9) == BATCH_PAGES, "nothing is measured"
+    transfers.page_ns, transfers.host.running = 1000, 1
+    assert [transfers.most(passed) for passed in (1, 10**6, 10**9)] == [BATCH_PAGES, 100, MOST_BATCH]
+    transfers.host.running = 0
+    assert transfers.most(1) == MOST_BATCH
+    device.close()
 
 
 def evict(loop):

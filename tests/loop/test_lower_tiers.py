@@ -309,3 +309,30 @@ def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
         group.unpin(copy)
     host.check()
     device.close()
+
+
+def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
+    one = engine(DictionaryTier)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    gate = one.loop.transfers.host.gate
+    gate.weighs, before = True, one.below.counts[0].hits
+    gate.moved(0, 1, 10**12)
+    (counts,) = one.ask(prompts()[0])
+    assert counts.hits == before and not counts.loaded and gate.slower == 1
+    gate.weighs = False
+    (counts,) = one.ask(prompts()[1])
+    assert counts.hits > before and counts.loaded
+
+
+def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
+    one = engine(DictionaryTier)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    one.ask(prompts()[0])
+    gate = one.loop.transfers.host.gate
+    gate.weighs = True
+    gate.computed(1, 1)
+    assert one.below.counts[0].loaded and not gate.pays(1, 1, (0,)) and not gate.pays(1, 1), "both ways are known"

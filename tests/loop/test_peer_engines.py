@@ -121,6 +121,17 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
     assert prefiller.counts.stored >= 6 * 10 and not prefiller.counts.loaded
 
 
+def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
+    prefiller, decoder = pair
+    prefiller.prefill(prompts()[0], "R")
+    gate = decoder.loop.transfers.host.gate
+    gate.weighs = True
+    gate.computed(1, 1)
+    gate.moved(0, 1, 10**12)
+    decoder.ask(prompts()[0], claim="R")
+    assert decoder.counts.loaded >= 9 and not gate.slower
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_simulated_devices_give_each_other_pages_too(seed, side, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.CLAIM_NS", 10**15)  # their clocks run ahead of the threads between them

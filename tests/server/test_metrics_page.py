@@ -81,6 +81,7 @@ STATS = Stats(
     tier_refused=2,
     tier_evicted=42,
     tier_late=1,
+    tier_slower=13,
     tier_dropped_full=5,
     tier_dropped_gone=6,
     tier_dropped_failed=11,

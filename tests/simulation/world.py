@@ -393,6 +393,8 @@ class World:
                 if copy.checksum is not None:
                     slots[copy.slot, -1] ^= 1
                     self.flipped.add(copy)
+                    if self.line is not None:  # it may be stored below like that, and outlive this engine
+                        self.rotten.add(key_of(group.number, copy.digest))
 
     @property
     def _shift(self) -> int:
@@ -503,8 +505,9 @@ class World:
         host.attach([self.line], slot, min(LOOKUP_NS, self.scenario.late_ns))
 
     def _host(self) -> HostSizes | None:
-        scenario = self.scenario
-        return HostSizes(scenario.host * (1 + scenario.grouped) * 4096, 1, scenario.late_ns) if scenario.host else None
+        scenario, weighs = self.scenario, self.scenario.seed % 8 == 0
+        nbytes = scenario.host * (1 + scenario.grouped) * 4096
+        return HostSizes(nbytes, 1, scenario.late_ns, weighs) if nbytes else None
 
     def _speculation(self) -> Speculation | None:
         if self.scenario.drafts is None:

@@ -1,0 +1,62 @@
+"""Decides whether loading pages takes less than computing their tokens, by measured rates. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+HOST = -1
+"""The host tier as the source of a load; the tiers below it are their places, from 0."""
+_WEIGHT = 1 / 8
+TRIALS = 1 / 32
+"""The share of computing time that loads may cost which do not pay: now and then one is begun, since a tier may have
+become faster."""
+
+
+class LoadGate:
+    """Keeps means of what a page of each source and a prompt token have taken lately. What is not known takes no time,
+    so that it is tried."""
+
+    def __init__(self, weighs: bool = True, least_tokens: int = 1) -> None:
+        """Let every load pay unless the gate `weighs`. Steps of fewer than `least_tokens` prompt tokens say little."""
+        self.weighs = weighs
+        self._least_tokens = least_tokens
+        self.slower = 0
+        """Requests that compute what they could load, since loading would take longer"""
+        self._step_ns = self._token_ns = self._saved_ns = 0.0
+        self._page_ns: dict[int, float] = {}
+
+    def computed(self, tokens: int, ns: int) -> None:
+        """A step of this many prompt tokens took this long. What one without any takes is no part of theirs: a request
+        whose pages are loaded needs a step too."""
+        if not tokens:
+            self._step_ns = _mean(self._step_ns, ns)
+        elif tokens >= self._least_tokens:
+            self._token_ns = _mean(self._token_ns, max(ns - self._step_ns, 1) / tokens)
+
+    def fresh(self) -> LoadGate:
+        """Return a gate of the same kind that has measured nothing."""
+        return LoadGate(self.weighs, self._least_tokens)
+
+    def moved(self, source: int, pages: int, ns: float) -> None:
+        """A load of this many pages took this long. A shorter time counts at once: nothing makes a copy look faster."""
+        page_ns = ns / pages
+        self._page_ns[source] = min(page_ns, _mean(self._page_ns.get(source, 0.0), page_ns))
+
+    def pays(self, tokens: int, pages: int, below: Sequence[int] = ()) -> bool:
+        """Return whether loading these pages, which hold `tokens` prompt tokens, takes no longer than computing them.
+        The pages are on the host or, if tiers `below` are named, come through it from the fastest of these."""
+        page_ns = self._page_ns.get(HOST, 0.0) + min([self._page_ns.get(place, 0.0) for place in below], default=0.0)
+        longer_ns = pages * page_ns - tokens * self._token_ns
+        if not (self.weighs and self._token_ns) or longer_ns <= 0:
+            return True
+        if longer_ns <= self._saved_ns:
+            self._saved_ns = 0.0
+            return True
+        self._saved_ns += TRIALS * tokens * self._token_ns
+        self.slower += 1
+        return False
+
+
+def _mean(before: float, value: float) -> float:
+    """Return the mean after another value. One that is far too large, as on a busy machine, counts twice the mean."""
+    return before + min(value - before, before) * _WEIGHT if before else value

@@ -1,0 +1,118 @@
+"""Loads are chosen over computing where they take less, by measured rates, on a device whose times are known."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from harness import VOCAB, Job, checksum_loop
+from timed_device import TimedDevice, Times
+
+from gapless.base.params import SamplingParams
+from gapless.base.records import Request
+from gapless.kernels import native
+from gapless.loop.build import HostSizes, Sizes
+from gapless.memory.gate import HOST, LoadGate
+
+LENGTH, SIZE, COUNT = 256, 4, 6
+SHAPE = Sizes(rows=2, max_len=LENGTH, pages=COUNT * LENGTH // SIZE // 3 + 1, page_size=SIZE, step_tokens=256, queue=8)
+PLENTY = HostSizes(2 * COUNT * LENGTH // SIZE * 4096, 64, weighs=True)
+SLOW = Times(page=200_000)
+"""Loading takes ten times as long as computing."""
+
+
+class Conversations:
+    """Conversations that take turns, whose KV is three times what the device holds."""
+
+    def __init__(self, times: Times, host: HostSizes | None) -> None:
+        self.device = TimedDevice(times)
+        self.loop = checksum_loop(self.device, SHAPE, None, host=host, kernels=native.load(), buckets=())
+        self._random, self._key = random.Random(1), 0
+        self._known = [self._tokens(LENGTH - 96) for _ in range(COUNT)]
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(VOCAB) for _ in range(count)]
+
+    def turns(self, count: int) -> float:
+        """Return the time of a request, ns, over this many turns of each conversation."""
+        began = self.device.host_now
+        for number in [*range(COUNT)] * count:
+            known = self._known[number] + self._tokens(4)
+            self._key += 1
+            params = SamplingParams(temperature=0.0, max_tokens=None)
+            job = Job(Request(self._key, np.array(known, np.int32), params, 0, (), 0, len(known) + 2), 0, None)
+            self.loop.submit(job.request)
+            while self.loop.requests:
+                for settled in self.loop.turn().tokens:
+                    job.tokens += settled.tokens.reshape(-1).tolist()
+            self._known[number] = known + job.tokens
+        return (self.device.host_now - began) / COUNT / count
+
+
+def per_request(times: Times, host: HostSizes | None) -> float:
+    talk = Conversations(times, host)
+    talk.turns(1)  # everything is computed
+    took = talk.turns(8)
+    talk.device.close()
+    return took
+
+
+def test_conversations_that_load_what_pays_take_less_time():
+    times = Times(step=100_000)
+    assert per_request(times, PLENTY) < 0.75 * per_request(times, None)
+
+
+@pytest.mark.parametrize("times", [SLOW, Times(token=300), Times(copy=20_000_000)], ids=["slow link", "fast", "late"])
+def test_a_tier_that_is_slower_than_computing_costs_little(times):
+    none, tiered = per_request(times, None), per_request(times, PLENTY)
+    assert per_request(times, PLENTY._replace(weighs=False)) > 1.3 * none, "every load"
+    assert tiered < 1.04 * none + times.copy / 8 / COUNT, "and one load that measures"
+
+
+def test_a_tier_that_becomes_faster_is_used_again():
+    talk = Conversations(Times(page=30_000), PLENTY)
+    talk.turns(5)
+    counts = talk.loop.transfers.host.counts
+    assert talk.loop.transfers.host.gate.slower > 8
+    talk.device.times = Times()
+    loaded = counts.loaded
+    talk.turns(9)
+    assert counts.loaded > loaded + 600, "trials have found it out"
+    talk.device.close()
+
+
+def test_what_is_not_known_is_tried_and_what_takes_longer_is_not():
+    gate = LoadGate()
+    gate.computed(100, 100)
+    assert gate.pays(64, 16), "nothing is known of loads"
+    gate.moved(HOST, 10, 1_000)
+    assert not gate.pays(64, 16) and gate.pays(1_600, 16) and gate.slower == 1
+
+
+def test_loads_through_the_host_count_both_ways_and_the_fastest_tier():
+    gate = LoadGate()
+    gate.computed(1, 100)
+    gate.moved(HOST, 1, 60)
+    gate.moved(0, 1, 500)
+    assert gate.pays(1, 1) and not gate.pays(1, 1, (0,)) and gate.pays(1, 1, (0, 1)), "tier 1 is not known"
+    gate.moved(1, 1, 50)
+    assert not gate.pays(1, 1, (0, 1)) and gate.pays(2, 1, (0, 1))
+
+
+def test_loads_that_do_not_pay_cost_a_32nd_of_computing():
+    gate, spent, saved = LoadGate(), 0, 0
+    gate.computed(1, 100)
+    gate.moved(HOST, 1, 5_000)
+    for _ in range(20_000):
+        spent += 4_900 * gate.pays(1, 1)
+        saved += 100
+    assert 0 < spent <= saved / 32
+
+
+def test_one_load_on_a_busy_machine_does_not_close_the_gate():
+    gate = LoadGate()
+    gate.computed(1, 100)
+    gate.moved(HOST, 1, 60)
+    gate.moved(HOST, 1, 1_000_000)
+    assert gate.pays(1, 1)
