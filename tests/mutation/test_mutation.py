@@ -45,7 +45,6 @@ NOTICED = {
     "a copy stays while a store fills it": 148,
     "what is loaded is compared with what was stored": 62,
     "a copy in doubt is dropped": 69,
-    "a copy is found when it has come from below": 13,
     "a slot stays while a tier below fills it": 25,
     "a copy is found when it has come from below": 13,
     "pages of other weights have other names": 80,

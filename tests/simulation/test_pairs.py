@@ -6,7 +6,7 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 68, 97, 110)]
+SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 63, 68, 97, 110)]
 """Of the first 130 those that together reach all that the test looks for, in the least time"""
 
 
