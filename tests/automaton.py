@@ -18,6 +18,7 @@ from gapless.base.records import Int32s, MatcherFunctions
 STATES = 40
 FORCING = 1000
 """The seeds of automata from here on allow one token in most states, so that runs of tokens are certain."""
+_LEXERS = itertools.count()
 ASKED = StructuredOutputs(grammar="an automaton of tests")
 
 
@@ -45,6 +46,7 @@ class Automaton:
     def __init__(self, seed: int, vocab: int) -> None:
         self.seed, self.vocab = seed, vocab
         self.states = [0]
+        self.lexer = next(_LEXERS)
 
     def allowed(self) -> tuple[int, ...]:
         return allowed_in(self.seed, self.states[-1], self.vocab)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.draft_model import DraftModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import Gate, Speculation, Verify
+from gapless.step.speculation import PLAIN, Gate, Speculation, Verify
 from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
@@ -54,8 +56,8 @@ class OracleHead(NamedTuple):
     model: ChecksumModel
 
     def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        assert drafts == self.oracle.drafts
-        self.oracle(plain.KERNELS, rows, tables)
+        assert 0 < drafts <= self.oracle.drafts
+        self.oracle._replace(drafts=drafts)(plain.KERNELS, rows, tables)
 
     def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
         return self.model.forward(inputs, plan, cache)
@@ -119,4 +121,20 @@ def drafts_beside_chunks() -> Iterator[list[int]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Gate, "decide_beside", look)
+        yield found
+
+
+@contextmanager
+def numbers_at_random(seed: int, speculation: Speculation) -> Iterator[Counter[int]]:
+    """Each step without chunks runs another number of drafts, whatever pays. Counts the steps by their places."""
+    rng, found, decide = random.Random(seed), Counter[int](), Gate.decide
+
+    def draw(gate: Gate, decode: tuple[int, ...]) -> Verify:
+        if decide(gate, decode) and not decode:
+            return PLAIN
+        found[places := rng.choice((1, *speculation.sizes))] += 1
+        return Verify(places, drafts=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gate, "decide", draw)
         yield found

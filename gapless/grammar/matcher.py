@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from copy import copy
 
@@ -12,6 +13,8 @@ from gapless.base.records import Int32s, MatcherFunctions, TokenTexts
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar.library import LlgMatcher, matcher_functions
 
+_LEXERS = itertools.count()
+
 
 class Grammar:
     """A compiled grammar, of which each request gets a copy. All copies share the states of one lexer."""
@@ -20,6 +23,7 @@ class Grammar:
         self.matcher = matcher
         """Has taken over no token."""
         self.texts = texts
+        self.lexer = next(_LEXERS)
         self.failed = False
         """Whether a request's output could not go on. The lexer may have as many states as its limit allows."""
 
@@ -33,6 +37,7 @@ class FormMatcher:
 
     def __init__(self, grammar: Grammar, form: StructuredOutputs, stop_ids: Sequence[int]) -> None:
         self.texts: TokenTexts | None = grammar.texts
+        self.lexer = grammar.lexer
         self._grammar = grammar
         self._matcher = grammar.matcher.copy()
         self._form = form

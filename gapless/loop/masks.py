@@ -57,8 +57,6 @@ class MaskedRow:
         self.slot = self.owner = 0
         self.spare: Matcher | None = None
         """A copy of the matcher that has never looked ahead, from the first look on"""
-        self.since: list[int] = []
-        """Tokens that the copy has not followed"""
 
 
 class Waits:
@@ -140,7 +138,9 @@ class Masks:
             if (texts := matcher.texts) is not None and texts is not self._texts:
                 self._texts = texts
                 self.threads.set_texts(*texts)
-            self.threads.begin(request.key, *matcher.give_away(), len(request.tokens), request.stop_ids, drafts)
+            functions, pointer = matcher.give_away()
+            length, ends = len(request.tokens), request.stop_ids
+            self.threads.begin(request.key, matcher.lexer, functions, pointer, length, ends, drafts)
         else:
             self._rows[request.key] = MaskedRow(request, drafts)
 
@@ -240,18 +240,33 @@ class Masks:
             if tokens:
                 row.matcher.advance(tokens)
             row.length += len(tokens)
-            row.since += tokens
             self._post(row)
+            self._written += 1
+            self._ns += time.monotonic_ns() - since
+            self._let_copy_follow(row, tokens)
         except BaseException as error:
             self._fail(row, error)
             return
         finally:
             self._began = 0
-        self._written += 1
-        self._ns += time.monotonic_ns() - since
         self._followed[row.slot] = tag_of(row.owner, row.length)
         if row.drafts:
             self._ahead[row.slot] = drafts
+
+    def _let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
+        """Have the copy follow these tokens, where no mask waits for it: so it has nothing to make up for."""
+        try:
+            if row.spare is not None and tokens:
+                row.spare.advance(tokens)
+        except BaseException as error:
+            self._look_no_more(row, error)
+
+    def _look_no_more(self, row: MaskedRow, error: BaseException) -> None:
+        """A guess or the copy has failed: the row goes on without."""
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise error
+        log.warning("a matcher failed along a guess, its row runs without: %s", error)
+        row.spare, row.drafts = None, 0
 
     def _fail(self, row: MaskedRow, error: BaseException) -> None:
         """End the row's request; a panic of a library is no Exception."""
@@ -276,27 +291,18 @@ class Masks:
         self._began = time.monotonic_ns()
         try:
             if row.spare is None:
-                row.spare, row.since = row.matcher.copy(), []
+                row.spare = row.matcher.copy()
             return self._go_ahead(row, drafts)
         except BaseException as error:
-            if isinstance(error, SystemExit | KeyboardInterrupt):
-                raise
-            log.warning("a matcher failed along a guess, its row runs without: %s", error)
             self.restore(row)
+            self._look_no_more(row, error)
             return True
         finally:
             self._began = 0
 
     def restore(self, row: MaskedRow) -> None:
-        """Go on with the copy of a matcher that failed along a guess, and look ahead no more."""
-        row.drafts = 0
-        if row.spare is None:
-            return  # it has not looked yet
-        row.matcher, row.spare = row.spare, None
-        try:
-            row.matcher.advance(row.since)
-        except BaseException as error:
-            self._fail(row, error)
+        """Go on with the copy of a matcher that failed along a guess, if it has been made."""
+        row.matcher = row.matcher if row.spare is None else row.spare
 
     def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
         """Post the masks after each draft, up to the first that may not come or after which nothing may. Then post what

@@ -90,8 +90,8 @@ class GraphShapes(NamedTuple):
     """Page groups"""
     adapters: bool = False
     """Whether rows may have adapters"""
-    places: int = 1
-    """Tokens of a row in decode steps with drafts; 1 where no row has any"""
+    places: tuple[int, ...] = ()
+    """Tokens of a row in decode steps with drafts, ascending; none where no row has any"""
     drafted_rows: int = 0
     """Rows of these steps, at most"""
     processors: int = 0
@@ -107,7 +107,7 @@ class StepGraphs:
         most = self.buckets[-1] if self.buckets else 0
         beside = shapes.mixed.beside if shapes.mixed else ()
         self.beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
-        drafted = min(most, shapes.drafted_rows) if shapes.places > 1 and beside else 0
+        drafted = min(most, shapes.drafted_rows) if shapes.places and beside else 0
         self.drafted_beside = (*(bucket for bucket in beside if bucket < drafted), drafted) if drafted else ()
         """Decode rows of steps with chunks, without drafts and with them"""
         self._capture = capture
@@ -256,19 +256,21 @@ class StepGraphs:
             AdjustKey(size, some, processors=(number,))
             for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
         ]  # fmt: skip
-        told = (None, 0, self.shapes.places - 1) if self.shapes.places > 1 else (None,)
+        told = (None, 0, self.shapes.places[-1] - 1) if self.shapes.places else (None,)
         replies = [ReplyKey(size, drafts) for size in lanes for drafts in told]
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
 
     def _drafted(self) -> Iterator[ProgramKey]:
         """Yield the graphs of steps with drafts, the largest first."""
-        places = self.shapes.places
-        for count in self.buckets[::-1] if places > 1 else ():
-            if count <= self.shapes.drafted_rows:
+        for count in self.buckets[::-1] if self.shapes.places else ():
+            if count > self.shapes.drafted_rows:
+                continue
+            # Kernels are compiled for each number of places; most steps have the largest, and others wait for a miss.
+            for places in self.shapes.places[::-1] if count == self.buckets[0] else self.shapes.places[-1:]:
                 if not self.shapes.bounded:
                     yield bucket_key(count, 0, row_writes=self.shapes.row_writes, places=places)
                 yield SampleKey(count, count, False, places, drafts=True)
-                yield SampleKey(count, count, False, drafts=True)
+            yield SampleKey(count, count, False, drafts=True)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
@@ -278,7 +280,7 @@ class StepGraphs:
         decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
         sizes = [(decode, chunks, 1)]
         if self.drafted_beside:
-            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places))
+            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
         for tokens, (decode, chunks, places) in itertools.product(mixed.stand_ins[::-1], sizes):
             key = self.mixed_key(decode, chunks, tokens, places)
             if key is not None:

@@ -99,7 +99,7 @@ class Launcher:
             sizes.row_writes,
             groups,
             sizes.adapters,
-            sizes.speculation.places if sizes.speculation else 1,
+            sizes.speculation.sizes if sizes.speculation else (),
             sizes.speculation.rows if sizes.speculation else 0,
             len(program.processors),
         )

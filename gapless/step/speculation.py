@@ -12,18 +12,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gapless.base.records import Int32s, Int64s, Request
 from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
-from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, REJECTED, RIGHT, SUFFIX_LENGTHS
+from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes import new_suffixes
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Recall
 from gapless.model.seam import BatchShape, KVCache, StepInputs
+
+FEWER = (2, 4)
+"""Drafts of a row in steps that run fewer than there may be"""
 
 HOPE = 0.5
 """How often a new row is expected to have drafts, and these to be right"""
@@ -32,10 +34,10 @@ HEAD_HOPE = 0.8
 USUAL = 0.05
 """What the latest step counts for in what is expected of a head for a new row"""
 RETRY, FIRST = 64, 8
-"""Decisions for steps of about as many rows, of which one is the other way round, and which one that is: what has not
-run for long may take another time by now"""
-LEARNS = 0.2
-"""What the latest step counts for in what is expected of a row"""
+"""Decisions for steps of about as many rows, of which one is another than seems best, and which one that is: what has
+not run for long may take another time by now"""
+LEARNS, BEYOND = 0.2, 0.05
+"""What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
 COSTS = 1.2
 """What a step with drafts takes, in steps without, before both were measured"""
 FORGETS = 1.01
@@ -52,8 +54,6 @@ ANSWER_TOKENS = 256
 KNOWN_TENANTS, MAX_TENANT = 4096, 2**31 - 1
 """Tenants that have numbers at a time, and the last number; none is given again, so no entry changes its owner"""
 
-FEW = 24
-"""Lines of observed steps that are taken in one by one"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 
@@ -165,6 +165,11 @@ class Speculation(NamedTuple):
         return self.drafts + 1
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Places of a step with drafts, ascending: `places`, or fewer."""
+        return (*(1 + drafts for drafts in FEWER if drafts < self.drafts), self.places)
+
+    @property
     def samples(self) -> int:
         """Logits of a step with drafts, at most."""
         return (self.rows + ENDING) * self.places
@@ -215,42 +220,43 @@ class DraftCounts:
 
 
 class Gate:
-    """Decides which steps run drafts. Drafters draft in other decode steps too, to see what that would give.
+    """Decides how many drafts rows run in a step, which may be none. Drafters draft in steps without too, to see what
+    drafts would give.
 
     Steps are of one kind when they have about as many decode rows, and about as many prompt tokens beside them.
     """
 
     def __init__(self, speculation: Speculation, rows: int) -> None:
         self._most = speculation.rows
-        self._verifies = Verify(speculation.places, drafts=True)
+        self._sizes, self._places = speculation.sizes, speculation.places
         self._looks = speculation.head is None
         self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
         """What steps do where drafts do not pay"""
-        self._hopes = (HOPE, HOPE) if self._looks else (1.0, HEAD_HOPE)
-        """How often a new row is expected to have drafts, and these to be right"""
+        self._place = np.arange(speculation.drafts)
+        self._hopes = np.full(speculation.drafts, HOPE if self._looks else HEAD_HOPE)
+        """`keeps` of a new row"""
+        if self._looks:
+            self._hopes[0] *= HOPE  # it may have no drafts
+        self.keeps = np.zeros((rows + 1, speculation.drafts))
+        """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
         self._decisions = Counter[Kind]()
         """How many were made for steps of each kind"""
-        self._may = np.zeros(rows + 1, bool)
-        self.there, self.right = np.zeros((2, rows + 1))
-        """How often each row has drafts, and how often one of them is right"""
-        self._places = np.arange(1, speculation.places)
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now = 0, PLAIN
-        self._ns: dict[tuple[Kind, bool], float] = {}
-        """Least time lately of a step of each kind, or of each of its prompt tokens, and whether it has drafts"""
-        self._held: dict[tuple[Kind, bool], float] = {}
+        self._ns: dict[tuple[Kind, int], float] = {}
+        """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
+        self._held: dict[tuple[Kind, int], float] = {}
         """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
-        self._seen: list[tuple[Int32s, Int32s]] = []
-        """Steps that were observed and not taken in: rows [N] and their tokens [N, W]"""
-        self._places_seen = 1
+        self._seen: list[Int32s] = []
+        """Tokens [N, W] of steps of `_seen_rows` and `_seen_places` that were observed and not taken in"""
+        self._seen_rows, self._seen_places = b"", 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
         self._take_in()
-        self._may[row] = most_drafts(request) > 0
-        self.there[row], self.right[row] = self._hopes if self._may[row] else (0.0, 0.0)
+        self.keeps[row] = self._hopes if most_drafts(request) else 0.0
 
     def decide(self, decode: tuple[int, ...]) -> Verify:
         """Return what the next step of these rows does."""
@@ -262,59 +268,76 @@ class Gate:
         if self._steps % LOOKS != 1:
             return self._now
         self._take_in()
-        kind, gain = kind_of(len(decode)), self._gain(self._index)
-        measured = self._looks or (kind, False) in self._ns
-        self._now = self._verifies if measured and self._tries(kind, gain) else self._otherwise
+        kind = kind_of(len(decode))
+        measured = self._looks or (kind, 1) in self._ns
+        places = self._choose(kind, self._gains(self._index)) if measured else 1
+        self._now = Verify(places, drafts=True) if places > 1 else self._otherwise
         return self._now
 
     def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
-        """Return what the next step of these rows does, beside `prompt` prompt tokens: drafts run where they would pay
-        without these too. `ending` is how many prompts end in it."""
+        """Return what the next step of these rows does, beside `prompt` prompt tokens: as many drafts run as there may
+        be, where they would pay without these too, or none. `ending` is how many prompts end in it."""
         if not 0 < len(decode) <= self._most or ending > ENDING:
             return PLAIN
         self._take_in()
-        gain = self._gain(self._index if decode is self._rows else np.array(decode, np.int64))
-        pays = 1 + gain >= PAYS * self._costs(kind_of(len(decode)))
-        return self._verifies if pays and self._tries(kind_of(len(decode), prompt), gain) else PLAIN
+        gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
+        pays = self._best(kind_of(len(decode)), gains) > 1
+        places = self._choose(kind_of(len(decode), prompt), gains) if pays else 1
+        return Verify(places, drafts=True) if places > 1 else PLAIN
 
-    def _gain(self, rows: Int64s) -> float:
-        """Return how many drafts of a row are expected to be kept in a step."""
-        right = self.right[rows, None] ** self._places
-        return float((right.sum(1) * self.there[rows]).mean())
+    def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
+        """Return how many tokens a row is expected to get from a step of each number of places with drafts."""
+        tokens = 1 + self.keeps[rows].cumprod(1).mean(0).cumsum()
+        return [(places, float(tokens[places - 2])) for places in self._sizes]
 
-    def _tries(self, kind: Kind, gain: float) -> bool:
-        """Return whether steps of this kind run drafts, of which a row is expected to keep `gain`: where that pays,
-        and now and then the other way round. What drafts cost is known from steps with and without; what those of a
-        head give, from steps with them alone."""
-        pays = 1 + gain >= PAYS * self._costs(kind)
+    def _best(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+        """Return the number of places that gives most tokens for its time, of those that `gains` lists and 1."""
+        rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
+        return places if rate >= PAYS else 1
+
+    def _choose(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+        """Return the best number of places, and now and then another one, in turn: it may have become the best. What
+        drafts give is seen in steps without them too, but for those of a head."""
+        best = self._best(kind, gains)
         self._decisions[kind] += 1
-        trial = self._decisions[kind] % RETRY == FIRST and (not self._looks or 1 + gain >= PAYS)
-        return pays != trial
+        turn, number = divmod(self._decisions[kind], RETRY)
+        others = [1, *(places for places, tokens in gains if tokens >= PAYS or not self._looks)]
+        others = [places for places in others if places != best]
+        return others[turn % len(others)] if number == FIRST and others else best
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
-        key = kind, batch.places > 1
+        key = kind, batch.places
         before = self._held.get(key, held)
         self._held[key] = before + LEARNS * (held - before)
         time = ns / max(1, batch.tokens - batch.decode)
         self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
 
-    def _costs(self, kind: Kind) -> float:
-        with_drafts, without = (self._time((kind, drafts)) for drafts in (True, False))
-        return max(1.0, with_drafts / without) if with_drafts and without else COSTS
+    def _cost(self, kind: Kind, places: int) -> float:
+        """Return what such a step takes, in steps without drafts. Each draft of a number of places that has not run
+        is taken to cost as much as one of the nearest number that has."""
+        plain = self._time(kind, 1)
+        ran = [size for size in self._sizes if (kind, size) in self._ns]
+        if not plain or not ran:
+            return COSTS
+        nearest = min(ran, key=lambda size: abs(size - places))
+        more = max(0.0, self._time(kind, nearest) / plain - 1)
+        return 1 + more * (places - 1) / (nearest - 1)
 
-    def _time(self, key: tuple[Kind, bool]) -> float:
+    def _time(self, kind: Kind, places: int) -> float:
         """Return how long such a step takes for each of its rows that gets tokens; 0 before one has run."""
+        key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
         if places == 1 and (self._steps % LOOKS or not self._looks):
             return
-        if self._seen and places != self._places_seen:
+        same = rows.tobytes()
+        if same != self._seen_rows or places != self._seen_places:
             self._take_in()
-        self._places_seen = places
-        self._seen.append((rows.copy(), tokens.copy()))
+            self._seen_rows, self._seen_places = same, places
+        self._seen.append(tokens.copy())
         if len(self._seen) == 4 * LOOKS:  # decisions take them in before
             self._take_in()
 
@@ -322,68 +345,33 @@ class Gate:
         """Learn from the steps that were observed since the last call."""
         if not self._seen:
             return
-        seen, steps = self._seen, len(self._seen)
-        self._seen = []
-        if sum(len(rows) for rows, _ in seen) <= FEW:
-            lines = (line for rows, tokens in seen for line in zip(rows.tolist(), tokens.tolist(), strict=True))
-            shares = [share for row, line in lines if (share := self._take_line(row, line)) is not None]
-            self._learn_hope(steps, sum(shares) / max(1, len(shares)) if shares else None)
-            return
-        rows, tokens = (np.concatenate(part) for part in zip(*seen, strict=True))
-        held = tokens[:, 0] == NO_TOKEN  # without its mask, nothing is known of what a row sampled
-        if np.count_nonzero(held):
-            rows, tokens = rows[~held], tokens[~held]
-        there = tokens[:, 1] != NO_TOKEN
-        _move(self.there, rows, there)
-        rows, tokens = rows[there], tokens[there]
-        if self._places_seen > 1:
-            given = tokens[:, 1:] >= 0
-            self._counts.drafts += len(rows)
-            self._counts.draft_tokens += int(np.count_nonzero(tokens[:, 1:] != NO_TOKEN))
-            self._counts.accepted += given.sum(0)
-            # As many were right as were taken, and one more was looked at unless that were all.
-            right = given.sum(1)
-            share = right / np.maximum(1, right + (tokens[:, 1:] == REJECTED).any(1))
-        else:
-            share = tokens[:, 1] == RIGHT
-        _move(self.right, rows, share)
-        self._learn_hope(steps, float(share.mean()) if len(share) else None)
+        rows, tokens, ran = np.frombuffer(self._seen_rows, np.int32), np.array(self._seen), self._seen_places - 1
+        self._seen.clear()
+        after = tokens[:, :, 1:]
+        kept = after[:, :, :1] == RIGHT if not ran else after >= 0
+        right = np.count_nonzero(kept, axis=2)[:, :, None]
+        if ran:
+            self._counts.drafts += int(np.count_nonzero(after[:, :, 0] != NO_TOKEN))
+            self._counts.draft_tokens += int(np.count_nonzero(after != NO_TOKEN))
+            self._counts.accepted += np.count_nonzero(kept, axis=(0, 1))
+        # A row without its mask has not sampled. A place counts where all before it were right; places that steps with
+        # drafts did not run count as the last one that they ran, and less.
+        last = max(ran, 1) - 1
+        place = np.minimum(self._place, last)
+        counts = (right >= place) & (tokens[:, :, :1] != NO_TOKEN)
+        times, share = counts.sum(0), (counts & (right > place)).sum(0)
+        self._learn_hopes(times.sum(0), share.sum(0))
+        forgets = np.where(self._place > last, 1 - BEYOND * (ran > 0), 1 - LEARNS) ** times
+        self.keeps[rows] += (1 - forgets) * (share / np.maximum(1, times) - self.keeps[rows])
 
-    def _take_line(self, row: int, tokens: list[int]) -> float | None:
-        """Do the same for one row of one step: arrays cost more than a few rows do. Returns the share of right drafts,
-        None where there were none."""
-        if tokens[0] == NO_TOKEN:
-            return None
-        there = tokens[1] != NO_TOKEN
-        self.there[row] += LEARNS * (there - self.there[row])
-        if not there:
-            return None
-        share = float(tokens[1] == RIGHT)
-        if self._places_seen > 1:
-            drafted = len(tokens) - 1 - tokens.count(NO_TOKEN)
-            right = drafted - tokens.count(REJECTED)
-            self._counts.drafts += 1
-            self._counts.draft_tokens += drafted
-            self._counts.accepted[:right] += 1
-            share = right / max(1, min(drafted, right + 1))
-        self.right[row] += LEARNS * (share - self.right[row])
-        return share
-
-    def _learn_hope(self, steps: int, share: float | None) -> None:
+    def _learn_hopes(self, times: Int64s, right: Int64s) -> None:
         """Learn what a new row may expect of a head."""
-        if not self._looks and share is not None:
-            usual = self._hopes[1]
-            self._hopes = 1.0, usual + (1 - (1 - USUAL) ** steps) * (share - usual)
+        if not self._looks:
+            forgets = (1 - USUAL) ** np.minimum(times, 4 * LOOKS)
+            self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(1, times) - self._hopes)
 
     @property
     def counts(self) -> DraftCounts:
         """What became of drafts so far."""
         self._take_in()
         return self._counts
-
-
-def _move(expected: npt.NDArray[np.float64], rows: Int32s, seen: npt.NDArray[Any]) -> None:
-    """Move what is expected of each row by LEARNS towards what was seen of it, for each time that it is listed."""
-    times = np.bincount(rows, minlength=len(expected))
-    mean = np.bincount(rows, seen, len(expected)) / np.maximum(1, times)
-    expected += (1 - (1 - LEARNS) ** times) * (mean - expected)

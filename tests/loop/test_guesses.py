@@ -129,22 +129,27 @@ class Python:
     def look(self) -> None:
         threading.Thread(target=self.masks.answer).start()
 
+    def settle(self) -> None:
+        self.masks.answer()
+
     def close(self) -> None:
         assert not self.masks.failed
 
 
 class Native:
-    """Rows with matchers that are C functions, called on one thread without the interpreter; otherwise as `Python`."""
+    """Rows with matchers that are C functions, called on threads without the interpreter; otherwise as `Python`."""
 
-    def __init__(self, mail: Mail) -> None:
-        self.threads = mask_threads.load().MaskThreads(1, *mask_threads.geometry(mail), True)
+    def __init__(self, mail: Mail, threads: int = 1) -> None:
+        self.threads = mask_threads.load().MaskThreads(threads, *mask_threads.geometry(mail), True)
 
     def admit(self, key: int, matcher: NativeAutomaton) -> None:
-        self.threads.begin(key, *matcher.give_away(), 1, [], MOST)
+        self.threads.begin(key, matcher.lexer, *matcher.give_away(), 1, [], MOST)
         self.threads.admit(key, key + 1, key + 5, np.array([1], np.int32))
 
     def look(self) -> None:
         self.threads.ring()
+
+    settle = look
 
     def close(self) -> None:
         self.threads.close()
@@ -201,3 +206,64 @@ def test_masks_of_guesses_wait_for_the_next_mask_of_any_row_of_the_thread(lane, 
     else:
         assert matcher.made == [0, 1, 2, 2] and mail.tags[1, 1] != tag_of(5, 2) + 1
     rows.close()
+
+
+class Counted(Brittle):
+    """Counts the tokens that it and its copies have followed since one of them broke."""
+
+    since = 0
+
+    def advance(self, tokens):
+        try:
+            super().advance(tokens)
+        except RuntimeError:
+            Counted.since = 0
+            raise
+        Counted.since += len(tokens)
+
+
+class NativeCounted(Counted, NativeAutomaton):
+    """A matcher that counts like `Counted`, and is called as C functions."""
+
+
+@pytest.mark.parametrize("lane", [Python, Native])
+def test_the_copy_of_a_matcher_that_broke_late_has_nothing_to_make_up_for(lane):
+    mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows, run, broke = lane(mail), allowed_run(SEED, 42), Brittle.broke
+    wrong = next(token for token in allowed_after(SEED, run[:40], VOCAB) if token != run[40])
+    rows.admit(0, (NativeCounted if lane is Native else Counted)(SEED, run, "advance"))
+    for length, token in enumerate(run[:41], 1):
+        with until(lambda: mail.tags[1, 0] == tag_of(5, length)):  # noqa: B023
+            rows.settle()
+        if length == 41:
+            with until(lambda: Brittle.broke > broke):
+                rows.settle()
+        tell(mail, 0, length, token, [wrong] if length == 40 else [])
+    with until(lambda: mail.tags[1, 0] == tag_of(5, 42)):
+        rows.settle()
+    rows.close()
+    assert Counted.since == 1, "the next token alone"
+
+
+class Traced(NativeAutomaton):
+    """Notes which threads use it and its copies."""
+
+    def __init__(self, lexer: int) -> None:
+        super().__init__(SEED, VOCAB)
+        self.lexer, self.users = lexer, set[int]()
+
+    def write_mask(self, words):
+        self.users.add(threading.get_ident())
+        super().write_mask(words)
+
+
+def test_matchers_that_share_a_lexer_are_used_by_one_thread():
+    mail = Mail(Ring(5, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows = Native(mail, threads=2)
+    matchers = [Traced(lexer) for lexer in (6, 6, 7, 7)]
+    with until(lambda: (mail.tags[1:5, 0] == [tag_of(key + 5, 1) for key in range(4)]).all()):
+        for key, matcher in enumerate(matchers):
+            rows.admit(key, matcher)
+    rows.close()
+    first, second, third, fourth = (matcher.users for matcher in matchers)
+    assert first == second != third == fourth and len(first) == len(third) == 1

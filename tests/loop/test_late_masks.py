@@ -133,7 +133,7 @@ def wait_until(true, what):
 
 
 def begin(threads, key, matcher):
-    threads.begin(key, *matcher.give_away(), 1, [], 0)
+    threads.begin(key, matcher.lexer, *matcher.give_away(), 1, [], 0)
 
 
 @pytest.mark.parametrize("polls", [True, False])

@@ -86,7 +86,7 @@ def test_row_017_what_a_gate_learns_is_of_the_request_that_has_the_row():
         play(loop, [job(0, tokens(0, 3), 30)])
         gate = loop.launcher.gate
         loop.launcher.gate.admit(1, request(9, tokens(9, 3), 5))
-        assert gate.right[1] == gate.there[1] == 0.5
+        assert gate.keeps[1].tolist() == [0.25, 0.5, 0.5, 0.5]
 
     scene()
     with broken(Gate, "admit", lambda gate, row, request: None):

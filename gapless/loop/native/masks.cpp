@@ -74,23 +74,26 @@ struct Slot {
   std::atomic<int64_t> key{kNothing};  // of the row that has the slot
 };
 
+// A matcher, and how many tokens it has followed since the end of the output.
+struct Follower {
+  std::shared_ptr<void> matcher;
+  int64_t ended = 0;
+};
+
 struct Row {
   int64_t key;
   Functions functions;
-  std::shared_ptr<void> matcher;
+  Follower now;
   int64_t length;  // tokens that the matcher has followed, the prompt's included
   std::vector<uint32_t> ends;
   size_t drafts = 0;  // in a step, at most
   std::shared_ptr<const Texts> texts;
-  int64_t ended = 0;  // tokens since the end of the output
   Slot* slot = nullptr;
   int64_t owner = 0;
   bool awaits = false;         // the next tokens
   bool ahead = false;          // whether it is to look ahead, along
   Tokens guess;                // these drafts
-  std::shared_ptr<void> spare;  // a copy of the matcher that has never looked ahead, from the first look on
-  Tokens since;                // which the copy has not followed
-  int64_t spare_ended = 0;
+  Follower spare;              // a copy that has never looked ahead, from the first look on
 
   int64_t tag() const { return owner << 32 | length; }
 };
@@ -290,20 +293,23 @@ class Worker {
     row.awaits = row.ahead = false;
     if (row.slot->key != row.key) return true;  // the row was given up, and another has the slot
     begin_at(row);
-    const char* wrong = advance_all(row, tokens);
+    const char* wrong = advance_all(row, row.now, tokens);
     row.length += static_cast<int64_t>(tokens.size());
-    if (row.spare) row.since.insert(row.since.end(), tokens.begin(), tokens.end());
     if (!wrong) wrong = write(row);
     if (!wrong && empty()) wrong = "the grammar allows no token";
     bool posted = false;
     if (!wrong && at_ == row.key) posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
+    const auto made = Clock::now();
+    // The copy follows where no mask waits for it, so that it has nothing to make up for. Without one the row does not
+    // look ahead.
+    if (posted && row.spare.matcher && advance_all(row, row.spare, tokens)) row.spare = {}, row.drafts = 0;
     if (!leave_off(row)) return false;
     if (wrong) {
       fail(row, wrong);
       return true;
     }
     shared_->written += posted;
-    shared_->ns += std::chrono::duration_cast<nanoseconds>(Clock::now() - since).count();
+    shared_->ns += std::chrono::duration_cast<nanoseconds>(made - since).count();
     row.awaits = posted, row.ahead = posted && row.drafts, row.guess = drafts;
     return true;
   }
@@ -328,34 +334,22 @@ class Worker {
   // Posts what a row may need next. Returns false when there is something else to do.
   bool look_ahead(Row& row) {
     begin_at(row);
-    if (!row.spare) {
-      row.spare.reset(row.functions.copy(row.matcher.get()), row.functions.free);
-      row.spare_ended = row.ended;
-      row.since.clear();
-    }
+    if (!row.spare.matcher)
+      row.spare = {{row.functions.copy(row.now.matcher.get()), row.functions.free}, row.now.ended};
     Tokens run;
     bool quiet = true;
-    const char* wrong = go_ahead(row, run, quiet);
-    if (!wrong) wrong = rollback(row, run.size());
-    if (wrong) wrong = restore(row), quiet = true;
+    if (go_ahead(row, run, quiet) || rollback(row, run.size())) {
+      // The guess has broken the matcher: the row goes on with the copy, and looks ahead no more.
+      row.now = std::exchange(row.spare, {});
+      row.drafts = 0, quiet = true;
+    }
     row.ahead = !quiet;
-    if (!leave_off(row)) return false;
-    if (wrong) fail(row, wrong);
-    return quiet;
+    return leave_off(row) && quiet;
   }
 
-  // A guess has broken the matcher: goes on with the copy, and looks ahead no more. Returns what is wrong.
-  const char* restore(Row& row) {
-    row.matcher = std::move(row.spare);
-    row.ended = row.spare_ended, row.drafts = 0;
-    const char* wrong = advance_all(row, row.since);
-    row.since.clear();
-    return wrong;
-  }
-
-  const char* advance_all(Row& row, const Tokens& tokens) {
+  const char* advance_all(const Row& row, Follower& follower, const Tokens& tokens) {
     for (int32_t token : tokens)
-      if (const char* wrong = advance(row, static_cast<uint32_t>(token))) return wrong;
+      if (const char* wrong = advance(row, follower, static_cast<uint32_t>(token))) return wrong;
     return nullptr;
   }
 
@@ -395,7 +389,7 @@ class Worker {
 
   // Has the matcher follow a token that may come, and makes the mask after it. Returns what is wrong.
   const char* follow(Row& row, int32_t token, Tokens& run) {
-    if (const char* wrong = advance(row, static_cast<uint32_t>(token))) return wrong;
+    if (const char* wrong = advance(row, row.now, static_cast<uint32_t>(token))) return wrong;
     run.push_back(token);
     return write(row);
   }
@@ -420,38 +414,38 @@ class Worker {
   }
 
   // These three are `grammar.matcher.FormMatcher`. They return what is wrong.
-  const char* advance(Row& row, uint32_t token) {
+  const char* advance(const Row& row, Follower& follower, uint32_t token) {
     const bool ends = std::find(row.ends.begin(), row.ends.end(), token) != row.ends.end();
-    if (row.ended || (ends && row.functions.accepts(row.matcher.get()))) {
-      ++row.ended;
+    if (follower.ended || (ends && row.functions.accepts(follower.matcher.get()))) {
+      ++follower.ended;
       return ends ? nullptr : "a token came after the end of the output";
     }
-    return row.functions.consume(row.matcher.get(), token) ? reason(row) : nullptr;
+    return row.functions.consume(follower.matcher.get(), token) ? reason(row, follower) : nullptr;
   }
 
   const char* write(Row& row) {
-    if (row.ended)
+    if (row.now.ended)
       std::fill(words_.begin(), words_.end(), 0);
-    else if (row.functions.write_mask(row.matcher.get(), words_.data(), shared_->mask_bytes))
-      return reason(row);
-    if (row.ended || row.functions.accepts(row.matcher.get()))
+    else if (row.functions.write_mask(row.now.matcher.get(), words_.data(), shared_->mask_bytes))
+      return reason(row, row.now);
+    if (row.now.ended || row.functions.accepts(row.now.matcher.get()))
       for (uint32_t token : row.ends) words_[token / 32] |= 1u << token % 32;
     return nullptr;
   }
 
   const char* rollback(Row& row, size_t count) {
-    const auto beyond = std::min(static_cast<size_t>(row.ended), count);
-    row.ended -= static_cast<int64_t>(beyond);
+    const auto beyond = std::min(static_cast<size_t>(row.now.ended), count);
+    row.now.ended -= static_cast<int64_t>(beyond);
     if (count == beyond) return nullptr;
-    return row.functions.rollback(row.matcher.get(), count - beyond) ? reason(row) : nullptr;
+    return row.functions.rollback(row.now.matcher.get(), count - beyond) ? reason(row, row.now) : nullptr;
   }
 
   bool empty() const {
     return std::all_of(words_.begin(), words_.end(), [](uint32_t word) { return word == 0; });
   }
 
-  const char* reason(Row& row) {
-    const char* text = row.functions.error(row.matcher.get());
+  const char* reason(const Row& row, const Follower& follower) {
+    const char* text = row.functions.error(follower.matcher.get());
     return text ? text : "no token can follow";
   }
 
@@ -468,7 +462,8 @@ class Worker {
   std::thread thread_;
 };
 
-// Rows are spread over the threads, so that each matcher is used by one alone.
+// Rows are spread over the threads by their lexers, of which a thread at a time uses one: a guess of one thread would
+// hold up the mask of another.
 class MaskThreads {
  public:
   // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
@@ -503,7 +498,7 @@ class MaskThreads {
   }
 
   // Takes over a matcher. The first one starts the threads.
-  void begin(int64_t key, const std::array<size_t, 7>& functions, size_t matcher, int64_t length,
+  void begin(int64_t key, size_t lexer, const std::array<size_t, 7>& functions, size_t matcher, int64_t length,
              std::vector<uint32_t> ends, size_t drafts) {
     const auto [consume, write_mask, rollback, accepts, error, copy, free] = functions;
     const Functions calls{reinterpret_cast<decltype(Functions::consume)>(consume),
@@ -517,7 +512,8 @@ class MaskThreads {
     while (workers_.size() < static_cast<size_t>(threads_)) workers_.push_back(std::make_unique<Worker>(shared_));
     // Ends of sequence that the model has no logits for cannot come.
     std::erase_if(ends, [this](uint32_t token) { return token / 8 >= shared_->mask_bytes; });
-    of(key)->begin({.key = key, .functions = calls, .matcher = owned, .length = length, .ends = std::move(ends),
+    places_[key] = lexer % workers_.size();
+    of(key)->begin({.key = key, .functions = calls, .now = {owned}, .length = length, .ends = std::move(ends),
                     .drafts = drafts, .texts = texts_});
   }
 
@@ -546,6 +542,7 @@ class MaskThreads {
 
   void end(int64_t key) {
     if (!workers_.empty()) of(key)->end(key);
+    places_.erase(key);
   }
 
   // If the thread of this row has been at one matcher for so long, leaves it there and has another thread go on with
@@ -575,12 +572,13 @@ class MaskThreads {
   int64_t ns() const { return shared_->ns; }
 
  private:
-  std::unique_ptr<Worker>& of(int64_t key) { return workers_[static_cast<size_t>(key) % workers_.size()]; }
+  std::unique_ptr<Worker>& of(int64_t key) { return workers_[places_.at(key)]; }
 
   const int threads_;
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::shared_ptr<const Texts> texts_;
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::unordered_map<int64_t, size_t> places_;  // of each row's worker
 };
 
 }  // namespace
