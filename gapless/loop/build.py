@@ -37,6 +37,9 @@ from gapless.step.speculation import Speculation
 from gapless.step.transfers import Transfers, slot_bytes
 from gapless.step.wishes import most_fill
 
+AHEAD = 8
+"""Steps for which rows with drafts get pages at a time: they need them so much more often that it costs the host"""
+
 
 class Sizes(NamedTuple):
     """Bounds of everything that an engine allocates."""
@@ -104,9 +107,12 @@ def build_loop(
     max_pages = -(-sizes.max_len // sizes.page_size)
     groups = model.groups()
     width = speculation.places if speculation else program.width
-    page_writes = len(groups) * most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width)
-    # Wherever a step's tokens of a row begin in a page, they touch no more pages.
-    row_writes = len(groups) * -(-(width + sizes.page_size - 1) // sizes.page_size)
+    ahead = AHEAD if speculation else 1
+    page_writes = len(groups) * most_page_writes(
+        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width * ahead
+    )
+    # Wherever a row's tokens of a step begin in a page, or of the steps for which it gets pages, they touch no more.
+    row_writes = len(groups) * -(-(width * ahead + sizes.page_size - 1) // sizes.page_size)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
@@ -115,7 +121,7 @@ def build_loop(
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        most_fill(sizes.max_len)
+        most_fill(sizes.max_len), ahead
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
     tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)

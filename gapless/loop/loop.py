@@ -451,10 +451,14 @@ class Loop:
 
     def append(self, rows: Int32s, tokens: Int32s) -> None:
         """Append tokens: one entry per token, those of a row together and in order."""
-        table, length = self.rows, self.rows.length.take(rows)
-        if len(rows) > 1 and rows[0] == rows[-1]:  # one row alone, the usual case with drafts
-            length += np.arange(len(rows), dtype=np.int32)
-        elif len(rows) > 1 and np.count_nonzero(again := rows[1:] == rows[:-1]):
+        table, count = self.rows, len(rows)
+        if count and (row := rows[0]) == rows[-1]:  # one row alone: numbers take less than arrays
+            begin = table.length[row]
+            table.tokens[row, begin : begin + count] = tokens
+            table.length[row] = begin + count
+            return
+        length = table.length.take(rows)
+        if np.count_nonzero(again := rows[1:] == rows[:-1]):
             number = np.arange(len(rows), dtype=np.int32)
             number[1:][again] = 0  # of each token: the first one of its row
             length += np.arange(len(rows), dtype=np.int32) - np.maximum.accumulate(number)

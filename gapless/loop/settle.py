@@ -20,6 +20,9 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int
         return (rows[going], tokens[going], flags[going]) if some_held else (rows, tokens, flags)
     taken = tokens >= 0
     if not np.count_nonzero(flags):  # all are live
+        if len(rows) == 1:
+            count = int(np.count_nonzero(taken))
+            return rows.repeat(count), tokens[0, :count], flags.repeat(count)
         index = taken.nonzero()[0]
         return rows.take(index), tokens[taken], np.zeros(len(index), np.int32)
     taken[:, 0] |= flags == int(Flag.ERROR)

@@ -161,9 +161,9 @@ class Bounds:
         rows: list[int] = (self.low < self._resumes).nonzero()[0].tolist()
         return rows
 
-    def short(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Rows of the set whose next step may write past their pages, the pages they have, and those they need then."""
-        np.add(self.high, self.most, out=self._next)
+    def short(self, steps: int = 1) -> tuple[Int64s, Int64s, Int64s]:
+        """Rows of the set whose next steps may write past their pages, the pages they have, those they need then."""
+        np.add(self.high, self.most * steps, out=self._next)
         np.multiply(self._next, self.member, out=self._next)
         np.minimum(self._next, self.limit, out=self._next)
         rows = (self._next > self.room).nonzero()[0]

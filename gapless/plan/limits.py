@@ -17,6 +17,8 @@ class Limits(NamedTuple):
     row_writes: int = 1  # page table entries of a row in a captured step
     fill: int = 0
     """Words that slots may be filled with"""
+    ahead: int = 1
+    """Steps for which rows get pages at a time, where there are plenty; `row_writes` are enough for as many"""
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:

@@ -25,6 +25,8 @@ LOOK_BEHIND = 8
 """Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
+PLENTY = 8
+"""How many times the pages that rows take in advance a pool has, at least."""
 MAX_AWAITING = 32
 """Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
 
@@ -280,16 +282,21 @@ class Planner:
 
     def _all_grow(self, most_writes: int) -> bool:
         """Return whether there are pages for all such rows, within this many page table entries, and take them."""
-        rows, held, pages = self.bounds.short()
+        available, ahead = min([pool.available() for pool in self.pools]), self._limits.ahead
+        rows, held, pages = self.bounds.short(ahead)
+        missing = int((pages - held).sum())
+        if ahead > 1 and (missing * PLENTY > available or missing * len(self.pools) > most_writes):
+            rows, held, pages = self.bounds.short()
+            missing = int((pages - held).sum())
         if not len(rows):
             self.bounds.foresee()
             return True
-        missing = int((pages - held).sum())
-        if missing * len(self.pools) > most_writes or any([missing > pool.available() for pool in self.pools]):
+        if missing * len(self.pools) > most_writes or missing > available:
             return False
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
             self._extend(self.decode[row], needed)
         self.bounds.has_pages(rows, pages)
+        self.bounds.foresee()
         self._decode_pages = max(self._decode_pages, int(pages.max()))
         return True
 

@@ -36,8 +36,16 @@ USUAL = 0.05
 RETRY, FIRST = 64, 8
 """Decisions for steps of about as many rows, of which one is another than seems best, and which one that is: what has
 not run for long may take another time by now"""
+LOOKS = 4
+"""Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
+SELDOM = 4 * LOOKS
+"""Steps between two decisions where the last ones were the same: one costs as much as a few steps do otherwise"""
+MOST_SEEN = 2 * SELDOM
+"""Steps that are taken in together, at most"""
 LEARNS, BEYOND = 0.2, 0.05
 """What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
+LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_SEEN + 1)
+"""What so many steps count for: for a place that they ran, for one beyond, and for one beyond that of a look"""
 COSTS = 1.2
 """What a step with drafts takes, in steps without, before both were measured"""
 FORGETS = 1.01
@@ -53,9 +61,6 @@ ANSWER_TOKENS = 256
 """Tokens of an answer for which a table of suffixes has room"""
 KNOWN_TENANTS, MAX_TENANT = 4096, 2**31 - 1
 """Tenants that have numbers at a time, and the last number; none is given again, so no entry changes its owner"""
-
-LOOKS = 4
-"""Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 
 Learner = Callable[[Kernels, Tensor, Tensor, Tables], None]
 """(kernels, rows int32 [N], tokens int32 [N, W], tables), after `finish` of every step, whose `out` are the tokens"""
@@ -232,7 +237,7 @@ class Gate:
         self._looks = speculation.head is None
         self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
         """What steps do where drafts do not pay"""
-        self._place = np.arange(speculation.drafts)
+        self._place = {drafts: _places(speculation.drafts, drafts) for drafts in range(speculation.places)}
         self._hopes = np.full(speculation.drafts, HOPE if self._looks else HEAD_HOPE)
         """`keeps` of a new row"""
         if self._looks:
@@ -244,14 +249,16 @@ class Gate:
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now = 0, PLAIN
+        self._wait, self._next = LOOKS // 2, 1
+        """Steps between the last decision and the next, and the step of that"""
         self._ns: dict[tuple[Kind, int], float] = {}
         """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
         self._held: dict[tuple[Kind, int], float] = {}
         """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
-        self._seen: list[Int32s] = []
-        """Tokens [N, W] of steps of `_seen_rows` and `_seen_places` that were observed and not taken in"""
-        self._seen_rows, self._seen_places = b"", 1
+        self._seen = np.empty((MOST_SEEN, speculation.rows, speculation.places), np.int32)
+        """Tokens of steps that were observed and not taken in; each has these rows and places"""
+        self._seen_steps, self._seen_rows, self._seen_places = 0, b"", 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -264,15 +271,19 @@ class Gate:
             return PLAIN
         if decode is not self._rows:
             self._rows, self._index, self._steps = decode, np.array(decode, np.int64), 0
+            self._wait, self._next = LOOKS // 2, 1
         self._steps += 1
-        if self._steps % LOOKS != 1:
+        if self._steps < self._next:
             return self._now
         self._take_in()
         kind = kind_of(len(decode))
         measured = self._looks or (kind, 1) in self._ns
         places = self._choose(kind, self._gains(self._index)) if measured else 1
-        self._now = Verify(places, drafts=True) if places > 1 else self._otherwise
-        return self._now
+        verify = Verify(places, drafts=True) if places > 1 else self._otherwise
+        settled = verify == self._now and self._decisions[kind] > FIRST
+        self._wait = min(2 * self._wait, SELDOM) if settled else LOOKS
+        self._next, self._now = self._steps + self._wait, verify
+        return verify
 
     def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
         """Return what the next step of these rows does, beside `prompt` prompt tokens: as many drafts run as there may
@@ -287,8 +298,8 @@ class Gate:
 
     def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
         """Return how many tokens a row is expected to get from a step of each number of places with drafts."""
-        tokens = 1 + self.keeps[rows].cumprod(1).mean(0).cumsum()
-        return [(places, float(tokens[places - 2])) for places in self._sizes]
+        kept = (np.add.reduce(self.keeps[rows].cumprod(1), 0) / len(rows)).cumsum().tolist()
+        return [(places, 1 + kept[places - 2]) for places in self._sizes]
 
     def _best(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
         """Return the number of places that gives most tokens for its time, of those that `gains` lists and 1."""
@@ -308,8 +319,9 @@ class Gate:
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places
-        before = self._held.get(key, held)
-        self._held[key] = before + LEARNS * (held - before)
+        if held or key in self._held:
+            before = self._held.get(key, 0.0)
+            self._held[key] = before + LEARNS * (held - before)
         time = ns / max(1, batch.tokens - batch.decode)
         self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
 
@@ -331,47 +343,53 @@ class Gate:
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
-        if places == 1 and (self._steps % LOOKS or not self._looks):
+        if len(rows) > self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return
         same = rows.tobytes()
-        if same != self._seen_rows or places != self._seen_places:
+        if same != self._seen_rows or places != self._seen_places or self._seen_steps == MOST_SEEN:
             self._take_in()
             self._seen_rows, self._seen_places = same, places
-        self._seen.append(tokens.copy())
-        if len(self._seen) == 4 * LOOKS:  # decisions take them in before
-            self._take_in()
+        self._seen[self._seen_steps, : len(rows)] = tokens
+        self._seen_steps += 1
 
     def _take_in(self) -> None:
         """Learn from the steps that were observed since the last call."""
-        if not self._seen:
+        if not self._seen_steps:
             return
-        rows, tokens, ran = np.frombuffer(self._seen_rows, np.int32), np.array(self._seen), self._seen_places - 1
-        self._seen.clear()
-        after = tokens[:, :, 1:]
-        kept = after[:, :, :1] == RIGHT if not ran else after >= 0
-        right = np.count_nonzero(kept, axis=2)[:, :, None]
+        rows, ran = np.frombuffer(self._seen_rows, np.int32), self._seen_places - 1
+        tokens, self._seen_steps = self._seen[: self._seen_steps, : len(rows)], 0
+        # How many drafts were right; -1 for a row that has not sampled, for want of its mask.
         if ran:
-            self._counts.drafts += int(np.count_nonzero(after[:, :, 0] != NO_TOKEN))
-            self._counts.draft_tokens += int(np.count_nonzero(after != NO_TOKEN))
-            self._counts.accepted += np.count_nonzero(kept, axis=(0, 1))
-        # A row without its mask has not sampled. A place counts where all before it were right; places that steps with
-        # drafts did not run count as the last one that they ran, and less.
-        last = max(ran, 1) - 1
-        place = np.minimum(self._place, last)
-        counts = (right >= place) & (tokens[:, :, :1] != NO_TOKEN)
-        times, share = counts.sum(0), (counts & (right > place)).sum(0)
-        self._learn_hopes(times.sum(0), share.sum(0))
-        forgets = np.where(self._place > last, 1 - BEYOND * (ran > 0), 1 - LEARNS) ** times
-        self.keeps[rows] += (1 - forgets) * (share / np.maximum(1, times) - self.keeps[rows])
+            right = np.add.reduce(tokens >= 0, axis=2) - 1
+        else:
+            right = np.where(tokens[:, :, 0] < 0, -1, tokens[:, :, 1] == RIGHT)
+        # A place counts where all before it were right.
+        place, beyond = self._place[ran]
+        times, share = (np.add.reduce(counts(right[:, :, None], place), 0) for counts in (np.greater_equal, np.greater))
+        if ran:
+            there = np.add.reduce(tokens != NO_TOKEN, axis=(0, 1)).tolist()
+            self._counts.drafts += there[1]
+            self._counts.draft_tokens += sum(there[1:])
+            self._counts.accepted[:ran] += np.add.reduce(share, 0)[:ran]
+        keeps = self.keeps[rows]
+        self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
+        if not self._looks:
+            self._learn_hopes(np.add.reduce(times, 0), np.add.reduce(share, 0))
 
     def _learn_hopes(self, times: Int64s, right: Int64s) -> None:
         """Learn what a new row may expect of a head."""
-        if not self._looks:
-            forgets = (1 - USUAL) ** np.minimum(times, 4 * LOOKS)
-            self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(1, times) - self._hopes)
+        forgets = (1 - USUAL) ** np.minimum(times, MOST_SEEN)
+        self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(times, 1) - self._hopes)
 
     @property
     def counts(self) -> DraftCounts:
         """What became of drafts so far."""
         self._take_in()
         return self._counts
+
+
+def _places(most: int, ran: int) -> tuple[Int64s, Int64s]:
+    """Return as which place each of `most` drafts counts in steps that ran `ran`, and its line of LEARNT. Those that
+    these steps did not run count as the last one that they ran, and less; looks are at the first alone."""
+    place, last = np.arange(most), max(ran, 1) - 1
+    return np.minimum(place, last), (place > last) * (1 if ran else 2)

@@ -74,14 +74,14 @@ class Drive:
     """
 
     def __init__(self, rows=3, max_len=32, pages=9, size=4, tokens=8, queue=100, depth=2, priority=False, prefix=True,
-                 chain=1, adds=(1, 1), groups=ONE, seed=0):  # fmt: skip
+                 chain=1, adds=(1, 1), groups=ONE, seed=0, ahead=1):  # fmt: skip
         self.ledger = Ledger()
         self.pools = [PagePool(pages, size, self.ledger, group) for group in groups]
         self.pool = self.pools[0]
         self.rows = RowTable(rows, max_len, self.ledger)
-        writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, adds[1])
-        row_writes = len(groups) * -(-(adds[1] + size - 1) // size)
-        self.limits = Limits(tokens, writes, queue, priority, *adds, row_writes)
+        writes = len(groups) * most_page_writes(rows, -(-max_len // size), size, tokens, ahead * adds[1])
+        row_writes = len(groups) * -(-(ahead * adds[1] + size - 1) // size)
+        self.limits = Limits(tokens, writes, queue, priority, *adds, row_writes, ahead=ahead)
         index = PrefixIndex(PrefixHasher("m", size), self.pools) if prefix else None
         self.planner = Planner(self.limits, self.pools, self.rows, self.ledger, index)
         self.size, self.depth, self.adds, self.rng = size, depth, adds, random.Random(seed)
@@ -371,14 +371,15 @@ def random_job(rng: random.Random, key: int, max_len: int, shared: list[int]) ->
     return Job(key, prompt, longest, stops_at, rng.randrange(3))
 
 
-def random_run(seed: int, chain: int = 1, adds=(1, 1), groups=ONE) -> Drive:
-    """Arrivals and aborts at random on a pool that is too small; returns at rest."""
+def random_run(seed: int, chain: int = 1, adds=(1, 1), groups=ONE, ahead: int = 1) -> Drive:
+    """Arrivals and aborts at random on a pool that is too small, or where rows get pages ahead, often; returns at rest."""
     rng = random.Random(seed)
     rows, size, max_len = rng.randrange(1, 7), rng.choice((1, 2, 4, 8)), rng.choice((8, 24, 40))
     least = -(-(max_len - 1) // size)
+    plenty = rng.choice((0, 8 * rows * least)) if ahead > 1 else 0
     drive = Drive(
-        rows, max_len, 1 + least + rng.choice((0, 0, 2, least)), size, rows + rng.choice((0, 1, 5, 40)), 6,
-        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7, chain, adds, groups, seed,
+        rows, max_len, 1 + plenty + least + rng.choice((0, 0, 2, least)), size, rows + rng.choice((0, 1, 5, 40)), 6,
+        rng.choice((1, 2, 3, 8)), rng.random() < 0.5, rng.random() < 0.7, chain, adds, groups, seed, ahead,
     )  # fmt: skip
     shared = [rng.randrange(7) for _ in range(max_len)]
     key = 0

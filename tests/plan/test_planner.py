@@ -42,6 +42,27 @@ def test_rows_that_are_held_and_rows_that_take_several_tokens_keep_every_promise
     assert sum(drive.held for drive in runs) > 100 or adds[0]
 
 
+@pytest.mark.parametrize("adds", [(0, 5), (1, 3)])
+@pytest.mark.parametrize("chain", [1, 4])
+def test_rows_that_get_pages_for_several_steps_keep_every_promise(adds, chain):
+    runs = [random_run(seed, chain, adds, ONE if seed % 2 else WINDOWED[:2], ahead=8) for seed in range(40)]
+    assert sum(drive.planner.preemptions for drive in runs) > 10
+    assert sum(drive.plans for drive in runs) > 500
+
+
+@pytest.mark.parametrize(("pages", "most"), [(400, 0.2), (60, 1.0)])
+def test_rows_get_pages_for_several_steps_where_there_are_plenty(pages, most):
+    shares = []
+    for ahead in (1, 8):
+        drive = Drive(rows=2, max_len=90, pages=pages, size=4, tokens=16, adds=(1, 4), ahead=ahead)
+        for key in range(2):
+            drive.add(job(key, 2, 80))
+        plans = [plan for _ in range(30) if (plan := drive.turn()) and len(plan.decode) == 2]
+        shares.append(sum(bool(plan.pages) for plan in plans) / len(plans))
+        drive.drain()
+    assert shares[0] > 0.5 and shares[1] <= most * shares[0] + 0.05, shares
+
+
 MIXED = ((*ONE, PageGroup("local", "window", 64)), (PageGroup("local", "window", 64), *ONE))
 WINDOWED = (PageGroup(), PageGroup("local", "window", 6), PageGroup("far", "window", 9))
 

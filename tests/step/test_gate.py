@@ -45,9 +45,11 @@ def steps_with_drafts(gate: Gate, count: int, right: int, ratio: float) -> int:
 
 
 def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
-    found = []
-    for _ in range(count):
-        verify = gate.decide(ALL)
+    """Rows come and go, so that there are LOOKS steps of a decision."""
+    found, decode = [], ALL
+    for step in range(count):
+        decode = decode if step % LOOKS else (*ROW.tolist(),)
+        verify = gate.decide(decode)
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, right), verify.places)
         batch = BatchShape(len(ALL) * verify.places, (), 9, verify.places)
@@ -203,6 +205,18 @@ def test_a_share_that_changes_is_followed(head):
     for share, places in ((0.95, (9,)), (0.3, (1, 3)), (0.95, (9,)), (0.0, (1,)), (0.95, (9,))):
         found = play(gate, [share, share], 4000)
         assert mostly(found, *places), (share, {place: found.count(place) for place in set(found)})
+
+
+def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
+    gate, found = gate_of(), []
+    for _ in range(5 * LOOKS * RETRY):
+        verify = gate.decide(ALL)
+        found.append(verify.places)
+        gate.observe(ROW, lines(verify.places, 4), verify.places)
+        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000)
+    assert found.index(1) == LOOKS * (FIRST - 1) and found.count(1) == LOOKS
+    assert found.index(3) == LOOKS * (FIRST + 1) + 2 * LOOKS + (RETRY - 3) * 4 * LOOKS
+    assert found[found.index(3) :].index(5) == LOOKS
 
 
 def test_numbers_of_drafts_are_those_up_to_the_most_and_the_most():
