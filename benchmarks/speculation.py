@@ -18,6 +18,7 @@ import random
 import statistics
 import tempfile
 import time
+import unittest.mock
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.lab import environment
+from gapless.step import speculation
 
 NEVER = 3
 """A token that no answer here has."""
@@ -124,20 +126,44 @@ def model_of(name: str, folder: Path) -> dict[str, Any]:
     return {"model": str(folder), "load_format": "dummy", "max_model_len": 512}
 
 
+def shared_by_arms(options: argparse.Namespace) -> dict[str, Any]:
+    return {"device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False}
+
+
 def engines(
     options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None, method: str = "ngram"
 ) -> tuple[LLM, LLM]:
-    shared = {"device": options.device, "max_num_seqs": max(options.rows), "enable_prefix_caching": False}
-    speculative = {"method": method, "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    return LLM(**config, **shared_by_arms(options)), drafting(options, config, oracle, method, options.drafts)
+
+
+def drafting(
+    options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None, method: str, drafts: int
+) -> LLM:
+    speculative = {"method": method, "num_speculative_tokens": drafts, "prompt_lookup_min": 1}
     if method == "draft_model":
         speculative["model"] = str(weights_dir())
     made = core.speculation
     if oracle is not None:
         core.speculation = lambda *asked: (own := made(*asked)) and own._replace(drafter=oracle)
     try:
-        return LLM(**config, **shared), LLM(**config, **shared, speculative_config=speculative)
+        return LLM(**config, **shared_by_arms(options), speculative_config=speculative)
     finally:
         core.speculation = made
+
+
+def with_numbers(options: argparse.Namespace, right: float) -> list[dict[str, Any]]:
+    """Steps that run as many of eight drafts as pay best, beside steps that run all or none."""
+    oracle, found, config = Oracle(8, right, options.device), [], model_of("demo", Path())
+    with unittest.mock.patch.object(speculation, "FEWER", ()):
+        fixed = drafting(options, config, oracle, "ngram", 8)
+    with fixed, drafting(options, config, oracle, "ngram", 8) as free:
+        for rows in (rows for rows in options.rows if rows <= 8):
+            prompts = [{"prompt_token_ids": PROMPT}] * rows
+            answer = play(fixed, prompts[:1], options.output, ends=False).tokens[0]
+            oracle.answer[len(PROMPT) : len(PROMPT) + options.output] = torch.tensor(answer)
+            line = beside(fixed, free, prompts, options.output, False, options.rounds)
+            found.append({"work": f"demo, oracle {right:g}, 2, 4 or 8 drafts beside 8", "rows": rows, **line})
+    return found
 
 
 def with_oracle(options: argparse.Namespace, name: str, right: float, folder: Path) -> list[dict[str, Any]]:
@@ -201,8 +227,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    works = ("oracle", "ngram", "eagle3", "draft_model", "prompt")
-    parser.add_argument("--works", nargs="+", choices=works, default=works[:3])
+    works = ("oracle", "numbers", "ngram", "eagle3", "draft_model", "prompt")
+    parser.add_argument("--works", nargs="+", choices=works, default=works[:4])
     parser.add_argument("--models", nargs="+", choices=("demo", "small"), default=["small"], help="those of `prompt`")
     parser.add_argument("--warm", type=int, default=512, help="tokens of a prompt of `prompt`")
     parser.add_argument("--out", type=Path)
@@ -211,6 +237,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, right in (("demo", 0.8), ("demo", 0.0), ("small", 0.8)) if "oracle" in options.works else ():
             found["works"] += with_oracle(options, name, right, Path(folder))
+        for right in (0.95, 0.6, 0.3) if "numbers" in options.works else ():
+            found["works"] += with_numbers(options, right)
         found["works"] += on_copies(options, Path(folder)) if "prompt" in options.works else []
     for method in ("ngram", "eagle3", "draft_model"):
         found["works"] += on_tasks(options, method) if method in options.works else []

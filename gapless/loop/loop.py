@@ -417,7 +417,7 @@ class Loop:
         self.log.counted(flight)
         good = flags != _ERROR if some_flag else slice(None)
         self.counters.generation_tokens += len(rows[good])
-        self.append(rows[good], tokens[good])
+        table.append(rows[good], tokens[good])
         self.planner.commit(plan, sampled)
         if some_flag:
             ended = flags != _LIVE
@@ -448,22 +448,6 @@ class Loop:
         self._left(self.requests.pop(seq.key))
         if self.masks is not None:
             self.masks.end(seq.key)
-
-    def append(self, rows: Int32s, tokens: Int32s) -> None:
-        """Append tokens: one entry per token, those of a row together and in order."""
-        table, count = self.rows, len(rows)
-        if count and (row := rows[0]) == rows[-1]:  # one row alone: numbers take less than arrays
-            begin = table.length[row]
-            table.tokens[row, begin : begin + count] = tokens
-            table.length[row] = begin + count
-            return
-        length = table.length.take(rows)
-        if np.count_nonzero(again := rows[1:] == rows[:-1]):
-            number = np.arange(len(rows), dtype=np.int32)
-            number[1:][again] = 0  # of each token: the first one of its row
-            length += np.arange(len(rows), dtype=np.int32) - np.maximum.accumulate(number)
-        table.tokens[rows, length] = tokens
-        table.length[rows] = length + 1  # of one row's entries the last one counts: numpy assigns in order
 
     # Queries, for the thread that turns the loop.
 

@@ -52,6 +52,22 @@ class RowTable:
         self.tokens[row, : len(tokens)] = tokens
         return row
 
+    def append(self, rows: Int32s, tokens: Int32s) -> None:
+        """Append settled tokens: one entry per token, those of a row together and in order."""
+        count = len(rows)
+        if count and (row := rows[0]) == rows[-1]:  # one row alone: numbers take less than arrays
+            begin = self.length[row]
+            self.tokens[row, begin : begin + count] = tokens
+            self.length[row] = begin + count
+            return
+        length = self.length.take(rows)
+        if np.count_nonzero(again := rows[1:] == rows[:-1]):
+            number = np.arange(count, dtype=np.int32)
+            number[1:][again] = 0  # of each token: the first one of its row
+            length += np.arange(count, dtype=np.int32) - np.maximum.accumulate(number)
+        self.tokens[rows, length] = tokens
+        self.length[rows] = length + 1  # of one row's entries the last one counts: numpy assigns in order
+
     def settled(self, row: int) -> Int32s:
         """A copy of the row's known tokens."""
         return self.tokens[row, : self.length[row]].copy()

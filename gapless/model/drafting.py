@@ -66,12 +66,15 @@ class Draws:
         """The lines of these rows: their state is that at each place, as if the drafts before were their tokens"""
         self._rows = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         self._sample, self._vocab, self._ids = kernels.sample, vocab, ids
+        self._all: Tensor | None = None
+        """Logits of all tokens, where `ids` are some: others stay at -inf"""
 
     def next(self, logits: Tensor) -> Tensor:
         """Return the next draft of each row, int64 [B], from logits [B, M]."""
         if self._ids is not None:
-            all_logits = logits.new_full((len(logits), self._vocab), -torch.inf)
-            logits = all_logits.index_copy_(1, self._ids, logits)
+            if self._all is None:
+                self._all = logits.new_full((len(logits), self._vocab), -torch.inf)
+            logits = self._all.index_copy_(1, self._ids, logits)
         tokens, _ = self._sample(logits, self._rows, self._tables, None)
         self._tables.state[:, LENGTH].add_(1)
         return tokens

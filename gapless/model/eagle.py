@@ -155,7 +155,7 @@ class EagleLayer:
 
     def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
         kernels, device, layer = model.kernels, params.norm.device, config.layer
-        linear = native.invariant_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
+        linear = native.draft_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
         self.model, self.kernels, self.taps = model, kernels, config.taps
         self.heads, self.head_dim, self.eps = layer.heads, layer.head_dim, layer.norm_eps
         self.normed_residual = config.normed_residual

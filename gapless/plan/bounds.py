@@ -161,14 +161,15 @@ class Bounds:
         rows: list[int] = (self.low < self._resumes).nonzero()[0].tolist()
         return rows
 
-    def short(self, steps: int = 1) -> tuple[Int64s, Int64s, Int64s]:
-        """Rows of the set whose next steps may write past their pages, the pages they have, those they need then."""
+    def short(self, steps: int = 1) -> tuple[Int64s, Int64s, int]:
+        """Rows of the set whose next steps may write past their pages, the pages they need then, and all that lack."""
         np.add(self.high, self.most * steps, out=self._next)
         np.multiply(self._next, self.member, out=self._next)
         np.minimum(self._next, self.limit, out=self._next)
         rows = (self._next > self.room).nonzero()[0]
         size = self._page_size
-        return rows, (self.room[rows] - 1) // size, (self._next[rows] + (size - 2)) // size
+        pages = (self._next[rows] + (size - 2)) // size
+        return rows, pages, int((pages - (self.room[rows] - 1) // size).sum())
 
     def foresee(self) -> None:
         """Count the quiet steps: how often the highest bound of each row can grow within its pages and its limit."""

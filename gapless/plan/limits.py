@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+PLENTY = 8
+"""How many times the pages that rows take in advance a pool has, at least."""
+
 
 class Limits(NamedTuple):
     """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
@@ -19,6 +22,11 @@ class Limits(NamedTuple):
     """Words that slots may be filled with"""
     ahead: int = 1
     """Steps for which rows get pages at a time, where there are plenty; `row_writes` are enough for as many"""
+
+    @property
+    def growth(self) -> tuple[tuple[int, int], ...]:
+        """Return for how many steps rows get pages, and how many times as many the pools have then, at least."""
+        return ((self.ahead, PLENTY), (1, 1)) if self.ahead > 1 else ((1, 1),)
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:

@@ -25,8 +25,6 @@ LOOK_BEHIND = 8
 """Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
-PLENTY = 8
-"""How many times the pages that rows take in advance a pool has, at least."""
 MAX_AWAITING = 32
 """Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
 
@@ -273,7 +271,7 @@ class Planner:
         """Rows that may begin pages in this step get them, or leave the set until there are some."""
         if self._all_grow(self._limits.page_writes):
             return
-        rows, _, pages = self.bounds.short()
+        rows, pages, _ = self.bounds.short()
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
             seq = self.decode.get(row)  # None when a row earlier in this list has preempted it
             if seq is not None and not self._has_pages(seq, needed) and seq.state is State.DECODE:
@@ -282,22 +280,18 @@ class Planner:
 
     def _all_grow(self, most_writes: int) -> bool:
         """Return whether there are pages for all such rows, within this many page table entries, and take them."""
-        available, ahead = min([pool.available() for pool in self.pools]), self._limits.ahead
-        rows, held, pages = self.bounds.short(ahead)
-        missing = int((pages - held).sum())
-        if ahead > 1 and (missing * PLENTY > available or missing * len(self.pools) > most_writes):
-            rows, held, pages = self.bounds.short()
-            missing = int((pages - held).sum())
-        if not len(rows):
-            self.bounds.foresee()
-            return True
-        if missing * len(self.pools) > most_writes or missing > available:
+        available = min([pool.available() for pool in self.pools])
+        for steps, times in self._limits.growth:
+            rows, pages, missing = self.bounds.short(steps)
+            if missing * len(self.pools) <= most_writes and missing * times <= available:
+                break
+        else:
             return False
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
             self._extend(self.decode[row], needed)
         self.bounds.has_pages(rows, pages)
+        self._decode_pages = max([self._decode_pages, *pages.tolist()])
         self.bounds.foresee()
-        self._decode_pages = max(self._decode_pages, int(pages.max()))
         return True
 
     # Pages.
@@ -325,8 +319,7 @@ class Planner:
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
         """Return whether the pools have what the row lacks of this many pages."""
-        holdings = zip(seq.by_group, self.pools, strict=True)
-        return all([pages - len(held) <= pool.available() for held, pool in holdings])
+        return all([pages - len(held) <= pool.available() for held, pool in zip(seq.by_group, self.pools, strict=True)])
 
     def _slide(self, seq: Sequence, position: int, last_step: int) -> None:
         """Retire the pages before the window of `position`, which no step after `last_step` reads or writes."""

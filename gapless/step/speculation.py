@@ -33,9 +33,9 @@ HEAD_HOPE = 0.8
 """How often the first drafts of a head are expected to be right; it always has some"""
 USUAL = 0.05
 """What the latest step counts for in what is expected of a head for a new row"""
-RETRY, FIRST = 64, 8
-"""Decisions for steps of about as many rows, of which one is another than seems best, and which one that is: what has
-not run for long may take another time by now"""
+RETRY, FIRST = 256, 32
+"""Steps of about as many rows from one trial of another number of drafts than seems best to the next, and before the
+first: what has not run for long may take another time by now"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 SELDOM = 4 * LOOKS
@@ -45,7 +45,7 @@ MOST_SEEN = 2 * SELDOM
 LEARNS, BEYOND = 0.2, 0.05
 """What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
 LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_SEEN + 1)
-"""What so many steps count for: for a place that they ran, for one beyond, and for one beyond that of a look"""
+"""What a number of steps count for: for a place that they ran, for one beyond, and for one beyond that of a look"""
 COSTS = 1.2
 """What a step with drafts takes, in steps without, before both were measured"""
 FORGETS = 1.01
@@ -244,12 +244,12 @@ class Gate:
             self._hopes[0] *= HOPE  # it may have no drafts
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
-        self._decisions = Counter[Kind]()
-        """How many were made for steps of each kind"""
+        self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
+        """Steps of each kind before the next trial, and trials that there were"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now = 0, PLAIN
-        self._wait, self._next = LOOKS // 2, 1
+        self._wait, self._next = LOOKS, 1
         """Steps between the last decision and the next, and the step of that"""
         self._ns: dict[tuple[Kind, int], float] = {}
         """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
@@ -271,17 +271,17 @@ class Gate:
             return PLAIN
         if decode is not self._rows:
             self._rows, self._index, self._steps = decode, np.array(decode, np.int64), 0
-            self._wait, self._next = LOOKS // 2, 1
+            self._wait, self._next = LOOKS, 1
         self._steps += 1
         if self._steps < self._next:
             return self._now
         self._take_in()
         kind = kind_of(len(decode))
         measured = self._looks or (kind, 1) in self._ns
-        places = self._choose(kind, self._gains(self._index)) if measured else 1
+        places = self._choose(kind, self._gains(self._index), self._wait) if measured else 1
         verify = Verify(places, drafts=True) if places > 1 else self._otherwise
-        settled = verify == self._now and self._decisions[kind] > FIRST
-        self._wait = min(2 * self._wait, SELDOM) if settled else LOOKS
+        settled = verify == self._now and self._trials[kind] > 0
+        self._wait = min(2 * self._wait, SELDOM) if settled and self._steps > 1 else LOOKS
         self._next, self._now = self._steps + self._wait, verify
         return verify
 
@@ -293,7 +293,7 @@ class Gate:
         self._take_in()
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
         pays = self._best(kind_of(len(decode)), gains) > 1
-        places = self._choose(kind_of(len(decode), prompt), gains) if pays else 1
+        places = self._choose(kind_of(len(decode), prompt), gains, LOOKS) if pays else 1
         return Verify(places, drafts=True) if places > 1 else PLAIN
 
     def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
@@ -306,15 +306,17 @@ class Gate:
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
 
-    def _choose(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+    def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> int:
         """Return the best number of places, and now and then another one, in turn: it may have become the best. What
-        drafts give is seen in steps without them too, but for those of a head."""
-        best = self._best(kind, gains)
-        self._decisions[kind] += 1
-        turn, number = divmod(self._decisions[kind], RETRY)
+        drafts give is seen in steps without them too, but for those of a head. `steps` ran since the last choice."""
+        best, left = self._best(kind, gains), self._untried.get(kind, FIRST) - steps
+        self._untried[kind] = left if left > 0 else RETRY
         others = [1, *(places for places, tokens in gains if tokens >= PAYS or not self._looks)]
         others = [places for places in others if places != best]
-        return others[turn % len(others)] if number == FIRST and others else best
+        if left > 0 or not others:
+            return best
+        self._trials[kind] += 1
+        return others[(self._trials[kind] - 1) % len(others)]
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""

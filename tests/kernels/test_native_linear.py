@@ -102,3 +102,13 @@ def test_a_small_float32_layer_gives_the_product_for_few_rows_and_for_many(biase
         torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-4)
         assert layer(x, out) is out and torch.equal(out, layer(x))
     assert not isinstance(native.linear(torch.randn(1025, 1024), None), native.SmallLinear)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 13])
+def test_a_drafter_s_float32_layer_gives_the_bits_of_its_weight_in_bfloat16(rows):
+    load_native()
+    generator = torch.Generator().manual_seed(rows)
+    weight, x = torch.randn(100, 70, generator=generator), torch.randn(rows, 70, generator=generator)
+    layer = native.draft_linear(weight, None)
+    assert torch.equal(layer(x), native.WideLinear(weight.bfloat16().float())(x))
+    assert layer.weight.dtype == torch.bfloat16, "half as much is kept"

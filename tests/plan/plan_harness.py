@@ -372,7 +372,7 @@ def random_job(rng: random.Random, key: int, max_len: int, shared: list[int]) ->
 
 
 def random_run(seed: int, chain: int = 1, adds=(1, 1), groups=ONE, ahead: int = 1) -> Drive:
-    """Arrivals and aborts at random on a pool that is too small, or where rows get pages ahead, often; returns at rest."""
+    """Arrivals and aborts at random on a pool that is too small, at times so with pages ahead; returns at rest."""
     rng = random.Random(seed)
     rows, size, max_len = rng.randrange(1, 7), rng.choice((1, 2, 4, 8)), rng.choice((8, 24, 40))
     least = -(-(max_len - 1) // size)

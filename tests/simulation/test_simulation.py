@@ -97,10 +97,10 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch):
 
 
 def test_a_dropped_token_is_found(monkeypatch):
-    from gapless.loop.loop import Loop
+    from gapless.memory.rows import RowTable
 
-    original = Loop.append
-    monkeypatch.setattr(Loop, "append", lambda self, rows, tokens: original(self, rows, tokens * 0))
+    original = RowTable.append
+    monkeypatch.setattr(RowTable, "append", lambda self, rows, tokens: original(self, rows, tokens * 0))
     # Settled tokens are read again after a preemption, and by the prefix index.
     assert any(failure(draw(seed)) for seed in range(60))
 

@@ -60,43 +60,43 @@ def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[in
 def test_a_step_without_drafts_is_measured_though_drafts_seem_to_pay():
     for right in (1, 4):
         gate = gate_of()
-        assert steps_with_drafts(gate, LOOKS * FIRST, right, 1.0) == LOOKS * (FIRST - 1)
-        further = places_of_steps(gate, 2 * LOOKS * RETRY, right, 1.0)
+        assert steps_with_drafts(gate, FIRST, right, 1.0) == FIRST - LOOKS
+        further = places_of_steps(gate, 2 * RETRY, right, 1.0)
         assert further.count(1) == LOOKS, "and again, now and then"
         assert min(further.count(3), further.count(5)) == LOOKS, "in turn with the other number of drafts"
 
 
 def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
     gate = gate_of()
-    steps_with_drafts(gate, LOOKS * FIRST, 2, 6.0)
-    assert steps_with_drafts(gate, LOOKS * (RETRY - 1), 2, 6.0) == 0
+    steps_with_drafts(gate, FIRST, 2, 6.0)
+    assert steps_with_drafts(gate, RETRY - LOOKS, 2, 6.0) == 0
     assert steps_with_drafts(gate, LOOKS, 2, 6.0) == LOOKS, "a trial may find that they cost less by now"
 
 
 def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
     gate = gate_of()
     verified = []
-    for _ in range(LOOKS * FIRST * 3):
+    for _ in range(3 * FIRST):
         verify = gate.decide(ALL)
         verified.append(verify.places > 1)
         gate.observe(ROW, lines(verify.places, 2), verify.places)
         held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
-    assert all(verified[:LOOKS]) and not any(verified[LOOKS * FIRST :])
+    assert all(verified[:LOOKS]) and not any(verified[FIRST:])
 
 
 def test_drafts_that_are_never_right_get_no_trials():
     gate = gate_of()
-    steps_with_drafts(gate, LOOKS * RETRY, 0, 1.1)
-    assert steps_with_drafts(gate, 4 * LOOKS * RETRY, 0, 1.1) == 0
+    steps_with_drafts(gate, RETRY, 0, 1.1)
+    assert steps_with_drafts(gate, 4 * RETRY, 0, 1.1) == 0
 
 
 def test_a_head_drafts_once_a_step_without_it_was_measured_and_is_tried_again():
     gate = gate_of(head=object())
     assert steps_with_drafts(gate, LOOKS, 3, 1.5) == 0
-    assert steps_with_drafts(gate, LOOKS * (RETRY - 1), 3, 1.5) == LOOKS * (RETRY - 2)
-    steps_with_drafts(gate, LOOKS * RETRY, 0, 1.5)
-    assert steps_with_drafts(gate, LOOKS * RETRY, 0, 1.5) == LOOKS, "its share is known from such steps alone"
+    assert steps_with_drafts(gate, RETRY - LOOKS, 3, 1.5) == RETRY - 2 * LOOKS
+    steps_with_drafts(gate, RETRY, 0, 1.5)
+    assert steps_with_drafts(gate, RETRY, 0, 1.5) == LOOKS, "its share is known from such steps alone"
 
 
 def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
@@ -114,19 +114,19 @@ def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
 
 def test_steps_beside_chunks_run_drafts_by_times_of_their_own():
     gate = gate_of()
-    steps_with_drafts(gate, LOOKS * FIRST, 3, 1.5)
-    assert steps_beside(gate, FIRST, 3, 1.1) == FIRST - 1
-    assert steps_beside(gate, RETRY, 3, 1.1) == RETRY - 1, "one is measured without, now and then"
+    steps_with_drafts(gate, FIRST, 3, 1.5)
+    assert steps_beside(gate, FIRST // LOOKS, 3, 1.1) == FIRST // LOOKS - 1
+    assert steps_beside(gate, RETRY // LOOKS, 3, 1.1) == RETRY // LOOKS - 1, "one is measured without, now and then"
     dear = gate_of()
-    steps_with_drafts(dear, LOOKS * FIRST, 3, 1.5)
-    steps_beside(dear, FIRST, 3, 6.0)
-    assert steps_beside(dear, RETRY - 1, 3, 6.0) == 0
+    steps_with_drafts(dear, FIRST, 3, 1.5)
+    steps_beside(dear, FIRST // LOOKS, 3, 6.0)
+    assert steps_beside(dear, RETRY // LOOKS - 1, 3, 6.0) == 0
     assert steps_with_drafts(dear, LOOKS, 3, 1.5) == LOOKS, "without chunks they still pay"
 
 
 def test_drafts_that_would_not_pay_alone_do_not_run_beside_chunks():
     gate = gate_of()
-    steps_with_drafts(gate, LOOKS * FIRST, 2, 6.0)
+    steps_with_drafts(gate, FIRST, 2, 6.0)
     assert steps_beside(gate, RETRY, 2, 1.0) == 0
 
 
@@ -209,13 +209,13 @@ def test_a_share_that_changes_is_followed(head):
 
 def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
     gate, found = gate_of(), []
-    for _ in range(5 * LOOKS * RETRY):
+    for _ in range(5 * RETRY):
         verify = gate.decide(ALL)
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, 4), verify.places)
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000)
-    assert found.index(1) == LOOKS * (FIRST - 1) and found.count(1) == LOOKS
-    assert found.index(3) == LOOKS * (FIRST + 1) + 2 * LOOKS + (RETRY - 3) * 4 * LOOKS
+    assert found.index(1) == FIRST - LOOKS and found[FIRST] == 5
+    assert found.index(3) == FIRST - LOOKS + RETRY, "as many steps later, of which most are between two decisions"
     assert found[found.index(3) :].index(5) == LOOKS
 
 

@@ -43,16 +43,16 @@ void linear_vectors(
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
-// The same promise on any processor and in float32: packed as tiles of 64 columns, [k][columns] each, the last tile
-// narrower (a multiple of 16).
+// The same promise on any processor and in float32, also by a weight W in bfloat16: packed as tiles of 64 columns,
+// [k][columns] each, the last tile narrower (a multiple of 16).
 inline int64_t wide_elements(int64_t n, int64_t k) { return round_up(n, LANES) * k; }
 
 template <typename T>
 void pack_wide(const T* weight, int64_t n, int64_t k, T* packed);
 
 // x [m, k] with rows `x_stride` apart; out [m, n]. Each output is one chain of float32 sums over ascending k.
-template <typename T>
+template <typename T, typename W>
 void linear_wide(
-    const T* x, int64_t x_stride, int64_t m, const T* packed, int64_t n, int64_t k, const T* bias, T* out);
+    const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
 
 }  // namespace gapless

@@ -12,11 +12,11 @@ constexpr int MOST_ROWS = 6;
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 17;
 
-template <typename T>
+template <typename T, typename W>
 struct Strip {
   const T* x;
   int64_t x_stride;
-  const T* weight;
+  const W* weight;
   int64_t k;
   const T* bias;
   T* out;
@@ -54,12 +54,12 @@ constexpr int together(int rows, int vectors) {
 }
 
 // ROWS x (VECTORS * 16) outputs.
-template <typename T, int ROWS, int VECTORS>
-void multiply(const Strip<T>& strip) {
+template <typename T, typename W, int ROWS, int VECTORS>
+void multiply(const Strip<T, W>& strip) {
   constexpr int SOME = together(ROWS, VECTORS), WIDE = SOME * PARTS;
   for (int first = 0; first < VECTORS; first += SOME) {
     Floats sums[ROWS][WIDE] = {};
-    const T* weight = strip.weight + first * LANES;
+    const W* weight = strip.weight + first * LANES;
     for (int64_t i = 0; i < strip.k; i++, weight += VECTORS * LANES) {
       Floats w[WIDE];
 #pragma GCC unroll 16
@@ -86,19 +86,19 @@ void multiply(const Strip<T>& strip) {
   }
 }
 
-template <typename T, int VECTORS>
-void of_rows(int64_t rows, const Strip<T>& strip) {
-  static constexpr void (*all_rows[MOST_ROWS])(const Strip<T>&) = {
-      multiply<T, 1, VECTORS>, multiply<T, 2, VECTORS>, multiply<T, 3, VECTORS>,
-      multiply<T, 4, VECTORS>, multiply<T, 5, VECTORS>, multiply<T, 6, VECTORS>};
+template <int VECTORS, typename T, typename W>
+void of_rows(int64_t rows, const Strip<T, W>& strip) {
+  static constexpr void (*all_rows[MOST_ROWS])(const Strip<T, W>&) = {
+      multiply<T, W, 1, VECTORS>, multiply<T, W, 2, VECTORS>, multiply<T, W, 3, VECTORS>,
+      multiply<T, W, 4, VECTORS>, multiply<T, W, 5, VECTORS>, multiply<T, W, 6, VECTORS>};
   all_rows[rows - 1](strip);
 }
 
-template <typename T>
-void multiply_some(int64_t rows, int64_t vectors, const Strip<T>& strip) {
-  if (vectors == 4) return of_rows<T, 4>(rows, strip);
-  if (vectors == 3) return of_rows<T, 3>(rows, strip);
-  return vectors == 2 ? of_rows<T, 2>(rows, strip) : of_rows<T, 1>(rows, strip);
+template <typename T, typename W>
+void multiply_some(int64_t rows, int64_t vectors, const Strip<T, W>& strip) {
+  if (vectors == 4) return of_rows<4>(rows, strip);
+  if (vectors == 3) return of_rows<3>(rows, strip);
+  return vectors == 2 ? of_rows<2>(rows, strip) : of_rows<1>(rows, strip);
 }
 
 int64_t width_at(int64_t first, int64_t n) { return std::min(TILE, round_up(n, LANES) - first); }
@@ -116,14 +116,14 @@ void pack_wide(const T* weight, int64_t n, int64_t k, T* packed) {
   });
 }
 
-template <typename T>
+template <typename T, typename W>
 void linear_wide(
-    const T* x, int64_t x_stride, int64_t m, const T* packed, int64_t n, int64_t k, const T* bias, T* out) {
+    const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out) {
   share((n + TILE - 1) / TILE, n * k * (m + 7) / 8 > WORTH, [&](int64_t tile, bool) {
     int64_t first = tile * TILE, passes = (m + MOST_ROWS - 1) / MOST_ROWS;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {
       int64_t end = m * (pass + 1) / passes;
-      multiply_some<T>(
+      multiply_some<T, W>(
           end - start, width_at(first, n) / LANES,
           {x + start * x_stride, x_stride, packed + first * k, k, bias ? bias + first : nullptr,
            out + start * n + first, n, n - first});
@@ -135,6 +135,7 @@ void linear_wide(
 template void pack_wide(const float*, int64_t, int64_t, float*);
 template void pack_wide(const bf16*, int64_t, int64_t, bf16*);
 template void linear_wide(const float*, int64_t, int64_t, const float*, int64_t, int64_t, const float*, float*);
+template void linear_wide(const float*, int64_t, int64_t, const bf16*, int64_t, int64_t, const float*, float*);
 template void linear_wide(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*);
 
 }  // namespace gapless

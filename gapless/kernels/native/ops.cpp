@@ -160,7 +160,11 @@ Tensor linear_wide_op(const Tensor& x, const Tensor& packed, int64_t n, const Ma
   Tensor out = at::empty({m, n}, x.options());
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    linear_wide<T>(data<T>(x), stride, m, data<T>(packed), n, k, bias ? data<T>(*bias) : nullptr, data<T>(out));
+    const T* shift = bias ? data<T>(*bias) : nullptr;
+    if (std::is_same_v<T, float> && packed.scalar_type() == at::kBFloat16)
+      linear_wide(data<T>(x), stride, m, data<bf16>(packed), n, k, shift, data<T>(out));
+    else
+      linear_wide(data<T>(x), stride, m, data<T>(packed), n, k, shift, data<T>(out));
   });
   return out;
 }
