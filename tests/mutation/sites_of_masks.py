@@ -173,6 +173,11 @@ def guesses_end_requests() -> AbstractContextManager[None]:
     return replaced(Masks, "restore", restore)
 
 
+def copies_stay_behind() -> AbstractContextManager[None]:
+    """The copy of a matcher does not follow what is settled."""
+    return replaced(Masks, "_let_copy_follow", lambda original, self, row, tokens: None)
+
+
 @contextmanager
 def failures_unread() -> Iterator[None]:
     """A row whose matcher has failed is held for ever. Sound runs with such matchers take less than 150 turns."""
@@ -201,6 +206,7 @@ SITES = (
     Site("a mask after drafts is of these drafts", 1, of_any_drafts, other_drafts, other_drafts, masked_drafts),
     Site("a matcher goes back after drafts", 1, goes_on, where=masked_drafts),
     Site("a matcher that breaks along a guess ends no request", 1, guesses_end_requests, where=masked_drafts),
+    Site("a matcher's copy follows what is settled", 1, copies_stay_behind, where=masked_drafts),
     Site("a mask is written before its tag", 1, tag_first, where=masks),
     Site("a reply has the tag of its token", 1, any_reply, where=masks),
     Site(

@@ -132,10 +132,10 @@ def held_rows_advance() -> AbstractContextManager[None]:
 def pages_for_one_token() -> AbstractContextManager[None]:
     """A row has pages for one token more than steps in flight may add, whatever the next one may."""
 
-    def short(original: Callable[..., Any], self: Bounds) -> Any:
+    def short(original: Callable[..., Any], self: Bounds, steps: int = 1) -> Any:
         most, self.most = self.most, 1
         try:
-            return original(self)
+            return original(self, 1)  # nor pages in advance
         finally:
             self.most = most
 
