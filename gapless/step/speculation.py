@@ -49,7 +49,7 @@ LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_SEEN 
 COSTS = 1.2
 """What a step with drafts takes, in steps without, before both were measured"""
 FORGETS = 1.01
-"""How fast the time of a step grows until a step confirms it: some are held up by other things"""
+"""How fast the least time of a step grows until a step confirms it: some are held up by other things"""
 DRAFTED_ROWS = (8, 32)
 """Rows of a step with drafts at most, on a CPU and on a GPU. More of them keep the device busy without drafts."""
 ENDING = 4
@@ -252,7 +252,7 @@ class Gate:
         self._wait, self._next = LOOKS, 1
         """Steps between the last decision and the next, and the step of that"""
         self._ns: dict[tuple[Kind, int], float] = {}
-        """About the least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
+        """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
         self._held: dict[tuple[Kind, int], float] = {}
         """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
@@ -311,8 +311,9 @@ class Gate:
         drafts give is seen in steps without them too, but for those of a head. `steps` ran since the last choice."""
         best, left = self._best(kind, gains), self._untried.get(kind, FIRST) - steps
         self._untried[kind] = left if left > 0 else RETRY
-        others = [1, *(places for places, tokens in gains if tokens >= PAYS or not self._looks)]
-        others = [places for places in others if places != best]
+        others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
+        if best > 1:  # all costs are in steps without
+            others = [places for other in others for places in (1, other)] or [1]
         if left > 0 or not others:
             return best
         self._trials[kind] += 1
@@ -325,10 +326,7 @@ class Gate:
             before = self._held.get(key, 0.0)
             self._held[key] = before + LEARNS * (held - before)
         time = ns / max(1, batch.tokens - batch.decode)
-        known = self._ns.get(key, time)
-        # One that takes less may have been lucky, which steps of other numbers of drafts are not just then.
-        lower = time if 2 * time < known else (time + known) / 2
-        self._ns[key] = lower if time < known else min(time, FORGETS * known)
+        self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
 
     def _cost(self, kind: Kind, places: int) -> float:
         """Return what such a step takes, in steps without drafts. Each draft of a number of places that has not run
