@@ -36,7 +36,9 @@ from gapless.kernels.layout import ACTIVE, DRAFTED, DRAFTS, LENGTH, MAX_LEN
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.lab import environment
+from gapless.model.seam import BatchShape
 from gapless.step import speculation
+from gapless.step.speculation import PLAIN, Gate, Kind, Verify, kind_of
 
 NEVER = 3
 """A token that no answer here has."""
@@ -220,6 +222,28 @@ def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
     return found
 
 
+def least_times(options: argparse.Namespace, method: str) -> dict[int, float]:
+    """Least time of a step of one row of the demo model, by its number of drafts, us."""
+    least, now = dict[int, float](), 0
+
+    def learn(gate: Gate, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+        if kind == kind_of(1):
+            least[batch.places - 1] = min(least.get(batch.places - 1, ns / 1e3), ns / 1e3)
+
+    def decide(gate: Gate, decode: tuple[int, ...]) -> Verify:
+        return Verify(1 + now, drafts=now > 0) if decode else PLAIN
+
+    patches = {"learn": learn, "decide": decide, "decide_beside": lambda *_: PLAIN}
+    with (
+        unittest.mock.patch.multiple(Gate, **patches),
+        drafting(options, model_of("demo", Path()), None, method, 8) as llm,
+    ):
+        for drafts in (0, 2, 4, 8) * 3:
+            now = drafts
+            play(llm, [{"prompt_token_ids": PROMPT}], options.output, ends=False)
+    return least
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -227,7 +251,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    works = ("oracle", "numbers", "ngram", "eagle3", "draft_model", "prompt")
+    works = ("oracle", "numbers", "ngram", "eagle3", "draft_model", "prompt", "steps")
     parser.add_argument("--works", nargs="+", choices=works, default=works[:4])
     parser.add_argument("--models", nargs="+", choices=("demo", "small"), default=["small"], help="those of `prompt`")
     parser.add_argument("--warm", type=int, default=512, help="tokens of a prompt of `prompt`")
@@ -242,6 +266,9 @@ def main() -> None:
         found["works"] += on_copies(options, Path(folder)) if "prompt" in options.works else []
     for method in ("ngram", "eagle3", "draft_model"):
         found["works"] += on_tasks(options, method) if method in options.works else []
+    for method in ("ngram", "eagle3") if "steps" in options.works else ():
+        found[f"steps, {method}"] = least = least_times(options, method)
+        print(f"{method}:", ", ".join(f"{drafts} drafts {us:,.0f} us" for drafts, us in sorted(least.items())))
     print("| work | rows | ratio of tokens/s | tokens/s with | steps, without : with | drafts | right |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for work in found["works"]:

@@ -243,7 +243,7 @@ class Masks:
             self._post(row)
             self._written += 1
             self._ns += time.monotonic_ns() - since
-            self._let_copy_follow(row, tokens)
+            self.let_copy_follow(row, tokens)
         except BaseException as error:
             self._fail(row, error)
             return
@@ -253,7 +253,7 @@ class Masks:
         if row.drafts:
             self._ahead[row.slot] = drafts
 
-    def _let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
+    def let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
         """Have the copy follow these tokens, where no mask waits for it: so it has nothing to make up for."""
         try:
             if row.spare is not None and tokens:

@@ -175,7 +175,7 @@ def guesses_end_requests() -> AbstractContextManager[None]:
 
 def copies_stay_behind() -> AbstractContextManager[None]:
     """The copy of a matcher does not follow what is settled."""
-    return replaced(Masks, "_let_copy_follow", lambda original, self, row, tokens: None)
+    return replaced(Masks, "let_copy_follow", lambda original, self, row, tokens: None)
 
 
 @contextmanager
