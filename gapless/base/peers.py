@@ -33,6 +33,10 @@ class PeerAddress(NamedTuple):
         host = host.removeprefix("[").removesuffix("]")
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise ConfigError(f"{field} must be HOST:PORT or unix:PATH, such as 127.0.0.1:5600, got {text!r}")
+        try:
+            host.encode("idna")
+        except UnicodeError as error:  # resolvers and TLS raise it, each time
+            raise ConfigError(f"{field}: {host!r} is no name of a host: give a name or an IP address") from error
         return cls(host, int(port))
 
     def __str__(self) -> str:

@@ -281,7 +281,7 @@ class PeerLink:
             if self._closing:  # `close` may have come too early to stop it
                 raise PeerError("this engine ends")
             self._memory = self._caller.greet(peer)
-        except OSError:
+        except Exception:  # also where a resolver raises no OSError: without a pause the thread would spin
             self._lose()
             raise
         self._back_off, self.error = self._first, ""

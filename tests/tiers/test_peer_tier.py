@@ -18,9 +18,10 @@ from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, 
 from gapless.base.records import KVTransfer
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
+from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
 from gapless.tiers.peer import open_peer_tier
 from gapless.tiers.seam import Found, Namespace
-from gapless.tiers.shared import PageMemory, mapped
+from gapless.tiers.shared import Copies, PageMemory, mapped
 from gapless.tiers.shelf import Shelf
 
 
@@ -397,6 +398,23 @@ def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answ
     giver.shelf.check()
 
 
+@pytest.mark.parametrize("error", [UnicodeError("a host without a name"), OSError("no such host")])
+def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, monkeypatch):
+    tries = []
+
+    def connect(*_):
+        tries.append(1)
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    clock = Hand()
+    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), clock=clock)
+    assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 1
+    assert str(error) in link.error
+    clock.now += FIRST_BACK_OFF
+    assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 2
+
+
 @pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink"])
 def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
     setup = setup_of("")
@@ -514,6 +532,9 @@ def test_addresses_are_read_and_shown():
         assert str(PeerAddress.parse(text, "x")) == text
     for text in ("5600", ":5600", "host", "host:0", "host:70000", "host:x", "unix:"):
         with pytest.raises(ConfigError, match="kv_peers must be HOST:PORT"):
+            parse_peers(None, [text])
+    for text in (".example:1", "a..b:1", "x" * 64 + ":1"):
+        with pytest.raises(ConfigError, match=r"kv_peers: '.*' is no name of a host"):
             parse_peers(None, [text])
     with pytest.raises(ConfigError, match="twice"):
         parse_peers(None, ["a:1", "a:1"])
