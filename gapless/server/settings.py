@@ -48,8 +48,8 @@ def shown(name: str, value: Any) -> Any:
 
 
 def place(text: str) -> str:
-    """An address without a password, or `kind:path` without its directories."""
-    return hide_password(text) if "://" in text else re.sub(":.*/", ":", text)
+    """An address without a user and a password, or `kind:path` without its directories."""
+    return hide_password(text) if "://" in text else re.sub(":.*[/@]", ":", text)
 
 
 def hide_password(url: str) -> str:

@@ -186,7 +186,8 @@ class TierWorker:
 
     def _look_at_room(self) -> None:
         def look() -> tuple[int, int]:
-            return self._tier.room if isinstance(self._tier, SizedTier) else (0, 0)
+            used, size = self._tier.room if isinstance(self._tier, SizedTier) else (0, 0)
+            return int(used), int(size)  # a plug-in may say anything, and the loop reads this
 
         self._room = self._safely(look) or self._room
 

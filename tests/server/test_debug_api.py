@@ -368,6 +368,12 @@ async def test_server_info_has_tiers_and_peers_but_no_secret_and_no_directory():
     assert "secret" not in response.text and "/other" not in response.text
 
 
+def test_a_plug_in_tier_is_shown_without_user_and_password():
+    for text in ("acme:me:secret@cache:8GiB", "acme:redis://me:secret@cache:8GiB", "acme:/kv/me:secret@cache:8GiB"):
+        assert settings.shown("kv_tiers", (text,))[0].rpartition("/")[2].endswith("cache:8GiB")
+        assert "secret" not in settings.shown("kv_tiers", (text,))[0]
+
+
 async def test_server_info_tells_settings_but_no_secret_and_no_directory():
     config = EngineConfig(model="/models/secret/name", depth=4, tokenizer="/other/tok/")
     server = ServerConfig(port=1, api_key=("hidden",), uds="/run/gapless.sock", served_model_name=("org/shown",))

@@ -75,6 +75,20 @@ def test_a_tier_that_knows_its_size_is_asked_on_the_thread_and_may_fail(rig):
     assert rig(DictionaryTier)[0].room() == (0, 0)
 
 
+class RoomyDictionary(DictionaryTier):
+    """Has something else by the name of `room`."""
+
+    def room(self):
+        return 1, 2
+
+
+def test_a_tier_of_which_room_is_no_pair_of_numbers_does_not_say_its_size(rig):
+    worker, _, setup = rig(RoomyDictionary)
+    worker.store(1, [page(setup, 0, 0, 0)])
+    news(worker)
+    assert worker.room() == (0, 0) and "TypeError" in worker.error
+
+
 def test_orders_are_answered_and_each_news_rings(rig):
     worker, _, setup = rig(DictionaryTier)
     worker.store(1, [page(setup, 0, 0, 0), page(setup, 1, 1, 0)])
