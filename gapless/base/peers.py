@@ -46,15 +46,19 @@ class PeerAddress(NamedTuple):
     @property
     def everywhere(self) -> bool:
         """Return whether it stands for all addresses of this machine: no peer can connect to it by this name."""
-        return self.host in ("0.0.0.0", "::")
+        return self._ip is not None and self._ip.is_unspecified
 
     @property
     def local(self) -> bool:
         """Return whether only this machine can reach it."""
+        return bool(self.path) or self.host == "localhost" or (self._ip is not None and self._ip.is_loopback)
+
+    @property
+    def _ip(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         try:
-            return bool(self.path) or self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+            return ipaddress.ip_address(self.host)
         except ValueError:  # a name
-            return False
+            return None
 
 
 class PeerFiles(NamedTuple):

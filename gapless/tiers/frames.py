@@ -31,6 +31,8 @@ MAX_FETCH = 64
 """Pages of one fetch"""
 MAX_NAME = 512
 """Bytes of the name of a request"""
+KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
 _MAGIC = b"gaplessP3"
 _NONCE = 32
 _MAC = 32
@@ -111,6 +113,10 @@ class FrameSocket:
         """Take over a connection; with `tls`, `secure` comes first. `host` is that of a peer that was connected to."""
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, number in KEEP_ALIVE.items():
+                if hasattr(socket, name):
+                    raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)
         if tls is not None:
             raw = tls.wrap_socket(raw, not host, do_handshake_on_connect=False, server_hostname=host or None)
         self._raw, self._clock = raw, clock

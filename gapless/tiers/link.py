@@ -150,12 +150,16 @@ class PeerLink:
                 if load is self._current and (peer := self._peer) is not None:
                     peer.stop()
 
-    def close(self) -> None:
-        """End all loads: no slot is written from now on."""
+    def stop(self) -> None:
+        """End all loads soon."""
         self._closing = True
         self._wake.set()
         if (peer := self._peer) is not None:
             peer.stop()
+
+    def close(self) -> None:
+        """End all loads: no slot is written from now on."""
+        self.stop()
         self._thread.join()
 
     def _order(self, order: LinkQuestion | LinkLoad) -> None:

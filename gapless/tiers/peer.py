@@ -106,6 +106,8 @@ class PeerTier:
             link.cancel(job)
 
     def close(self) -> None:
+        for link in self.links.values():  # all at once: each may wait for a host that is gone
+            link.stop()
         for link in self.links.values():
             link.close()
         if self.server is not None:

@@ -19,7 +19,7 @@ from gapless.base.records import KVTransfer
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
-from gapless.tiers.peer import open_peer_tier
+from gapless.tiers.peer import PeerTier, open_peer_tier
 from gapless.tiers.seam import Found, Namespace
 from gapless.tiers.shared import Copies, PageMemory, mapped
 from gapless.tiers.shelf import Shelf
@@ -82,6 +82,16 @@ def test_pages_arrive_over_tcp_too(opened):
     assert has(taker, 2, 7, 0) == [True, False, True]
     end, got = loaded(taker, setup, 0, 2)
     assert got == [content(0), content(2)] and not end.failed and end.nbytes == 2 * SLOT
+
+
+def test_the_end_of_a_machine_is_noticed_though_it_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as raw:
+        FrameSocket(raw)
+        assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, pause, tries = [
+            raw.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT")
+        ]
+        assert idle + tries * pause <= 60
 
 
 def test_a_page_is_copied_when_it_is_stored(opened, path):
@@ -398,6 +408,31 @@ def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answ
     giver.shelf.check()
 
 
+def test_closing_ends_every_connection_while_one_waits_for_a_host_that_is_gone(monkeypatch):
+    answers, tried = threading.Event(), threading.Event()
+
+    def connect(address, _):
+        if address[0] == "gone":
+            tried.set()
+            answers.wait(20)
+        raise OSError("no such host")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    callers = [PeerCaller(PeerAddress(host, 1), KEY, Namespace("")) for host in ("gone", "there")]
+    tier = PeerTier(Shelf(0, SLOT), [PeerLink(caller, Copies()).start() for caller in callers], Copies())
+    assert tried.wait(5)
+    closing = threading.Thread(target=tier.close)
+    closing.start()
+    until = time.monotonic() + 5
+    while any(thread.name == "gapless-peer-there:1" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "it waits for the other one"
+        time.sleep(0.005)
+    assert closing.is_alive()
+    answers.set()
+    closing.join(5)
+    assert not closing.is_alive()
+
+
 @pytest.mark.parametrize("error", [UnicodeError("a host without a name"), OSError("no such host")])
 def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, monkeypatch):
     tries = []
@@ -550,6 +585,8 @@ def test_addresses_are_read_and_shown():
         "a:1",
     ]
     assert [PeerAddress.parse(text, "x").local for text in local] == [True] * 5 + [False] * 4
+    assert all(PeerAddress.parse(text, "x").everywhere for text in ("0.0.0.0:1", "[::]:1", "[::0]:1"))
+    assert not any(PeerAddress.parse(text, "x").everywhere for text in ("[::1]:1", "a:1", "unix:/x"))
     check_reach(parse_peers("127.0.0.1:1", ["unix:/x"]))
     for listen, peers, field in (("0.0.0.0:1", [], "kv_peer_listen"), (None, ["other:1"], "kv_peers")):
         with pytest.raises(ConfigError, match=f"{field}.*in the clear.*kv_peer_ssl_certfile"):
