@@ -209,6 +209,23 @@ def test_copies_of_pages_have_lanes_once_a_step_tells_of_some(page):
     assert copies == [["in", pytest.approx(8)], ["out", pytest.approx(3)]]
 
 
+def test_copies_of_both_directions_are_found_whichever_ended_first(page):
+    columns = [*COLUMNS, "loads_from", "loads_until", "stores_from", "stores_until"]
+    moved = [(1, 4, 0, 0), (5, 45, 6, 8), (0, 0, 9, 10), (0, 0, 11, 12), (0, 0, 13, 14)]
+    steps = [[*step(n, 50 + n, 51 + n), *[at * 1e6 for at in copies]] for n, copies in enumerate(moved, 1)]
+    found = page.evaluate(
+        """async (event) => {
+          const { History } = await import("/history.js");
+          const history = new History();
+          history.add(event, 0);
+          const origin = history.copies[0].start - 1;
+          return history.copiesBetween(origin + 30, origin + 60).map((one) => [one.lane, one.end - one.start]);
+        }""",
+        {"now": 90e6, "columns": columns, "steps": steps},
+    )
+    assert found == [["in", pytest.approx(40)]]
+
+
 def test_tiers_are_rows_and_without_any_there_is_no_table(page):
     none = {"dropped": {"slow": 0}, "refused": 0, "late": 0}
     moved = {"loading": 1, "storing": 2, "read_bytes": 2048, "written_bytes": 3 << 20}
