@@ -235,6 +235,8 @@ class PeerLink:
 
     def _fetch(self, load: LinkLoad) -> None:
         peer = self._connected(named=False)
+        if load.cancelled:  # while there was no connection that `cancel` could stop
+            return
         pages = load.pages[:MAX_FETCH]
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
         lent: list[tuple[memoryview, int, int]] = []
