@@ -204,7 +204,9 @@ def test_the_decoder_killed_under_load_loses_nothing_for_good_and_the_prefiller_
     giver, got = Giver(pair), {}
     memory, connections = giver.memory(), giver.connections()
     threads = [
-        threading.Thread(target=lambda number=number: got.update({number: insist(pair.base, requests[number])}))
+        threading.Thread(
+            target=lambda number=number: got.update({number: insist(pair.base, requests[number])}), daemon=True
+        )
         for number in range(len(requests))
     ]
     for thread in threads:
