@@ -37,7 +37,7 @@ _MAGIC = b"gaplessP3"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
-ASK = struct.Struct("<BI")
+ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
 PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""

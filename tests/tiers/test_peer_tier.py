@@ -16,6 +16,7 @@ from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, se
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, read_key
 from gapless.base.records import KVTransfer
+from gapless.server.kv_transfer import MAX_NAME_CHARS
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
@@ -430,6 +431,16 @@ def test_closing_ends_every_connection_while_one_waits_for_a_host_that_is_gone(m
     answers.set()
     closing.join(5)
     assert not closing.is_alive()
+
+
+def test_the_longest_name_that_a_request_may_have_reaches_the_peer(opened, path):
+    setup = setup_of("")
+    giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
+    stored(giver, setup, 0)
+    name = "\N{OLD PERSIAN SIGN A}" * MAX_NAME_CHARS
+    giver.shelf.end(name)
+    assert decided(taker, [key(0), key(1)], name)[0] == [Found.HIT, Found.MISS]
+    assert not taker.links[str(PeerAddress(path=str(path)))].error
 
 
 @pytest.mark.parametrize("error", [UnicodeError("a host without a name"), OSError("no such host")])
