@@ -22,8 +22,8 @@ PROGRAMS = 16
 _FACTOR, _MASK = tl.constexpr(pages.FACTOR), tl.constexpr(pages.MASK)
 
 
-# One variant for any number of pages: the first transfer compiles none.
-@triton.jit(do_not_specialize=["count"])
+# One variant for any number of pages, and wherever a group's places begin: no transfer after the first compiles.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["places", "sums"])
 def copy_kernel(
     src, dst, places, sums, count, words, src_stride, dst_stride, TILE: tl.constexpr, PROGRAMS: tl.constexpr
 ):
@@ -39,12 +39,12 @@ def copy_kernel(
         tl.atomic_add(sums + page, tl.sum(total, 0), sem="relaxed")
 
 
-def _copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
+def launch_copy(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     copy_kernel[(PROGRAMS,)](
         src, dst, places, sums, sums.shape[0], src.shape[1], src.stride(0), dst.stride(0), TILE, PROGRAMS, num_warps=8
     )
 
 
 copy_pages = operator(
-    "triton_copy_pages(Tensor src, Tensor(a!) dst, Tensor places, Tensor(b!) sums) -> ()", _copy_pages
+    "triton_copy_pages(Tensor src, Tensor(a!) dst, Tensor places, Tensor(b!) sums) -> ()", launch_copy
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 import aot
 import interpreter
 
-from gapless.kernels.pages_triton import PROGRAMS, TILE, copy_kernel
+from gapless.kernels.pages_triton import PROGRAMS, TILE, copy_kernel, launch_copy
 
 
 def test_kernels_pass_their_tests_in_the_interpreter() -> None:
@@ -21,5 +22,17 @@ def test_it_compiles_ahead_of_time(capability: int) -> None:
     types = {"src": "*i32", "dst": "*i32", "places": "*i32", "sums": "*i64"}
     types |= dict.fromkeys(("count", "words", "src_stride", "dst_stride"), "i32")
     sizes = {"TILE": TILE, "PROGRAMS": PROGRAMS}
-    used = aot.build(copy_kernel, capability, types, sizes, warps=8, stages=3, unaligned=["count"])
+    used = aot.build(copy_kernel, capability, types, sizes, warps=8, stages=3, unaligned=["count", "places", "sums"])
     assert not used.trouble(capability) and used.registers <= 128
+
+
+def test_groups_of_any_number_of_pages_share_one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    pages, places = torch.zeros(4, 64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    sums = torch.zeros(8, dtype=torch.int64)
+    with aot.launches_compile(90):
+        before = aot.compiled(copy_kernel)
+        for first, count in ((0, 2), (0, 1), (1, 2), (2, 3)):  # where the places of a group begin, and how many it has
+            here = places[2 * first : 2 * (first + count)].view(2, -1)
+            launch_copy(pages, pages, here, sums[first : first + count])
+        assert aot.compiled(copy_kernel) - before == 1
