@@ -166,7 +166,7 @@ class Stats(NamedTuple):
     tier_late: int = 0
     """Requests that stopped waiting for a load, and computed."""
     tier_slower: int = 0
-    """Requests that computed what a tier has: a load would have taken longer."""
+    """Loads that were not begun, since they would have taken longer than computing."""
     tier_dropped_full: int = 0
     """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0

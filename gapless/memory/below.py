@@ -90,7 +90,7 @@ class LowerCounts:
 class Search:
     """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
 
-    __slots__ = ("claims", "found", "late_at", "open")
+    __slots__ = ("claims", "fetched", "found", "late_at", "open")
 
     def __init__(self, claims: bool = False) -> None:
         self.claims = claims
@@ -100,6 +100,8 @@ class Search:
         self.open: dict[int, int] = {}
         """Questions and jobs that have not ended, each with its tier"""
         self.late_at = 0
+        self.fetched = False
+        """Whether loads from there have begun"""
 
 
 class LowerMove(NamedTuple):
@@ -196,7 +198,7 @@ class LowerTiers:
                 self.load(search, place, moves[first : first + self._job_pages])
         for group, copy in had:
             group.unpin(copy)
-        search.found = {}
+        search.found, search.fetched = {}, True
         search.late_at = self._clock() + self._patience(search)
 
     def _patience(self, search: Search) -> int:
@@ -227,8 +229,9 @@ class LowerTiers:
         return max(0, min(times) - now) / 1e9 if times else None
 
     def pays(self, tokens: int, pages: int) -> bool:
-        """Return whether loading this many pages from some tier takes no longer than computing their tokens."""
-        return self._gate.pays(tokens, pages, range(len(self.lines)))
+        """Return whether loading this many pages from the fastest tier takes no longer than computing their tokens."""
+        fastest = min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
+        return self._gate.pays(tokens, pages, pages * fastest, asks=True)
 
     # For the host tier.
 

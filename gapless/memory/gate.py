@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 HOST = -1
 """The host tier as the source of a load; the tiers below it are their places, from 0."""
 _WEIGHT = 1 / 8
@@ -21,7 +19,7 @@ class LoadGate:
         self.weighs = weighs
         self._least_tokens = least_tokens
         self.slower = 0
-        """Requests that compute what they could load, since loading would take longer"""
+        """Loads that were not begun, since they would take longer than computing"""
         self._step_ns = self._token_ns = self._saved_ns = 0.0
         self._page_ns: dict[int, float] = {}
 
@@ -42,15 +40,19 @@ class LoadGate:
         page_ns = ns / pages
         self._page_ns[source] = min(page_ns, _mean(self._page_ns.get(source, 0.0), page_ns))
 
-    def pays(self, tokens: int, pages: int, below: Sequence[int] = ()) -> bool:
+    def page_ns(self, source: int) -> float:
+        """Return what a page of this source takes; 0 where it is not known."""
+        return self._page_ns.get(source, 0.0)
+
+    def pays(self, tokens: int, pages: int, below_ns: float = 0.0, asks: bool = False) -> bool:
         """Return whether loading these pages, which hold `tokens` prompt tokens, takes no longer than computing them.
-        The pages are on the host or, if tiers `below` are named, come through it from the fastest of these."""
-        page_ns = self._page_ns.get(HOST, 0.0) + min([self._page_ns.get(place, 0.0) for place in below], default=0.0)
-        longer_ns = pages * page_ns - tokens * self._token_ns
+        Tiers below take `below_ns` to bring to the host what it lacks of them. Where the caller only `asks` these tiers
+        what they have, a trial is not used up."""
+        longer_ns = pages * self.page_ns(HOST) + below_ns - tokens * self._token_ns
         if not (self.weighs and self._token_ns) or longer_ns <= 0:
             return True
         if longer_ns <= self._saved_ns:
-            self._saved_ns = 0.0
+            self._saved_ns *= asks
             return True
         self._saved_ns += TRIALS * tokens * self._token_ns
         self.slower += 1

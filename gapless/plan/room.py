@@ -6,7 +6,7 @@ from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
 from gapless.base.records import PageWrite
-from gapless.memory.below import LowerTiers
+from gapless.memory.below import LowerTiers, Search
 from gapless.memory.host import HostTier, LoadTicket
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
@@ -150,7 +150,13 @@ class Room:
         if count - matched < host.least_pages or not self._need(seq, matched, shared).fits:
             return False
         missing, tokens = self.index.missing(seq.chain, count), (count - matched) * self._page_size
-        if not (seq.transfer.claim or seq.search is not None or host.gate.pays(tokens, len(missing))):
+        lacks = [host.key(pool, digest) for pool, digest in missing if not host.has(pool, digest)]
+        below_ns = sum([host.gate.page_ns(found[key]) for key in lacks if key in found])
+        fetched = seq.search is not None and seq.search.fetched
+        if not (seq.transfer.claim or fetched or host.gate.pays(tokens, len(missing), below_ns)):
+            if seq.search is not None and found:
+                seq.search.found = {}  # what the host has may pay by itself
+                return self._begin_load(host, seq, matched)
             seq.loads_begun = MOST_LOADS
             return False
         if seq.search is not None and host.fetch(seq.search, missing):
@@ -176,7 +182,7 @@ class Room:
         if pages < host.least_pages:
             return False
         if not (seq.transfer.claim or below.pays(pages * self._page_size, pages * len(self._pools))):
-            seq.loads_begun = MOST_LOADS
+            seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
         seq.ticket = seq.search = below.ask(

@@ -66,7 +66,7 @@ _COUNTERS = {
         "Device memory taken from the driver, or given back, since ready: each time the device had to be idle.",
     ),
     "gapless:kv_tier_late": ("tier_late", "Requests that stopped waiting for a load from the host tier, and computed."),
-    "gapless:kv_tier_slower": ("tier_slower", "Requests that computed what a tier has: a load would take longer."),
+    "gapless:kv_tier_slower": ("tier_slower", "Loads that were not begun: computing takes less."),
     "gapless:grammar_hits": ("grammar_hits", "Requests whose form of output had been compiled for another."),
     "gapless:grammars_refused": (
         "grammars_refused",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
 from harness import VOCAB, Job, checksum_loop
+from simulation.lower import LateLine
 from timed_device import TimedDevice, Times
 
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
+from gapless.memory.below import LowerTiers
 from gapless.memory.gate import HOST, LoadGate
 
 LENGTH, SIZE, COUNT = 256, 4, 6
@@ -95,9 +98,20 @@ def test_loads_through_the_host_count_both_ways_and_the_fastest_tier():
     gate.computed(1, 100)
     gate.moved(HOST, 1, 60)
     gate.moved(0, 1, 500)
-    assert gate.pays(1, 1) and not gate.pays(1, 1, (0,)) and gate.pays(1, 1, (0, 1)), "tier 1 is not known"
+    lines = [LateLine({}, 1, delays=(0,), fails=0) for _ in range(2)]
+    below = LowerTiers(lines, lambda group, slot: memoryview(b"page"), time.monotonic_ns, 1, 1, gate)
+    assert gate.pays(1, 1) and not gate.pays(1, 1, gate.page_ns(0)) and below.pays(1, 1), "tier 1 is not known"
     gate.moved(1, 1, 50)
-    assert not gate.pays(1, 1, (0, 1)) and gate.pays(2, 1, (0, 1))
+    assert not below.pays(1, 1) and below.pays(2, 1)
+
+
+def test_a_trial_is_used_up_by_a_load_and_not_by_a_question():
+    gate = LoadGate()
+    gate.computed(1, 100)
+    gate.moved(HOST, 1, 200)
+    assert not any(gate.pays(1, 1) for _ in range(32))
+    assert gate.pays(1, 1, asks=True) and gate.pays(1, 1, asks=True)
+    assert gate.pays(1, 1) and not gate.pays(1, 1)
 
 
 def test_loads_that_do_not_pay_cost_a_32nd_of_computing():

@@ -335,4 +335,36 @@ def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
     gate = one.loop.transfers.host.gate
     gate.weighs = True
     gate.computed(1, 1)
-    assert one.below.counts[0].loaded and not gate.pays(1, 1, (0,)) and not gate.pays(1, 1), "both ways are known"
+    assert one.below.counts[0].loaded and not one.below.pays(1, 1) and not gate.pays(1, 1), "both ways are known"
+
+
+def test_what_only_a_slow_tier_has_is_computed_whatever_another_tier_would_take(engine):
+    class Empty(DictionaryTier):
+        def lookup(self, keys):
+            return [Found.MISS for _ in keys]
+
+    one = engine(DictionaryTier, Empty)
+    for prompt in prompts():
+        one.ask(prompt)
+        one.settle()
+    gate = one.loop.transfers.host.gate
+    gate.weighs = True
+    gate.moved(0, 1, 10**12)
+    slow, _ = one.ask(prompts()[0])
+    assert slow.hits and not slow.loaded and gate.slower == 1
+
+
+def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below_do_not_pay(engine):
+    one = engine(DictionaryTier, copies=40)
+    known, other, new = prompts(3)
+    for prompt in (known, other):
+        one.ask(prompt)
+        one.settle()
+    host = one.loop.transfers.host
+    host.gate.weighs = True
+    host.gate.moved(0, 1, 10**12)
+    jobs = [ask(10, new, arrives=0), ask(11, known + new[:12], arrives=0)]
+    run(one.loop, jobs)
+    for job in jobs:
+        job.check()
+    assert host.counts.loaded >= 9 and not one.below.counts[0].hits
