@@ -1,4 +1,4 @@
-"""Copies of pages and their checksums in Triton: one launch for all pages of a transfer.
+"""Copies of pages and their checksums in Triton: one launch for all pages of a group that a transfer has.
 
 The multiprocessors read and write pinned host memory themselves. So a transfer never stands in front of a step's upload
 on a copy engine, and its launch costs the host the same for any number of pages.

@@ -2,8 +2,8 @@
 
 Each direction has a stream of its own and one transfer at a time. A transfer is one operation for any number of pages,
 so that beginning it takes the loop little time; the loop does it after it has launched a step. No step waits for a
-transfer. A store reads pages whose step the host has
-observed, tokens included, and a load writes pages that no step in flight can reach; so the host's own order suffices.
+transfer. A store reads pages whose step the host has observed, tokens included, and a load writes pages that no step in
+flight can reach; so the host's own order suffices.
 """
 
 from __future__ import annotations
