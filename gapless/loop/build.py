@@ -15,6 +15,7 @@ from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
+from gapless.memory.gate import LoadGate
 from gapless.memory.host import LATE_NS, LEAST_TOKENS, HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Ledger
@@ -155,6 +156,8 @@ def build_loop(
         slots = host.nbytes // slot_bytes(cache)
         if not slots:
             raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {slot_bytes(cache):,} bytes")
-        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, *host[1:])
+        # Half of a step's budget: what decodes beside a prompt has a part of it too.
+        gate = LoadGate(host.weighs, min(host.least_tokens, sizes.step_tokens // 2))
+        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)
         transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)

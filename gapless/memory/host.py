@@ -71,10 +71,10 @@ class HostTier:
 
     def __init__(
         self, pools: Sequence[PagePool], ledger: Ledger, slots: int, clock: Callable[[], int],
-        least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS, weighs: bool = False,
+        least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS, gate: LoadGate | None = None,
     ) -> None:  # fmt: skip
-        """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`; where the
-        tier `weighs`, it takes no longer than computing."""
+        """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`, and is
+        begun where `gate` says that it pays; without one, every load is."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
         self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
@@ -82,7 +82,7 @@ class HostTier:
         self._ledger = ledger
         self._clock = clock
         self._late_ns = late_ns
-        self.gate = LoadGate(weighs, least_tokens)
+        self.gate = gate or LoadGate(weighs=False)
         self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
         self.running = 0
         """Rows that run: each of them may need a page at any step, and loads leave as many."""

@@ -105,6 +105,20 @@ def test_loads_through_the_host_count_both_ways_and_the_fastest_tier():
     assert not below.pays(1, 1) and below.pays(2, 1)
 
 
+def test_steps_as_large_as_a_small_budget_allows_are_measured():
+    device = TimedDevice(Times())
+    shape = SHAPE._replace(step_tokens=64)
+    loop = checksum_loop(device, shape, None, host=PLENTY._replace(least_tokens=256), buckets=())
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    loop.submit(Request(1, np.arange(200, dtype=np.int32) % VOCAB, params, 0, (), 0, 204))
+    while loop.requests:
+        loop.turn()
+    gate = loop.transfers.host.gate
+    gate.moved(HOST, 1, 10**9)
+    assert not gate.pays(4, 1), "what a token takes is known"
+    device.close()
+
+
 def test_a_trial_is_used_up_by_a_load_and_not_by_a_question():
     gate = LoadGate()
     gate.computed(1, 100)
