@@ -38,6 +38,9 @@ ENGINE = """
 --kv-peers --kv-peer
 --kv-peer-listen
 --kv-peer-key-file
+--kv-peer-ssl-certfile
+--kv-peer-ssl-keyfile
+--kv-peer-ssl-ca-certs
 --scheduling-policy --schedule-policy
 --max-num-queued-reqs --max-queued-requests
 --depth
@@ -187,7 +190,7 @@ def test_bench_and_eval_flags_begin_with_those_of_every_request() -> None:
 
 
 def test_the_number_of_flags_stays_small() -> None:
-    """40, and twenty-one whose job no other flag has: --batch-invariant asks for the same bits in every batch, which
+    """40, and twenty-four whose job no other flag has: --batch-invariant asks for the same bits in every batch, which
     few will pay for; --revision and --download-dir say which commit of a model on the hub, and which disk it goes to;
     --max-adjusted-seqs bounds memory that other engines give to every row; --operator-key is for routes that are not
     the users'; --tool-call-parser and --reasoning-parser are for models whose templates do not say; --lora-modules,
@@ -195,10 +198,11 @@ def test_the_number_of_flags_stays_small() -> None:
     may come, and from where; --speculative-config is all of speculation;
     --logits-processors names code of the operator's, which no request may; --kv-tiers is all of KV beyond the device;
     --kv-events-config is all of what routers hear, as vLLM spells it.
-    --role, --kv-peers, --kv-peer-listen and --kv-peer-key-file say who gives whom KV pages, --pd starts a pair of them.
+    --role, --kv-peers, --kv-peer-listen and --kv-peer-key-file say who gives whom KV pages, --pd starts a pair of them;
+    --kv-peer-ssl-certfile, --kv-peer-ssl-keyfile and --kv-peer-ssl-ca-certs are the files of TLS between machines.
     --weights-dir says whether operators may bring other weights, and from where.
     """
-    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 61
+    assert len(specs(EngineConfig)) + len(specs(ServerConfig)) <= 64
     records = (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags)
-    assert sum(len(specs(record)) for record in records) - len(specs(RequestFlags)) <= 130
+    assert sum(len(specs(record)) for record in records) - len(specs(RequestFlags)) <= 133
     assert len(specs(BenchFlags)) <= 40

@@ -62,9 +62,9 @@ PROMPTS = [word + LONG * 10 for word in WORDS]
 CHILD = """
 import sys
 from gapless import LLM
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 from test_kv_tiers import OPTIONS, PROMPTS, answers
-llm = LLM("demo", **OPTIONS, kv_tiers=["host:1MiB", f"disk:{sys.argv[2]}:64MiB"])
+llm = LLM("demo", **OPTIONS, kv_tiers=["host:1MiB", f"disk:{sys.argv[3]}:64MiB"])
 print("up", flush=True)
 while True:
     answers(llm, PROMPTS)
@@ -131,7 +131,8 @@ def test_another_engine_loads_from_disk_what_the_first_has_computed(tmp_path, ex
 
 
 def test_an_engine_that_is_killed_while_it_writes_leaves_a_disk_tier_that_opens(tmp_path, expected):
-    command = [sys.executable, "-c", CHILD, os.path.dirname(__file__), str(tmp_path)]
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", CHILD, str(here), str(here.parent), str(tmp_path)]
     for records in (5, 60):
         env = {**os.environ, "PYTHONHASHSEED": "7"}  # names of pages are the same in every process
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as child:
