@@ -24,7 +24,7 @@ from gapless.step.executor import Executor
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
 RACED = ("tests/loop/", "::test_no_seed_of_the_simulator_fails")
-UNRACED = (*PLANTED, "_noticed")
+UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_")
 """Tests of the loop that do not run under no_race, by parts of their names: their loops are broken on purpose."""
 ENOUGH = {"seed": 2, "batch": 2, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""

@@ -58,6 +58,6 @@ def test_drafts_change_no_token(depth, errs, raced, guarded_steps):
             preempted += loop.planner.preemptions
             captured += loop.counters.graph_steps
     assert drafted > 200 and preempted and captured and len(beside) > 5
-    assert min(ran[places] for places in (1, 3, 5)) > 20, ran
+    assert min(ran[places] for places in (1, 3, 5)) > (10 if raced else 20), ran
     least, most = {0.0: (0.95, 1.0), 0.3: (0.3, 0.8), 1.0: (0.0, 0.01)}[errs]  # a stale draft may be right by chance
     assert least * drafted <= accepted <= most * drafted, accepted / drafted
