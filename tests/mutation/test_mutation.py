@@ -52,7 +52,7 @@ NOTICED = {
     "of a load that stops early the pages that came count": 25,
     "a page in doubt is dropped below": 288,
     "a page that was stored while it came in doubt is dropped below": 343,
-    "a page that is lent makes no room": PAIRS + 63,
+    "a page that is lent makes no room": PAIRS + 294,
     "what was lent is back when its connection has ended": PAIRS + 7,
     "a page read in place counts when it was kept": PAIRS + 275,
     "a page that comes is the one that was asked for": PAIRS + 9,
