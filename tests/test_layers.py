@@ -67,7 +67,7 @@ LINES = {
     "guesses of matchers that end no request and delay no mask": 150,
     "KV events for routers": 550,
     "KV in host memory": 850,
-    "KV is loaded only where that takes less than computing": 130,
+    "KV is loaded only where that takes less than computing": 140,
     "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,

@@ -109,11 +109,7 @@ def build_loop(
     groups = model.groups()
     width = speculation.places if speculation else program.width
     ahead = AHEAD if speculation else 1
-    page_writes = len(groups) * most_page_writes(
-        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width * ahead
-    )
-    # Wherever a row's tokens of a step begin in a page, or of the steps for which it gets pages, they touch no more.
-    row_writes = len(groups) * -(-(width * ahead + sizes.page_size - 1) // sizes.page_size)
+    page_writes, row_writes = [len(groups) * most for most in _most_writes(sizes, max_pages, width * ahead)]
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
@@ -153,11 +149,28 @@ def build_loop(
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
-        slots = host.nbytes // slot_bytes(cache)
-        if not slots:
-            raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {slot_bytes(cache):,} bytes")
-        # Half of a step's budget: what decodes beside a prompt has a part of it too.
-        gate = LoadGate(host.weighs, min(host.least_tokens, sizes.step_tokens // 2))
-        planner.room.host = tier = HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)
+        planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
         transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
+
+
+def _most_writes(sizes: Sizes, max_pages: int, width: int) -> tuple[int, int]:
+    """Return the most page table entries that a step writes in one page group, and those of one row in a captured step.
+
+    `width` is the most tokens of a row for which it gets pages at a time.
+    """
+    page_writes = most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width)
+    # Wherever these tokens begin in a page, they touch no more.
+    return page_writes, -(-(width + sizes.page_size - 1) // sizes.page_size)
+
+
+def _host_tier(
+    device: Device, host: HostSizes, pools: list[PagePool], ledger: Ledger, step_tokens: int, page_bytes: int
+) -> HostTier:
+    """Return the tier that decides which pages are copied to the host and back. Raises ConfigError if none fits."""
+    slots = host.nbytes // page_bytes
+    if not slots:
+        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {page_bytes:,} bytes")
+    # Half of a step's budget: what decodes beside a prompt has a part of it too.
+    gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
+    return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)
