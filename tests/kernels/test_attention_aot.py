@@ -107,7 +107,7 @@ MORE = (
 )
 CAPABILITIES = (90, 100)
 OLDER = ((MANY, 80), (Variant("prefill", 128), 80))
-"""Of an older GPU the kernels that take most"""
+"""The kernels that need most of a GPU are compiled for an older one too."""
 SMALL_BLOCKS = (86, 120)
 """GPUs whose blocks have less shared memory"""
 SHARING = (

@@ -60,6 +60,16 @@ def test_row_047_a_store_waits_for_the_step_that_computes_its_page():
         scene()
 
 
+def pages_free_while_steps_run():
+    """Pages wait for all clocks but that of the steps that use them."""
+    unpin = PagePool.unpin
+
+    def at_once(pool, page, at, kind=Pin.REQUEST):
+        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+
+    return broken(PagePool, "unpin", at_once)
+
+
 def test_row_048_a_load_does_not_overwrite_what_a_step_reads():
     """A load wrote pages that a step in flight still read. Here a load takes pages as any request does: those whose
     last step was observed."""
@@ -72,12 +82,8 @@ def test_row_048_a_load_does_not_overwrite_what_a_step_reads():
             loop = hosted(device_that_prefers("bulk_in"), [first, filler, writer, again])
             assert loop.transfers.host.counts.loaded == 9
 
-    def at_once(pool, page, at, kind=Pin.REQUEST):
-        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
-
     scene()
-    unpin = PagePool.unpin
-    with broken(PagePool, "unpin", at_once):
+    with pages_free_while_steps_run():
         scene()
 
 
@@ -205,12 +211,8 @@ def test_row_043_a_page_that_an_ended_request_still_writes_takes_none_from_a_pee
                 "the prompts were meant to come from the other engine"
             )
 
-    def at_once(pool, page, at, kind=Pin.REQUEST):
-        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
-
     scene()
-    unpin = PagePool.unpin
-    with broken(PagePool, "unpin", at_once):
+    with pages_free_while_steps_run():
         scene()
 
 

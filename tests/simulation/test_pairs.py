@@ -7,7 +7,7 @@ from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
 SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 63, 68, 97, 110)]
-"""Of the first 130 those that together reach all that the test looks for, in the least time"""
+"""The seeds that together reach all that the test looks for in the least time, chosen among the first 130"""
 
 
 def test_no_seed_of_a_pair_fails_and_they_reach_what_they_are_for(guarded_steps):

@@ -27,20 +27,6 @@ from gapless.tiers.shelf import Shelf
 
 
 @pytest.fixture
-def opened(tmp_path):
-    """Makes tiers and wrong peers, and closes them."""
-    every = []
-
-    def add(one):
-        every.append(one)
-        return one
-
-    yield add
-    for one in reversed(every):
-        one.close()
-
-
-@pytest.fixture
 def path(tmp_path):
     return tmp_path / "p.sock"
 

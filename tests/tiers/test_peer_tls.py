@@ -52,20 +52,6 @@ def wrong(authority, other, files):
 
 
 @pytest.fixture
-def opened():
-    """Makes tiers, and closes them."""
-    every = []
-
-    def add(one):
-        every.append(one)
-        return one
-
-    yield add
-    for one in reversed(every):
-        one.close()
-
-
-@pytest.fixture
 def address():
     return PeerAddress(HOST, free_port())
 
