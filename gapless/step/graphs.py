@@ -256,7 +256,7 @@ class StepGraphs:
             AdjustKey(size, some, processors=(number,))
             for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
         ]  # fmt: skip
-        told = (None, 0, self.shapes.places[-1] - 1) if self.shapes.places else (None,)
+        told = (None, 0, *(places - 1 for places in self.shapes.places)) if self.shapes.places else (None,)
         replies = [ReplyKey(size, drafts) for size in lanes for drafts in told]
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
 
@@ -265,8 +265,8 @@ class StepGraphs:
         for count in self.buckets[::-1] if self.shapes.places else ():
             if count > self.shapes.drafted_rows:
                 continue
-            # Kernels are compiled for each number of places; most steps have the largest, and others wait for a miss.
-            for places in self.shapes.places[::-1] if count == self.buckets[0] else self.shapes.places[-1:]:
+            # Each number of drafts that may be tried: a trial must not have all rows wait for a capture.
+            for places in self.shapes.places[::-1]:
                 if not self.shapes.bounded:
                     yield bucket_key(count, 0, row_writes=self.shapes.row_writes, places=places)
                 yield SampleKey(count, count, False, places, drafts=True)
