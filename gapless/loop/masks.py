@@ -254,7 +254,7 @@ class Masks:
             self._ahead[row.slot] = drafts
 
     def let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
-        """Have the copy follow these tokens, where no mask waits for it: so it has nothing to make up for."""
+        """Have the copy follow these tokens, after the row's mask is posted: so it has nothing to make up for."""
         try:
             if row.spare is not None and tokens:
                 row.spare.advance(tokens)

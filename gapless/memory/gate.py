@@ -52,7 +52,8 @@ class LoadGate:
         if not (self.weighs and self._token_ns) or longer_ns <= 0:
             return True
         if longer_ns <= self._saved_ns:
-            self._saved_ns *= asks
+            if not asks:
+                self._saved_ns = 0.0
             return True
         self._saved_ns += TRIALS * tokens * self._token_ns
         self.slower += 1

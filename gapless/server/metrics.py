@@ -135,7 +135,7 @@ _LOWER: dict[str, tuple[Kind, str, str, dict[str, str]]] = {
         {"failed": "failed", "late": "late"},
     ),
 }
-"""Series by tier: the help text, the second label, and its values with the ends of the fields."""
+"""Series by tier: the kind, the help text, the second label, and its values with the ends of the fields."""
 BUSY_SECONDS = 10.0
 """The busy ratio is a mean over at least this time."""
 

@@ -156,9 +156,9 @@ class Transfers:
         long they take after that is what the gate begins with."""
         moves = [
             PageMove(number, NULL_PAGE, PageCopy(b"", slot % group.size))
-            for number, group in enumerate(self.host.groups) for slot in range(BATCH_PAGES)
+            for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
         ]  # fmt: skip
-        null = MoveBatch(0, moves[:MOST_BATCH])
+        null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups, however many there are
         for way in (self.bulk_out, self.bulk_in, self.bulk_in):
             way.begin(null)
             self._device.drain()

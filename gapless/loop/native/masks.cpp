@@ -300,7 +300,7 @@ class Worker {
     bool posted = false;
     if (!wrong && at_ == row.key) posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
     const auto made = Clock::now();
-    // The copy follows where no mask waits for it, so that it has nothing to make up for. Without one the row does not
+    // The copy follows after the row's mask is posted, so that it has nothing to make up for. Without one the row does not
     // look ahead.
     if (posted && row.spare.matcher && advance_all(row, row.spare, tokens)) row.spare = {}, row.drafts = 0;
     if (!leave_off(row)) return false;
