@@ -244,7 +244,7 @@ class StepGraphs:
         )
         if self.shapes.adapters:
             forwards += [key.adapted for key in forwards]
-        lanes = [size for size in COMMON_LANES if size <= rows[0]]
+        lanes = self._lanes
         scores = [ScoreKey(size, width) for size in lanes for width in WIDTHS]
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
@@ -256,21 +256,22 @@ class StepGraphs:
             AdjustKey(size, some, processors=(number,))
             for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
         ]  # fmt: skip
-        told = (None, 0, *(places - 1 for places in self.shapes.places)) if self.shapes.places else (None,)
-        replies = [ReplyKey(size, drafts) for size in lanes for drafts in told]
+        replies = reply_keys(lanes, self.shapes.places)
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
+
+    @property
+    def _lanes(self) -> list[int]:
+        return [size for size in COMMON_LANES if size <= self.buckets[-1]]
 
     def _drafted(self) -> Iterator[ProgramKey]:
         """Yield the graphs of steps with drafts, the largest first."""
-        for count in self.buckets[::-1] if self.shapes.places else ():
-            if count > self.shapes.drafted_rows:
-                continue
-            # Each number of drafts that may be tried: a trial must not have all rows wait for a capture.
-            for places in self.shapes.places[::-1]:
-                if not self.shapes.bounded:
-                    yield bucket_key(count, 0, row_writes=self.shapes.row_writes, places=places)
-                yield SampleKey(count, count, False, places, drafts=True)
-            yield SampleKey(count, count, False, drafts=True)
+        counts = [count for count in self.buckets[::-1] if count <= self.shapes.drafted_rows]
+        forwards = not self.shapes.bounded
+        yield from drafted_steps(counts, self.shapes.places, forwards, self.shapes.row_writes)
+        beside = {key.samples for key in self.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1}
+        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:])
+        for count in counts:  # one row is in no list of several
+            yield from drafted_masks([(count, size) for size in self._lanes[:count]], self.shapes.places)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
@@ -314,6 +315,32 @@ def bucket_key(
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
     packet = PacketShape(rows, rows * row_writes + pages, chunks, chunks, tokens)
     return ForwardKey(BatchShape(decode * places, shape, bound, places), packet, rows)
+
+
+def drafted_steps(
+    counts: Iterable[int], places: tuple[int, ...], forwards: bool = True, row_writes: int = 1
+) -> Iterator[ProgramKey]:
+    """Yield the programs of decode steps of these numbers of rows, with each number of drafts that may be tried: no
+    trial must have all rows wait for a graph or a kernel. `forwards`: whether these are among them."""
+    for count in counts if places else ():
+        for size in places[::-1]:
+            if forwards:
+                yield bucket_key(count, 0, row_writes=row_writes, places=size)
+            yield SampleKey(count, count, False, size, drafts=True)
+        yield SampleKey(count, count, False, drafts=True)
+
+
+def drafted_masks(lanes: Iterable[tuple[int, int]], places: tuple[int, ...]) -> Iterator[AdjustKey]:
+    """Yield what adjusts masked rows of such steps. `lanes` are numbers of rows and lengths of lists."""
+    for (count, size), some, each in itertools.product(lanes, (None, Filters(top_k=True, top_p=True)), places):
+        yield AdjustKey(size, some, masked=True, batch=count, places=each)
+
+
+def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyKey]:
+    """Yield the replies to lists of these lengths, with each number of drafts that a reply may hold."""
+    for size in sizes:
+        yield ReplyKey(size)
+        yield from (ReplyKey(size, each - 1) for each in ((1, *places) if places else ()))
 
 
 def _sample(key: ForwardKey) -> SampleKey:

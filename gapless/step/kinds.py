@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gapless.kernels.views import Filters
-from gapless.step.graphs import bucket_key, buckets_up_to
-from gapless.step.keys import AdjustKey, CutKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.graphs import bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
+from gapless.step.keys import AdjustKey, CutKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
@@ -17,8 +17,11 @@ BESIDE_DECODE = (2, 16)
 """Tokens of chunks that stand for all of them beside decode rows."""
 
 
-def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
+def kinds(
+    rows: int, most: int, tokens: int, places: tuple[int, ...] = (), drafted_rows: int = 0
+) -> Iterator[ProgramKey]:
     """Yield the programs of an engine of `rows` rows, whose steps have up to `most` padded rows and `tokens` tokens.
+    Steps with drafts have up to `drafted_rows` decode rows, of one of these `places`.
 
     What a kernel is compiled for follows from alignments and from powers of two, so that few shapes stand for all.
     """
@@ -34,5 +37,17 @@ def kinds(rows: int, most: int, tokens: int) -> Iterator[ProgramKey]:
     for size in (size for size in SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
         yield AdjustKey(size, Filters(top_k=True, top_p=True), masked=True)
-        yield ReplyKey(size)
         yield from (ScoreKey(size, width) for width in WIDTHS)
+    yield from reply_keys([size for size in SIZES if size <= rows], places)
+    if places:
+        yield from _drafted(min(rows, drafted_rows), min(most, tokens), places)
+
+
+def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramKey]:
+    """Yield the programs of steps of up to `rows` rows with drafts. Beside chunks the most drafts run, or none."""
+    yield from drafted_steps((*buckets_up_to(rows)[::-1], min(5, rows)), places)
+    for decode in sorted({rows, rows // 2, 2, 1} - {0}, reverse=True):
+        if decode < most:
+            yield from (bucket_key(decode, 0, 1, min(size, most - decode), places=places[-1]) for size in BESIDE_DECODE)
+            yield SampleKey(decode + 1, decode + 1, True, places[-1], drafts=True)
+    yield from drafted_masks([(rows, size) for size in SIZES if size <= rows], places)

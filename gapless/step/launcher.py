@@ -115,10 +115,10 @@ class Launcher:
 
     def compile(self) -> None:
         """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
-        program = self.program
+        program, shapes = self.program, self.graphs.shapes
         rows = program.tables.state.shape[0] - 1  # without the null row
-        keys = tuple(kinds(rows, *program.outbox[:2]))
-        if self.graphs.shapes.adapters:
+        keys = tuple(kinds(rows, *program.outbox[:2], shapes.places, shapes.drafted_rows))
+        if shapes.adapters:
             keys += tuple(key.adapted for key in keys if isinstance(key, ForwardKey))
         self.executor.compile(keys)
 

@@ -1,12 +1,13 @@
 """Which kernels steps launch, on a machine without a GPU: prints those that `kinds` leaves to a first launch.
 
-Arguments: query heads and KV heads of the model, and tokens of a step.
+Arguments: query heads and KV heads of the model, tokens of a step, and what drafts, if anything: ngram, draft_model.
 Run by test_ahead_triton.py in a process of its own: our operators are registered for the CPU here, and nothing is
 compiled or runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -23,16 +24,22 @@ from tiny_models import tiny_config
 from triton.runtime.jit import JITFunction
 
 from gapless.base.config import EngineConfig
+from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import facts, open_device
 from gapless.kernels import ahead_triton, library_triton, linear
+from gapless.kernels.views import Filters
 from gapless.loop.build import Sizes, build_loop
+from gapless.model.draft_model import DraftModel
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
 from gapless.step.graphs import CHUNKS, ON_GPU, TOKENS
-from gapless.step.keys import CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
+from gapless.step.lanes import SIZES
+from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
+from gapless.step.speculation import ENDING, PromptLookup, Speculation, drafted_rows
 
 CONFIG = tiny_config(
     vocab_size=1519,
@@ -43,7 +50,8 @@ CONFIG = tiny_config(
     max_position_embeddings=4096,
     dtype="bfloat16",
 )
-SIZES = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8)
+SHAPE = Sizes(rows=256, max_len=4096, pages=300, page_size=16, step_tokens=2048, queue=8, slots=64)
+DRAFTED = drafted_rows("cuda", SHAPE.rows)
 
 new: list[str] = []
 """Kernels that the last program would have compiled."""
@@ -70,12 +78,12 @@ def no_gpu() -> None:
 def replayed(graphs) -> Iterator[ProgramKey]:
     """What may become a graph."""
     yield from graphs.likely()
-    for decode in graphs.beside:
-        for chunks in CHUNKS:
-            for tokens in TOKENS:
-                key = graphs.mixed_key(decode, chunks, tokens)
-                if key is not None:
-                    yield from (key, SampleKey(key.batch.rows, key.samples, True))
+    plain = itertools.product(graphs.beside, CHUNKS, TOKENS, (1,))
+    drafted = itertools.product(graphs.drafted_beside, (1, ENDING), TOKENS[::4], graphs.shapes.places[-1:])
+    for counts in (*plain, *drafted):
+        if (key := graphs.mixed_key(*counts)) is not None:
+            places = key.batch.places
+            yield from (key, SampleKey(key.packet.rows, key.samples, True, places, drafts=places > 1))
 
 
 def eager(seed: int) -> Iterator[ProgramKey]:
@@ -92,17 +100,38 @@ def eager(seed: int) -> Iterator[ProgramKey]:
     yield SampleKey(rows, ending, bool(sizes))
 
 
-def main(heads: int, kv_heads: int, tokens: int) -> None:
+def eager_drafted(places: tuple[int, ...]) -> Iterator[ProgramKey]:
+    """Steps with drafts that are not captured, whose rows ask for anything; some beside chunks."""
+    for count, size, beside in itertools.product((1, 2, 3, 5, 8, 11, 16, 17, 24, 31, DRAFTED), places, (0, 1)):
+        if beside and size < places[-1]:
+            continue
+        chunks, all_rows = ((0, 9 * count),) * beside, count + beside
+        packet = PacketShape(all_rows, count, beside, beside, 9 * count * beside)
+        yield ForwardKey(BatchShape(count * size, chunks, 4096, size), packet, all_rows)
+        yield SampleKey(all_rows, all_rows, bool(beside), size, drafts=True)
+        lane = next(lane for lane in SIZES if lane >= count)
+        for some in (None, Filters(top_k=True, top_p=False), Filters(top_k=True, top_p=True)):
+            yield from (AdjustKey(lane, some, masked, all_rows, size) for masked in (False, True))
+        yield CutKey(lane * size, Filters(top_k=True, top_p=True), all_rows)
+        yield from (ScoreKey(lane * size, width, all_rows) for width in WIDTHS)
+        yield ReplyKey(lane, size - 1)
+
+
+def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:
     no_gpu()
     config = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    sizes = SIZES._replace(step_tokens=tokens)
+    sizes = SHAPE._replace(step_tokens=tokens)
     from gapless.kernels import all_triton  # registers the operators
 
     device, kernels = open_device("cpu", 1), all_triton.HALF_KERNELS
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         model = load_model(EngineConfig(model=folder, load_format="dummy"), torch.device("cpu"), kernels)
-    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU).launcher
+    lookup, head = PromptLookup(MAX_DRAFTS, 2, 4), DraftModel(model, model, kernels, lambda cache: cache)
+    drafter = {"": None, "ngram": (lookup, DRAFTED), "draft_model": (None, DRAFTED, head)}[method]
+    speculation = Speculation(MAX_DRAFTS, *drafter) if drafter else None
+    launcher = build_loop(device, model, sizes, kernels=kernels, mixed=ON_GPU, speculation=speculation).launcher
+    places = launcher.graphs.shapes.places
 
     def run(key: ProgramKey, program: StepProgram = launcher.program) -> list[str]:
         new.clear()
@@ -112,12 +141,14 @@ def main(heads: int, kv_heads: int, tokens: int) -> None:
 
     short = copy(launcher.program)
     short.model = short.model.first_layers()
-    ahead = sum(len(run(key, short)) for key in kinds(sizes.rows, short.outbox.rows, tokens))
-    late = {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
+    short.head = short.head and short.head.beside(short.model)
+    ahead = sum(len(run(key, short)) for key in kinds(sizes.rows, short.outbox.rows, tokens, places, DRAFTED))
+    eager_late = {str(key): names for key in eager_drafted(places) if (names := run(key))}
+    late = eager_late | {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
     rare = [name for seed in range(60) for key in eager(seed) for name in run(key)]
     lanes = [key for key in replayed(launcher.graphs) if isinstance(key, (CutKey, ScoreKey))]
     json.dump({"ahead": ahead, "late": late, "rare": rare, "lanes": len(lanes)}, sys.stdout)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*map(int, sys.argv[1:4]), sys.argv[4])

@@ -24,17 +24,22 @@ from gapless.kernels.norm_triton import rms_norm, rms_norm_kernel
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("heads", "tokens"), [((4, 2), 2048), ((14, 2), 2048), ((4, 4), 300)], ids=str)
-def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(heads, tokens):
-    """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile."""
+@pytest.mark.parametrize(
+    ("heads", "tokens", "drafter"),
+    [((4, 2), 2048, "draft_model"), ((14, 2), 2048, ""), ((4, 4), 300, "ngram")],
+    ids=str,
+)
+def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(heads, tokens, drafter):
+    """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile. To steps with
+    drafts they leave none, captured or not."""
     path = os.pathsep.join([str(HERE), *map(str, HERE.parents[:2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *map(str, (*heads, tokens))],
+        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *map(str, (*heads, tokens)), drafter],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
-    assert 50 < found["ahead"] < 100 and found["lanes"] > 10
+    assert 50 < found["ahead"] < (120 if drafter else 100) and found["lanes"] > 10
     assert not found["late"]
     assert len(found["rare"]) <= 2, found["rare"]
 

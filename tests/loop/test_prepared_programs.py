@@ -1,0 +1,80 @@
+"""Programs of steps with drafts are prepared before the first step, for each number of drafts that may be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from harness import VOCAB, sizes
+from oracle_drafter import numbers_at_random
+from test_mask_oracle import masked_jobs
+from test_sampling_oracle import Varied, run_directly
+
+from gapless.kernels.views import Filters
+from gapless.loop.build import build_loop
+from gapless.step.graphs import COMMON_LANES
+from gapless.step.keys import AdjustKey, ForwardKey, ProgramKey, ReplyKey, SampleKey
+from gapless.step.kinds import kinds
+from gapless.step.leader import Leader
+from gapless.step.speculation import PromptLookup, Speculation
+from gapless.testing.sim import SimDevice
+
+DRAFTS, SEEDS = 8, range(100, 104)
+
+
+@pytest.fixture
+def keys(monkeypatch):
+    """Collects the keys of steps, those that a step without graphs has too."""
+    found, decide = set[ProgramKey](), Leader.decide
+
+    def look(leader, plan):
+        decision = decide(leader, plan)
+        found.update(decision.key.programs())
+        return decision
+
+    monkeypatch.setattr(Leader, "decide", look)
+    return found
+
+
+def run_masked(seed: int, buckets: Iterable[int] | None = None):
+    """Rows with and without matchers, in steps of 0, 2, 4 and 8 drafts in any order."""
+    shape = sizes(seed)._replace(rows=5, slots=5)
+    speculation = Speculation(DRAFTS, PromptLookup(DRAFTS, 1, 3), shape.rows)
+    loop = build_loop(SimDevice(seed), Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets)
+    with numbers_at_random(seed, speculation):
+        run_directly(loop, masked_jobs(seed, 48, natives=False))
+    return loop
+
+
+def facts(key: ProgramKey) -> tuple[object, ...] | None:
+    """What decides with drafts which kernels a program launches; a list with masks has those of one without."""
+    match key:
+        case ForwardKey():
+            return ForwardKey, key.batch.places, bool(key.batch.chunks)
+        case SampleKey():
+            return SampleKey, key.places, key.drafts, key.sized
+        case AdjustKey():
+            return AdjustKey, key.places
+        case ReplyKey():
+            return ReplyKey, key.drafts
+    return None
+
+
+def test_kinds_hold_every_program_that_steps_with_drafts_run_without_graphs(keys):
+    for seed in SEEDS:
+        loop = run_masked(seed, buckets=())
+    program, shapes = loop.launcher.program, loop.launcher.graphs.shapes
+    prepared = {facts(key) for key in kinds(5, *program.outbox[:2], shapes.places, shapes.drafted_rows)}
+    assert {facts(key) for key in keys} <= prepared
+    assert {key.places for key in keys if isinstance(key, AdjustKey) and key.masked} == {1, 3, 5, 9}
+
+
+def test_lists_of_masked_rows_have_a_graph_for_each_number_of_drafts(keys):
+    usual = None, Filters(top_k=True, top_p=True)
+    for seed in SEEDS:
+        captured = run_masked(seed).launcher.graphs.likely()
+    masked = {
+        key for key in keys
+        if isinstance(key, AdjustKey) and key.masked and key.rows in COMMON_LANES and key.filters in usual
+    }  # fmt: skip
+    assert {key.places for key in masked} == {1, 3, 5, 9} and masked <= {*captured}
