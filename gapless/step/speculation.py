@@ -293,6 +293,7 @@ class Gate:
         self._take_in()
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
         pays = self._best(kind_of(len(decode)), gains) > 1
+        # A choice holds for one step here. Counted as LOOKS, it gives trials the share of steps that they have without.
         places = self._choose(kind_of(len(decode), prompt), gains, LOOKS) if pays else 1
         return Verify(places, drafts=True) if places > 1 else PLAIN
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,15 +103,20 @@ def test_a_head_drafts_once_a_step_without_it_was_measured_and_is_tried_again():
 
 def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
     """As `steps_with_drafts`, beside 100 prompt tokens."""
-    verified = 0
+    return sum(places > 1 for places in places_beside(gate, count, right, ratio))
+
+
+def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
+    """As `places_of_steps`, beside 100 prompt tokens."""
+    found = []
     for _ in range(count):
         verify = gate.decide_beside(ALL, 100, 1)
-        verified += verify.places > 1
+        found.append(verify.places)
         if verify.places > 1:
             gate.observe(ROW, lines(verify.places, right), verify.places)
         batch = BatchShape(len(ALL) * verify.places, ((0, 100),), 9, verify.places)
         gate.learn(kind_of(len(ALL), 100), batch, int(1000 * ratio) if verify.places > 1 else 1000)
-    return verified
+    return found
 
 
 def test_steps_beside_chunks_run_drafts_by_times_of_their_own():
@@ -122,6 +129,18 @@ def test_steps_beside_chunks_run_drafts_by_times_of_their_own():
     steps_beside(dear, FIRST // LOOKS, 3, 6.0)
     assert steps_beside(dear, RETRY // LOOKS - 1, 3, 6.0) == 0
     assert steps_with_drafts(dear, LOOKS, 3, 1.5) == LOOKS, "without chunks they still pay"
+
+
+def test_trials_come_as_often_as_the_guide_says_beside_chunks_and_without():
+    guide = " ".join((Path(__file__).parents[2] / "docs/guides/speculation.md").read_text().split())
+    gate = gate_of()
+    found = places_of_steps(gate, FIRST + 4 * RETRY, 4, 1.1)
+    trials = [step for step in range(1, len(found)) if found[step] != found[step - 1] == 5]
+    assert {later - step for step, later in pairwise(trials)} == {RETRY}
+    assert f"Every {RETRY} steps another number than the best runs for four" in guide and LOOKS == 4
+    beside = [step for step, places in enumerate(places_beside(gate, RETRY, 4, 1.1)) if places == 1]
+    (apart,) = {later - step for step, later in pairwise(beside)}
+    assert f"Beside prompts each step is chosen alone, and another number runs in one of {apart}." in guide
 
 
 def test_drafts_that_would_not_pay_alone_do_not_run_beside_chunks():
