@@ -64,7 +64,7 @@ LINES = {
     "drafts from other answers": 400,
     "EAGLE-3 heads": 400,
     "forms of output": 1_550,
-    "guesses of matchers that end no request and delay no mask": 150,
+    "guesses of matchers that end no request and delay no mask, nor do their copies": 160,
     "KV events for routers": 550,
     "KV in host memory": 850,
     "KV is loaded only where that takes less than computing": 140,

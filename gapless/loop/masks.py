@@ -100,6 +100,8 @@ class Masks:
         """The attendant's: the mask that it makes"""
         self._ahead: dict[int, list[int]] = {}
         """The attendant's: the drafts of rows whose matchers are to look ahead, by slot"""
+        self._settled: deque[tuple[MaskedRow, list[int]]] = deque()
+        """The attendant's: tokens that the copies of these rows' matchers are to follow"""
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
         self._written = self._ns = 0
@@ -134,13 +136,13 @@ class Masks:
         """Take over a request's matcher, which has followed nothing yet."""
         matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
         if self.threads and isinstance(matcher, NativeMatcher):
-            self._natives[request.key] = matcher
             if (texts := matcher.texts) is not None and texts is not self._texts:
                 self._texts = texts
                 self.threads.set_texts(*texts)
             functions, pointer = matcher.give_away()
             length, ends = len(request.tokens), request.stop_ids
             self.threads.begin(request.key, matcher.lexer, functions, pointer, length, ends, drafts)
+            self._natives[request.key] = matcher
         else:
             self._rows[request.key] = MaskedRow(request, drafts)
 
@@ -224,6 +226,8 @@ class Masks:
             self._news.popleft()()
         for reply in self.mail.replies(self._followed):
             self._go_on(self._serving[reply.slot], now, reply.tokens, reply.drafts)
+        while self._settled:
+            self.let_copy_follow(*self._settled.popleft())
 
     def admitted(self, row: MaskedRow, slot: int, owner: int, tokens: Int32s) -> None:
         self._forget(row)  # in the slot that it had before
@@ -243,23 +247,27 @@ class Masks:
             self._post(row)
             self._written += 1
             self._ns += time.monotonic_ns() - since
-            self.let_copy_follow(row, tokens)
         except BaseException as error:
             self._fail(row, error)
             return
         finally:
             self._began = 0
         self._followed[row.slot] = tag_of(row.owner, row.length)
+        self._settled.append((row, tokens))
         if row.drafts:
             self._ahead[row.slot] = drafts
 
     def let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
-        """Have the copy follow these tokens, after the row's mask is posted: so it has nothing to make up for."""
+        """Have the copy follow these tokens, so that it has nothing to make up for: after the masks of all rows, and
+        before a row looks ahead."""
+        self._began = time.monotonic_ns()
         try:
             if row.spare is not None and tokens:
                 row.spare.advance(tokens)
         except BaseException as error:
             self._look_no_more(row, error)
+        finally:
+            self._began = 0
 
     def _look_no_more(self, row: MaskedRow, error: BaseException) -> None:
         """A guess or the copy has failed: the row goes on without."""

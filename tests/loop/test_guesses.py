@@ -139,8 +139,8 @@ class Python:
 class Native:
     """Rows with matchers that are C functions, called on threads without the interpreter; otherwise as `Python`."""
 
-    def __init__(self, mail: Mail, threads: int = 1) -> None:
-        self.threads = mask_threads.load().MaskThreads(threads, *mask_threads.geometry(mail), True)
+    def __init__(self, mail: Mail, threads: int = 1, polls: bool = True) -> None:
+        self.threads = mask_threads.load().MaskThreads(threads, *mask_threads.geometry(mail), polls)
 
     def admit(self, key: int, matcher: NativeAutomaton) -> None:
         self.threads.begin(key, matcher.lexer, *matcher.give_away(), 1, [], MOST)
@@ -245,6 +245,79 @@ def test_the_copy_of_a_matcher_that_broke_late_has_nothing_to_make_up_for(lane):
     assert Counted.since == 1, "the next token alone"
 
 
+class SlowCopy(Automaton):
+    """Its copies do not follow anything before they are let go."""
+
+    def __init__(self, free: threading.Event) -> None:
+        super().__init__(SEED, VOCAB)
+        self.free, self.copied, self.is_copy = free, threading.Event(), False
+
+    def copy(self):
+        other = super().copy()
+        other.is_copy = True
+        self.copied.set()
+        return other
+
+    def advance(self, tokens):
+        if self.is_copy:
+            assert self.free.wait(2 * WAIT)
+        super().advance(tokens)
+
+
+class NativeSlowCopy(SlowCopy, NativeAutomaton):
+    """A matcher whose copies are slow like those of `SlowCopy`, and is called as C functions."""
+
+
+@pytest.mark.parametrize("lane", [Python, Native])
+def test_the_mask_of_a_row_waits_for_no_copy_of_a_matcher(lane):
+    mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows, free = lane(mail) if lane is Python else lane(mail, polls=False), threading.Event()
+    matchers = [(NativeSlowCopy if lane is Native else SlowCopy)(free) for _ in range(2)]
+    for key, matcher in enumerate(matchers):
+        rows.admit(key, matcher)
+    rows.settle()
+    assert all(matcher.copied.wait(WAIT) for matcher in matchers)
+    (token,) = allowed_run(SEED, 1)
+    for key in range(2):
+        tell(mail, key, 1, token, [])
+    with until(lambda: (mail.tags[1:3, 0] == [tag_of(5, 2), tag_of(6, 2)]).all()):
+        rows.look()
+    free.set()
+    rows.close()
+
+
+class Kept(NativeSlow):
+    """A slow matcher that keeps its copies."""
+
+    def __init__(self) -> None:
+        super().__init__(SEED)
+        self.copies: list[Automaton] = []
+
+    def copy(self):
+        self.copies.append(super().copy())
+        return self.copies[-1]
+
+
+def test_a_copy_follows_the_tokens_whose_mask_came_when_the_row_had_lost_its_slot():
+    mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows, run, matcher = Native(mail), allowed_run(SEED, 2), Kept()
+    with until(lambda: matcher.copies):
+        rows.admit(0, matcher)
+    for length, token in enumerate(run, 1):
+        with until(lambda: mail.tags[1, 0] == tag_of(5, length)):  # noqa: B023
+            pass
+        tell(mail, 0, length, token, [])
+    assert matcher.reached.wait(WAIT)
+    rows.threads.give_slot(1, 99)
+    with until(lambda: mail.tags[2, 0] == tag_of(6, 3)):
+        matcher.free.set()
+        rows.threads.admit(0, 2, 6, np.array([1, *run], np.int32))
+    with until(lambda: matcher.copies[0].states == matcher.states):
+        pass
+    assert len(matcher.copies) == 1
+    rows.close()
+
+
 class Traced(NativeAutomaton):
     """Notes which threads use it and its copies."""
 
@@ -267,3 +340,22 @@ def test_matchers_that_share_a_lexer_are_used_by_one_thread():
     rows.close()
     first, second, third, fourth = (matcher.users for matcher in matchers)
     assert first == second != third == fourth and len(first) == len(third) == 1
+
+
+def test_a_form_goes_to_the_thread_with_the_fewest_rows_and_leaves_it_with_its_last_row():
+    mail = Mail(Ring(9, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows = Native(mail, threads=2)
+
+    def thread_of(key: int, lexer: int) -> int:
+        matcher = Traced(lexer)
+        with until(lambda: mail.tags[key + 1, 0] == tag_of(key + 5, 1)):
+            rows.admit(key, matcher)
+        return next(iter(matcher.users))
+
+    first, second = thread_of(0, 6), thread_of(1, 8)
+    assert first != second and thread_of(2, 8) == second and thread_of(3, 10) == first
+    for key in (0, 2, 3):
+        rows.threads.end(key)
+    assert thread_of(4, 12) == thread_of(5, 12) == first
+    assert thread_of(6, 6) == second, "its last row had ended"
+    rows.close()

@@ -203,6 +203,8 @@ def test_a_matcher_that_cannot_be_taken_over_leaves_nothing_in_the_queue():
         check_at_rest(loop)
         again = {0: asking(0, NativeAutomaton(1, VOCAB))}
         assert play(loop, again) == [] and again[0].tokens == direct_run(again[0].request)
+        with pytest.raises(RequestError, match="could not be taken over"):  # now that there are threads
+            loop.submit(asking(1, NotGiven(1, VOCAB)).request)
 
 
 def test_python_makes_no_masks_where_the_processor_reorders_stores(monkeypatch):

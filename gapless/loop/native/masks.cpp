@@ -94,6 +94,7 @@ struct Row {
   bool ahead = false;          // whether it is to look ahead, along
   Tokens guess;                // these drafts
   Follower spare;              // a copy that has never looked ahead, from the first look on
+  Tokens settled;              // which the copy is to follow
 
   int64_t tag() const { return owner << 32 | length; }
 };
@@ -260,7 +261,8 @@ class Worker {
     return std::any_of(rows.begin(), rows.end(), [](const auto& one) { return one.second.awaits; });
   }
 
-  // Answers every token that has come; then rows look ahead, until another one comes. Returns whether there was one.
+  // Answers every token that has come, and has the copies follow them; then rows look ahead, until another one comes.
+  // Returns whether there was one.
   bool look() {
     const auto since = Clock::now();
     bool any = false;
@@ -274,6 +276,8 @@ class Worker {
       const Tokens drafts{slot.drafts, slot.drafts + *slot.drafted};
       if (!go_on(row, {slot.tokens, slot.tokens + count}, drafts, since)) return any;
     }
+    for (auto& one : work_.rows)
+      if (!one.second.settled.empty() && !let_copy_follow(one.second)) return any;
     for (auto it = work_.rows.begin(); it != work_.rows.end();) {
       Row& row = it++->second;
       if (row.ahead && !look_ahead(row)) break;
@@ -300,9 +304,7 @@ class Worker {
     bool posted = false;
     if (!wrong && at_ == row.key) posted = post(*row.slot, row.key, row.tag(), words_.data(), shared_->mask_bytes);
     const auto made = Clock::now();
-    // The copy follows after the row's mask is posted, so that it has nothing to make up for. Without one the row does not
-    // look ahead.
-    if (posted && row.spare.matcher && advance_all(row, row.spare, tokens)) row.spare = {}, row.drafts = 0;
+    if (row.spare.matcher) row.settled.insert(row.settled.end(), tokens.begin(), tokens.end());
     if (!leave_off(row)) return false;
     if (wrong) {
       fail(row, wrong);
@@ -312,6 +314,14 @@ class Worker {
     shared_->ns += std::chrono::duration_cast<nanoseconds>(made - since).count();
     row.awaits = posted, row.ahead = posted && row.drafts, row.guess = drafts;
     return true;
+  }
+
+  // Has the copy follow what is settled, so that it has nothing to make up for: after the masks of all rows. Without one
+  // the row does not look ahead. Returns false when it took too long.
+  bool let_copy_follow(Row& row) {
+    begin_at(row);
+    if (advance_all(row, row.spare, std::exchange(row.settled, {}))) row.spare = {}, row.drafts = 0, row.ahead = false;
+    return leave_off(row);
   }
 
   void begin_at(const Row& row) {
@@ -463,7 +473,7 @@ class Worker {
 };
 
 // Rows are spread over the threads by their lexers, of which a thread at a time uses one: a guess of one thread would
-// hold up the mask of another.
+// hold up the mask of another. A lexer that no row has goes to the thread with the fewest rows.
 class MaskThreads {
  public:
   // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
@@ -512,7 +522,8 @@ class MaskThreads {
     while (workers_.size() < static_cast<size_t>(threads_)) workers_.push_back(std::make_unique<Worker>(shared_));
     // Ends of sequence that the model has no logits for cannot come.
     std::erase_if(ends, [this](uint32_t token) { return token / 8 >= shared_->mask_bytes; });
-    places_[key] = lexer % workers_.size();
+    of_row_[key] = lexer;
+    ++forms_.try_emplace(lexer, Form{idlest(), 0}).first->second.rows;
     of(key)->begin({.key = key, .functions = calls, .now = {owned}, .length = length, .ends = std::move(ends),
                     .drafts = drafts, .texts = texts_});
   }
@@ -542,7 +553,9 @@ class MaskThreads {
 
   void end(int64_t key) {
     if (!workers_.empty()) of(key)->end(key);
-    places_.erase(key);
+    const size_t lexer = of_row_.at(key);
+    if (!--forms_.at(lexer).rows) forms_.erase(lexer);
+    of_row_.erase(key);
   }
 
   // If the thread of this row has been at one matcher for so long, leaves it there and has another thread go on with
@@ -572,13 +585,26 @@ class MaskThreads {
   int64_t ns() const { return shared_->ns; }
 
  private:
-  std::unique_ptr<Worker>& of(int64_t key) { return workers_[places_.at(key)]; }
+  // The rows that are served of a lexer, and by which worker.
+  struct Form {
+    size_t worker, rows;
+  };
+
+  std::unique_ptr<Worker>& of(int64_t key) { return workers_[forms_.at(of_row_.at(key)).worker]; }
+
+  // The first of the workers that have the fewest rows.
+  size_t idlest() const {
+    std::vector<size_t> rows(workers_.size());
+    for (const auto& [lexer, form] : forms_) rows[form.worker] += form.rows;
+    return static_cast<size_t>(std::min_element(rows.begin(), rows.end()) - rows.begin());
+  }
 
   const int threads_;
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::shared_ptr<const Texts> texts_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::unordered_map<int64_t, size_t> places_;  // of each row's worker
+  std::unordered_map<size_t, Form> forms_;     // by their lexers
+  std::unordered_map<int64_t, size_t> of_row_;  // the lexer of each row
 };
 
 }  // namespace
