@@ -231,7 +231,7 @@ class LowerTiers:
     def pays(self, tokens: int, pages: int) -> bool:
         """Return whether loading this many pages from the fastest tier takes no longer than computing their tokens."""
         fastest = min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
-        return self._gate.pays(tokens, pages, pages * fastest, asks=True)
+        return self._gate.pays(tokens, pages, pages * fastest)
 
     # For the host tier.
 

@@ -40,6 +40,8 @@ class HostCounts:
     """Loaded, but the transfer failed, their checksum was another, or they had come in doubt meanwhile: not shared."""
     late: int = 0
     """Requests that no longer waited for their load"""
+    slower: int = 0
+    """Requests whose load was not begun, since it would take longer than computing"""
     dropped_full: int = 0
     """Pages that were not stored, since transfers held every slot"""
     dropped_gone: int = 0

@@ -18,8 +18,6 @@ class LoadGate:
         """Let every load pay unless the gate `weighs`. Steps of fewer than `least_tokens` prompt tokens say little."""
         self.weighs = weighs
         self._least_tokens = least_tokens
-        self.slower = 0
-        """Loads that were not begun, since they would take longer than computing"""
         self._step_ns = self._token_ns = self._saved_ns = 0.0
         self._page_ns: dict[int, float] = {}
 
@@ -44,20 +42,24 @@ class LoadGate:
         """Return what a page of this source takes; 0 where it is not known."""
         return self._page_ns.get(source, 0.0)
 
-    def pays(self, tokens: int, pages: int, below_ns: float = 0.0, asks: bool = False) -> bool:
-        """Return whether loading these pages, which hold `tokens` prompt tokens, takes no longer than computing them.
-        Tiers below take `below_ns` to bring to the host what it lacks of them. Where the caller only `asks` these tiers
-        what they have, a trial is not used up."""
-        longer_ns = pages * self.page_ns(HOST) + below_ns - tokens * self._token_ns
-        if not (self.weighs and self._token_ns) or longer_ns <= 0:
-            return True
-        if longer_ns <= self._saved_ns:
-            if not asks:
-                self._saved_ns = 0.0
-            return True
+    def pays(self, tokens: int, pages: int, below_ns: float = 0.0) -> bool:
+        """Return whether loading these pages, which hold `tokens` prompt tokens, takes no longer than computing them,
+        or is due as a trial. Tiers below take `below_ns` to bring to the host what it lacks of them."""
+        return self._longer_ns(tokens, pages, below_ns) <= self._saved_ns
+
+    def begun(self, tokens: int, pages: int, below_ns: float) -> None:
+        """A load that was weighed begins: if it takes longer, that is the trial."""
+        if self._longer_ns(tokens, pages, below_ns) > 0:
+            self._saved_ns = 0.0
+
+    def declined(self, tokens: int) -> None:
+        """These prompt tokens are computed, since loading them takes longer."""
         self._saved_ns += TRIALS * tokens * self._token_ns
-        self.slower += 1
-        return False
+
+    def _longer_ns(self, tokens: int, pages: int, below_ns: float) -> float:
+        if not (self.weighs and self._token_ns):
+            return 0.0
+        return pages * self.page_ns(HOST) + below_ns - tokens * self._token_ns
 
 
 def _mean(before: float, value: float) -> float:

@@ -323,7 +323,6 @@ class HostTier:
         counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
         if self.below is not None:
             counts |= self.below.totals()
-        counts["tier_slower"] = self.gate.slower
         return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
 
     def check(self) -> None:

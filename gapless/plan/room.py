@@ -153,12 +153,16 @@ class Room:
         lacks = [host.key(pool, digest) for pool, digest in missing if not host.has(pool, digest)]
         below_ns = sum([host.gate.page_ns(found[key]) for key in lacks if key in found])
         fetched = seq.search is not None and seq.search.fetched
-        if not (seq.transfer.claim or fetched or host.gate.pays(tokens, len(missing), below_ns)):
+        weighed = not (seq.transfer.claim or fetched)
+        if weighed and not host.gate.pays(tokens, len(missing), below_ns):
+            self._decline(host, seq, tokens)
             if seq.search is not None and found:
                 seq.search.found = {}  # what the host has may pay by itself
                 return self._begin_load(host, seq, matched)
             seq.loads_begun = MOST_LOADS
             return False
+        if weighed:
+            host.gate.begun(tokens, len(missing), below_ns)
         if seq.search is not None and host.fetch(seq.search, missing):
             if not seq.search.open:  # transfers hold every slot: what the host has must do
                 return self._begin_load(host, seq, matched)
@@ -182,6 +186,7 @@ class Room:
         if pages < host.least_pages:
             return False
         if not (seq.transfer.claim or below.pays(pages * self._page_size, pages * len(self._pools))):
+            self._decline(host, seq, pages * self._page_size)
             seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
@@ -189,6 +194,13 @@ class Room:
             [host.key(pool, digest) for pool in self._pools for digest in digests], seq.transfer
         )
         return True
+
+    def _decline(self, host: HostTier, seq: Sequence, tokens: int) -> None:
+        """Note that a load is not begun, once for a request: it may be weighed for several tiers."""
+        if not seq.declined:
+            seq.declined = True
+            host.counts.slower += 1
+            host.gate.declined(tokens)
 
     def refused_before(self, seq: Sequence) -> bool:
         """Return whether a sequence that did not fit still cannot: too few pages came back, no more of it is shared.
@@ -244,6 +256,7 @@ class Room:
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
         seq.published, seq.skips, seq.loads_begun, seq.search = matched, 0, 0, None
+        seq.declined = False
         return True
 
     def _need(self, seq: Sequence, matched: int, shared: list[list[int]]) -> PageNeed:

@@ -32,10 +32,10 @@ class Sequence:
     """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
 
     __slots__ = (
-        "adapter", "by_group", "cached", "chain", "coming", "computed", "fill", "gaps", "held", "key", "last_step",
-        "leases", "length", "loads_begun", "max_len", "needs", "order", "priority", "private", "prompt", "published",
-        "refused_at", "refused_by", "reserve", "row", "salt", "scored", "search", "sends_past", "skips", "state",
-        "ticket", "to_score", "tokens", "transfer",
+        "adapter", "by_group", "cached", "chain", "coming", "computed", "declined", "fill", "gaps", "held", "key",
+        "last_step", "leases", "length", "loads_begun", "max_len", "needs", "order", "priority", "private", "prompt",
+        "published", "refused_at", "refused_by", "reserve", "row", "salt", "scored", "search", "sends_past", "skips",
+        "state", "ticket", "to_score", "tokens", "transfer",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +100,8 @@ class Sequence:
         """What the tiers below have of it, where they were asked since it last had a row"""
         self.loads_begun = 0
         """How often it has waited for such pages since it last had a row."""
+        self.declined = False
+        """Whether computing takes less than a load for which it was weighed since it last had a row"""
         self.skips = 0
         """How often a younger request was admitted past this one."""
 

@@ -16,6 +16,7 @@ from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.below import JOB_PAGES
+from gapless.memory.gate import HOST
 from gapless.testing.sim import SimDevice
 from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
 from gapless.tiers.redis import RedisTier
@@ -320,7 +321,7 @@ def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
     gate.weighs, before = True, one.below.counts[0].hits
     gate.moved(0, 1, 10**12)
     (counts,) = one.ask(prompts()[0])
-    assert counts.hits == before and not counts.loaded and gate.slower == 1
+    assert counts.hits == before and not counts.loaded and one.loop.transfers.host.counts.slower == 1
     gate.weighs = False
     (counts,) = one.ask(prompts()[1])
     assert counts.hits > before and counts.loaded
@@ -351,7 +352,7 @@ def test_what_only_a_slow_tier_has_is_computed_whatever_another_tier_would_take(
     gate.weighs = True
     gate.moved(0, 1, 10**12)
     slow, _ = one.ask(prompts()[0])
-    assert slow.hits and not slow.loaded and gate.slower == 1
+    assert slow.hits and not slow.loaded and one.loop.transfers.host.counts.slower == 1
 
 
 def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below_do_not_pay(engine):
@@ -368,3 +369,19 @@ def test_a_request_that_waited_for_room_loads_what_the_host_has_when_tiers_below
     for job in jobs:
         job.check()
     assert host.counts.loaded >= 9 and not one.below.counts[0].hits
+
+
+def test_a_request_whose_pages_load_slowly_from_host_and_below_counts_once(engine):
+    one = engine(DictionaryTier, copies=40)
+    known, other, new = prompts(3)
+    for prompt in (known + new[:12], other):
+        one.ask(prompt)
+        one.settle()
+    host = one.loop.transfers.host
+    for copy in [*host.groups[0].copies.values()][9:12]:
+        host.groups[0].lose(copy)
+    host.gate.weighs = True
+    for source in (HOST, 0):
+        host.gate.moved(source, 1, 10**12)
+    (counts,) = one.ask(known + new[:12])
+    assert not (counts.hits or host.counts.loaded) and host.counts.slower == 1
