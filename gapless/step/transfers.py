@@ -35,7 +35,7 @@ log = logging.getLogger("gapless.tiers")
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
 HOST_SHARE = 0.1
-"""What transfers may take of the loop's time between two looks at them"""
+"""What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
 """A transfer that begins within this time after the one before is shown as one with it."""
 
@@ -83,21 +83,22 @@ class Transfers:
     def poll(self) -> bool:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
-        came, begun, most = self.take(), 0, self.most(self._polled_at - before)
-        if not self.bulk_in.on_its_way and (batch := self.host.next_load(most)) is not None:
+        came, begun, passed = self.take(), 0, self._polled_at - before
+        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most(passed))) is not None:
             begun += self.bulk_in.begin(batch)
-        if not self.bulk_out.on_its_way and (batch := self.host.next_store(most)) is not None:
+        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most(passed, begun))) is not None:
             begun += self.bulk_out.begin(batch)
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
 
-    def most(self, passed: int) -> int:
-        """Return how many pages a transfer may have, `passed` ns after the look before. Beside running rows a look
-        comes once a step, so there may be more where steps are long; otherwise a long transfer delays nothing."""
+    def most(self, passed: int, begun: int = 0) -> int:
+        """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
+        move others. Beside running rows a look comes once a step, so there may be more where steps are long; otherwise
+        a long transfer delays nothing."""
         if not self.page_ns:
             return BATCH_PAGES
-        pages = int(HOST_SHARE * passed / self.page_ns) if self.host.running else MOST_BATCH
+        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else MOST_BATCH
         return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:

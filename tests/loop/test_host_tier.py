@@ -229,6 +229,20 @@ def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_a
     device.close()
 
 
+def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatch):
+    device, most = SimDevice(2), []
+    transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).transfers
+    transfers.poll()
+    transfers.page_ns, transfers.host.running = 1000, 1
+    monkeypatch.setattr(transfers.host, "next_load", lambda pages: most.append(pages) or "batch")
+    monkeypatch.setattr(transfers.host, "next_store", most.append)
+    monkeypatch.setattr(transfers.bulk_in, "begin", lambda batch: 60)
+    device.host_now += 10**6
+    transfers.poll()
+    assert most == [100, 40]
+    device.close()
+
+
 def evict(loop):
     pages = [loop.pool.take() for _ in range(loop.pool.available())]
     loop.pool.retire(pages, 0)
