@@ -24,7 +24,7 @@ from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.below import LowerTiers, TierLine
-from gapless.memory.copies import PageCopy
+from gapless.memory.copies import HostCounts, PageCopy
 from gapless.memory.gate import HOST
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
@@ -154,7 +154,7 @@ class Transfers:
 
     def warm_up(self) -> None:
         """Move null pages there and back, and wait: what copies and kernels fetch for themselves, they then have. How
-        long they take after that is what the gate begins with."""
+        long they take after that is what the gate begins with; what warm-up requests have counted is forgotten."""
         moves = [
             PageMove(number, NULL_PAGE, PageCopy(b"", slot % group.size))
             for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
@@ -167,6 +167,7 @@ class Transfers:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
             way.bytes = way.ns = 0
             way.stretch()
+        vars(self.host.counts).update(vars(HostCounts()))
         self.host.gate = self.host.gate.fresh()
         self.host.gate.moved(HOST, len(null.moves), self.bulk_in.took_ns)
 

@@ -52,6 +52,14 @@ def test_an_engine_has_measured_its_link_when_it_is_ready_and_weighs_loads():
     core.close()
 
 
+def test_a_ready_engine_has_counted_no_page_of_its_warm_up():
+    options = OPTIONS | {"block_size": 4, "num_gpu_blocks_override": 160}
+    core = build_core(EngineConfig("demo", **options, kv_tiers=("host:64MiB",)))
+    counts = {name: count for name, count in core.stats()._asdict().items() if name.startswith("tier_")}
+    assert counts.pop("tier_slots") and not any(counts.values()), counts
+    core.close()
+
+
 def test_a_tier_too_small_for_a_page_is_refused_at_the_start():
     with pytest.raises(ConfigError, match="kv_tiers: host:100 holds no page"):
         LLM("demo", **OPTIONS, kv_tiers=["host:100"])
