@@ -12,13 +12,15 @@ become faster."""
 
 class LoadGate:
     """Keeps means of what a page of each source and a prompt token have taken lately. What is not known takes no time,
-    so that it is tried."""
+    so that it is tried. The first time of each does not count: it includes what is done once, such as connecting,
+    and a first prompt comes before it is known what a step takes without one."""
 
     def __init__(self, weighs: bool = True, least_tokens: int = 1) -> None:
         """Let every load pay unless the gate `weighs`. Steps of fewer than `least_tokens` prompt tokens say little."""
         self.weighs = weighs
         self._least_tokens = least_tokens
-        self._step_ns = self._token_ns = self._saved_ns = 0.0
+        self._step_ns = self._saved_ns = 0.0
+        self._token_ns: float | None = None
         self._page_ns: dict[int, float] = {}
 
     def computed(self, tokens: int, ns: int) -> None:
@@ -36,7 +38,7 @@ class LoadGate:
     def moved(self, source: int, pages: int, ns: float) -> None:
         """A load of this many pages took this long. A shorter time counts at once: nothing makes a copy look faster."""
         page_ns = ns / pages
-        self._page_ns[source] = min(page_ns, _mean(self._page_ns.get(source, 0.0), page_ns))
+        self._page_ns[source] = min(page_ns, _mean(self._page_ns.get(source), page_ns))
 
     def page_ns(self, source: int) -> float:
         """Return what a page of this source takes; 0 where it is not known."""
@@ -54,7 +56,7 @@ class LoadGate:
 
     def declined(self, tokens: int) -> None:
         """These prompt tokens are computed, since loading them takes longer."""
-        self._saved_ns += TRIALS * tokens * self._token_ns
+        self._saved_ns += TRIALS * tokens * (self._token_ns or 0.0)
 
     def _longer_ns(self, tokens: int, pages: int, below_ns: float) -> float:
         if not (self.weighs and self._token_ns):
@@ -62,6 +64,8 @@ class LoadGate:
         return pages * self.page_ns(HOST) + below_ns - tokens * self._token_ns
 
 
-def _mean(before: float, value: float) -> float:
+def _mean(before: float | None, value: float) -> float:
     """Return the mean after another value. One that is far too large, as on a busy machine, counts twice the mean."""
+    if before is None:
+        return 0.0
     return before + min(value - before, before) * _WEIGHT if before else value

@@ -159,17 +159,18 @@ class Transfers:
             PageMove(number, NULL_PAGE, PageCopy(b"", slot % group.size))
             for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
         ]  # fmt: skip
+        vars(self.host.counts).update(vars(HostCounts()))
+        self.host.gate = self.host.gate.fresh()
         null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups, however many there are
         for way in (self.bulk_out, self.bulk_in, self.bulk_in):
             way.begin(null)
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
+            if way is self.bulk_in:
+                self.host.gate.moved(HOST, len(null.moves), way.took_ns)
             way.bytes = way.ns = 0
             way.stretch()
-        vars(self.host.counts).update(vars(HostCounts()))
-        self.host.gate = self.host.gate.fresh()
-        self.host.gate.moved(HOST, len(null.moves), self.bulk_in.took_ns)
 
     def wait(self, bell: Bell) -> bool:
         """Begin what comes next, and wait for a transfer on its way, a load first, or the bell; return whether

@@ -31,6 +31,8 @@ class Conversations:
     def __init__(self, times: Times, host: HostSizes | None) -> None:
         self.device = TimedDevice(times)
         self.loop = checksum_loop(self.device, SHAPE, None, host=host, kernels=native.load(), buckets=())
+        if host is not None:
+            self.loop.transfers.warm_up()  # as an engine does when it is ready
         self._random, self._key = random.Random(1), 0
         self._known = [self._tokens(LENGTH - 96) for _ in range(COUNT)]
 
@@ -70,7 +72,7 @@ def test_conversations_that_load_what_pays_take_less_time():
 def test_a_tier_that_is_slower_than_computing_costs_little(times):
     none, tiered = per_request(times, None), per_request(times, PLENTY)
     assert per_request(times, PLENTY._replace(weighs=False)) > 1.3 * none, "every load"
-    assert tiered < 1.04 * none + times.copy / 8 / COUNT, "and one load that measures"
+    assert tiered < 1.04 * none
 
 
 def test_a_tier_that_becomes_faster_is_used_again():
@@ -85,23 +87,31 @@ def test_a_tier_that_becomes_faster_is_used_again():
     talk.device.close()
 
 
-def test_what_is_not_known_is_tried_and_what_takes_longer_is_not():
+def gate_of(token: int, *pages: int) -> LoadGate:
+    """A gate for which a prompt token takes so long, and a page of each source, that of the host first."""
     gate = LoadGate()
-    gate.computed(100, 100)
+    for _ in range(2):  # the first time of each does not count
+        gate.computed(1, token)
+        for source, page in enumerate(pages, HOST):
+            gate.moved(source, 1, page)
+    return gate
+
+
+def test_what_is_not_known_is_tried_and_what_takes_longer_is_not():
+    gate = gate_of(1)
     assert gate.pays(64, 16), "nothing is known of loads"
-    gate.moved(HOST, 10, 1_000)
+    for _ in range(2):
+        gate.moved(HOST, 10, 1_000)
     assert not gate.pays(64, 16) and gate.pays(1_600, 16)
 
 
 def test_loads_through_the_host_count_both_ways_and_the_fastest_tier():
-    gate = LoadGate()
-    gate.computed(1, 100)
-    gate.moved(HOST, 1, 60)
-    gate.moved(0, 1, 500)
+    gate = gate_of(100, 60, 500)
     lines = [LateLine({}, 1, delays=(0,), fails=0) for _ in range(2)]
     below = LowerTiers(lines, lambda group, slot: memoryview(b"page"), time.monotonic_ns, 1, 1, gate)
     assert gate.pays(1, 1) and not gate.pays(1, 1, gate.page_ns(0)) and below.pays(1, 1), "tier 1 is not known"
-    gate.moved(1, 1, 50)
+    for _ in range(2):
+        gate.moved(1, 1, 50)
     assert not below.pays(1, 1) and below.pays(2, 1)
 
 
@@ -114,15 +124,14 @@ def test_steps_as_large_as_a_small_budget_allows_are_measured():
     while loop.requests:
         loop.turn()
     gate = loop.transfers.host.gate
-    gate.moved(HOST, 1, 10**9)
+    for _ in range(2):
+        gate.moved(HOST, 1, 10**9)
     assert not gate.pays(4, 1), "what a token takes is known"
     device.close()
 
 
 def test_a_trial_is_used_up_by_a_load_and_not_by_a_question():
-    gate = LoadGate()
-    gate.computed(1, 100)
-    gate.moved(HOST, 1, 200)
+    gate = gate_of(100, 200)
     for _ in range(32):
         assert not gate.pays(1, 1) and not gate.pays(1, 1)
         gate.declined(1)
@@ -133,9 +142,7 @@ def test_a_trial_is_used_up_by_a_load_and_not_by_a_question():
 
 
 def test_loads_that_do_not_pay_cost_a_32nd_of_computing():
-    gate, spent, saved = LoadGate(), 0, 0
-    gate.computed(1, 100)
-    gate.moved(HOST, 1, 5_000)
+    gate, spent, saved = gate_of(100, 5_000), 0, 0
     for _ in range(20_000):
         if gate.pays(1, 1):
             gate.begun(1, 1, 0.0)
@@ -147,8 +154,23 @@ def test_loads_that_do_not_pay_cost_a_32nd_of_computing():
 
 
 def test_one_load_on_a_busy_machine_does_not_close_the_gate():
-    gate = LoadGate()
-    gate.computed(1, 100)
-    gate.moved(HOST, 1, 60)
+    gate = gate_of(100, 60)
     gate.moved(HOST, 1, 1_000_000)
     assert gate.pays(1, 1)
+
+
+def test_a_first_load_that_connects_does_not_close_the_gate():
+    gate = gate_of(100)
+    gate.moved(0, 1, 1_000_000)
+    assert gate.pays(1, 1, gate.page_ns(0)) and not gate.page_ns(0)
+    gate.moved(0, 1, 60)
+    gate.moved(0, 1, 60)
+    assert gate.page_ns(0) == 60
+
+
+def test_a_first_prompt_that_compiles_does_not_make_slow_loads_pay():
+    gate = LoadGate()
+    for tokens_ns in (1_000_000, 100):
+        gate.computed(1, tokens_ns)
+        gate.moved(HOST, 1, 200)
+    assert not gate.pays(1, 1)
