@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?")
@@ -62,31 +63,36 @@ def _parse(text: str) -> TierConfig:
         return TierConfig(kind, parse_bytes(rest, text))
     if kind == "disk":
         path, _, size = rest.rpartition(":")
-        if not path:
-            raise ConfigError(f"kv_tiers: a disk tier is {FORMS['disk']}, such as disk:/var/kv:100GiB, got {text!r}")
+        if not path or "://" in rest:
+            got = hide_password(text)
+            raise ConfigError(f"kv_tiers: a disk tier is {FORMS['disk']}, such as disk:/var/kv:100GiB, got {got!r}")
         return TierConfig(kind, parse_bytes(size, text), path)
     if kind in EXAMPLES:
         return TierConfig(kind, 0, _address(kind, text))
     plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
     if kind not in plug_ins:
         forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
-        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}")
+        got = hide_password(kind)
+        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got one that begins with {got!r}")
     return TierConfig(kind, 0, rest)
 
 
 def _address(kind: str, text: str) -> str:
-    parts = urlsplit(text)
     try:
+        parts = urlsplit(text)
         fits = bool(parts.hostname) and parts.port != 0 and not parts.fragment
-    except ValueError:  # a port that is no number
+        if kind == "redis":
+            fits = fits and (parts.path.strip("/") or "0").isdecimal() and not parts.query
+        elif kind == "lmcache":
+            fits = fits and parts.port is not None and not parts.path.strip("/") and not parts.query
+    except ValueError:  # a port that is no number, a bracket that does not close
         fits = False
-    if kind == "redis":
-        fits = fits and (parts.path.strip("/") or "0").isdecimal() and not parts.query
-    elif kind == "lmcache":
-        fits = fits and parts.port is not None and not parts.path.strip("/") and not parts.query
-    if not fits:
+    if not fits:  # what was given is not shown: any part of it may be a password that was not escaped
         name = kind.capitalize() if kind == "redis" else kind
-        raise ConfigError(f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}, got {text!r}")
+        raise ConfigError(
+            f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}, and what was given is none: special "
+            "characters of a password must be escaped, such as / as %2F"
+        )
     return text
 
 
@@ -98,5 +104,7 @@ def parse_bytes(size: str, text: str) -> int:
         number, unit, suffix = match.groups()
         nbytes = int(float(number) * (1000 if suffix == "B" and unit else 1024) ** _POWER[unit])
     if not 0 < nbytes < 2**63:
-        raise ConfigError(f"kv_tiers: the size must be like 8GiB, got {size!r} in {text!r}")
+        raise ConfigError(
+            f"kv_tiers: the size must be like 8GiB, got {hide_password(size)!r} in {hide_password(text)!r}"
+        )
     return nbytes

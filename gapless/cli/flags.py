@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
+from gapless.base.addresses import hide_password
 from gapless.cli.config_file import read_config_file
 from gapless.cli.errors import UsageError, nearest
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
@@ -148,7 +149,7 @@ class Command(argparse.ArgumentParser):
         typed = {name: value for name, value in vars(options).items() if name in self.specs}
         word = getattr(options, "MODEL", None)
         if word is not None and typed.setdefault("model", word) != word:
-            raise UsageError(f"two models are named: {word} and --model {typed['model']}")
+            raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
         return typed
 
     def _by_config(self, fields: dict[str, Any]) -> dict[type, dict[str, Any]]:
@@ -174,7 +175,7 @@ class Command(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
-            return f"unexpected argument {word!r}; see {self.prog} --help"
+            return f"unexpected argument {hide_password(word)!r}; see {self.prog} --help"
         name = word.partition("=")[0]
         near = nearest(name.replace("_", "-") if name.startswith("--") else name, self.spellings())
         return f"unknown flag {name}" + (f"; did you mean {near}?" if near else f"; see {self.prog} --help")

@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from gapless.base.addresses import hide_password
 from gapless.hub.names import is_hub_name
 
 SECRETS = frozenset(("api_key", "operator_key"))
@@ -50,17 +51,3 @@ def shown(name: str, value: Any) -> Any:
 def place(text: str) -> str:
     """An address without a user and a password, or `kind:path` without its directories."""
     return hide_password(text) if "://" in text else re.sub(":.*[/@]", ":", text)
-
-
-def hide_password(url: str) -> str:
-    """A URL without a user's name and password, and without its query, which may hold a key.
-
-    It need not be a proper URL: a person may have left out the scheme, or not escaped the password.
-    """
-    scheme, found, rest = url.partition("://")
-    if not found:
-        scheme, rest = "", url
-    where = rest.partition("?")[0].partition("#")[0]
-    if "@" in rest and "@" not in where:
-        where = "…"
-    return f"{scheme}{found}{where.rpartition('@')[2]}"

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import gapless
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
 from gapless.engine.outputs import RequestMetrics
-from gapless.server.settings import hide_password
 
 MAX_NESTED = 16
 """Prompts of one request whose phases get spans of their own; a request may bring hundreds."""

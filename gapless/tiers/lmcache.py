@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.history import Seen, has_room, most, there
@@ -68,7 +69,9 @@ class LMCacheTier(BlockingTier):
         except ImportError as error:
             raise ConfigError(f"kv_tiers: lmcache needs gapless[lmcache]: {error}") from error
         except OSError as error:
-            raise ConfigError(f"kv_tiers: no LMCache server for us at {setup.target}: {error}") from error
+            raise ConfigError(
+                f"kv_tiers: no LMCache server for us at {hide_password(setup.target)}: {error}"
+            ) from error
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         asked = self._seen.unknown(keys, LOOKUP_PAGES)

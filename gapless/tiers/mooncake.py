@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
@@ -105,15 +106,15 @@ def _joined(target: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"kv_tiers: mooncake needs gapless[mooncake] and libibverbs, librdmacm: {error}") from error
     parts, options = urlsplit(target), parse_qs(urlsplit(target).query)
-    host, port = parts.hostname or "", parts.port or PORT
+    host, port, where = parts.hostname or "", parts.port or PORT, hide_password(target)
     try:
         with socket.create_connection((host, port), SECONDS) as one:
             address = one.getsockname()[0]
     except OSError as error:
-        raise ConfigError(f"kv_tiers: no Mooncake master answers at {target}: {error}") from error
+        raise ConfigError(f"kv_tiers: no Mooncake master answers at {where}: {error}") from error
     client = MooncakeDistributedStore()
     protocol, devices = options.get("protocol", ["tcp"])[0], options.get("devices", [""])[0]
     code = client.setup(address, "P2PHANDSHAKE", 0, 0, protocol, devices, f"{host}:{port}")
     if code != 0:
-        raise ConfigError(f"kv_tiers: the Mooncake master at {target} does not admit us (error {code})")
+        raise ConfigError(f"kv_tiers: the Mooncake master at {where} does not admit us (error {code})")
     return client

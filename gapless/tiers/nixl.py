@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.history import Seen, has_room, most, there
@@ -69,7 +70,7 @@ class NixlTier(BlockingTier):
             raise ConfigError(f"kv_tiers: NIXL has no {self._plug_in} for {parts.hostname}: {error!r}") from error
         self._take_stage()
         if self._move("WRITE", [(f"{self._prefix}/probe", HEAD_BYTES)]) != [True]:
-            raise ConfigError(f"kv_tiers: NIXL cannot write to {parts.hostname} ({setup.target})")
+            raise ConfigError(f"kv_tiers: NIXL cannot write to {hide_password(setup.target)}")
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         asked = self._seen.unknown(keys, LOOKUP_PAGES)

@@ -87,8 +87,11 @@ class RespClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = self._socket.makefile("rb")
         self._write(self._hello)
-        for _ in self._hello:
-            self.read()
+        for words in self._hello:
+            try:
+                self.read()
+            except RespError as error:  # only its code: some servers repeat the command, and so the password
+                raise RespError(f"it answers {str(error).partition(' ')[0]} to {bytes(words[0]).decode()}") from None
 
     def _write(self, commands: Sequence[Sequence[Word]]) -> None:
         assert self._socket is not None

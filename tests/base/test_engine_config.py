@@ -95,6 +95,28 @@ def test_a_tier_that_cannot_be_is_named_with_its_rule(texts, why):
         EngineConfig(kv_tiers=texts)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://me:secret@h:port/0",
+        "redis://me:secret@h/nine",
+        "redis://me:sec/secret@h",
+        "redis://me:sec[secret@h",
+        "redis://me:secret",
+        "lmcache://me:secret@h",
+        "nixl:///kv?secret_key=secret",
+        "rediss://me:secret@h",
+        "secret@h",
+        "host:1G,redis://me:secret@h",
+        "disk:/kv:1G,redis://me:secret@h:1",
+    ],
+)
+def test_a_tier_that_cannot_be_is_refused_without_its_password(text):
+    with pytest.raises(ConfigError, match="kv_tiers") as error:
+        EngineConfig(kv_tiers=(text,) if text.startswith("host") else ("host:1G", text))
+    assert "secret" not in str(error.value) and error.value.__cause__ is None
+
+
 def test_a_role_brings_the_tiers_that_it_needs():
     one = EngineConfig(role="prefill", kv_tiers=("host:2GiB",))
     assert [*one.tiers] == ["host", "peer"] and one.tiers["host"].nbytes == 2 * one.tiers["peer"].nbytes == 2**31

@@ -170,8 +170,12 @@ def test_an_unknown_flag_unlike_any_is_refused() -> None:
         read("--zzzzqqq")
     with pytest.raises(UsageError, match="unknown flag --bogus; see gapless serve --help"):
         read("--bogus")  # two dashes alone do not make it like --uds
+    with pytest.raises(UsageError, match="unexpected argument 'redis://cache:6379'"):
+        read("a", "redis://me:secret@cache:6379")
     with pytest.raises(UsageError, match="unexpected argument 'b'"):
         read("a", "b")
+    with pytest.raises(UsageError, match="two models are named: redis://cache:6379 and --model a"):
+        read("redis://me:secret@cache:6379", "--model", "a")
 
 
 def test_flags_are_not_abbreviated() -> None:

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from server_harness import MODEL, serving
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.server import tracing
 from gapless.server.config import ServerConfig
-from gapless.server.settings import hide_password
 from gapless.server.tracing import Tracing, collector_url, open_tracing, trace_id_of, wants_old_names
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")

@@ -138,3 +138,14 @@ def test_a_value_has_its_length_and_checksum_in_front(fake):
     value = fake.values[PREFIX + key(0)]
     assert struct.unpack("<8sQq", value[:24]) == (b"gaplesK1", SLOT, sum_) and value[32:] == content(0)
     tier.close()
+
+
+def test_a_server_that_repeats_what_it_refuses_is_not_quoted_with_the_password(fake, monkeypatch):
+    answer = fake.answer
+    repeats = b"-ERR unknown command, with args beginning with: 'secret'\r\n"
+    monkeypatch.setattr(fake, "answer", lambda words: repeats if words[0] == b"AUTH" else answer(words))
+    url = fake.url.replace("//", "//me:secret@")
+    with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:\d+/0: it answers ERR to AUTH") as error:
+        RedisTier(setup_of(url, 64))
+    cause = error.value.__cause__
+    assert "secret" not in f"{error.value}{cause}" and cause.__cause__ is None and cause.__suppress_context__

@@ -172,10 +172,10 @@ def test_an_object_store_that_fails_has_nothing_and_is_asked_again_later(store, 
 def test_no_server_is_an_error_at_the_start():
     port = free_port()
     with pytest.raises(ConfigError, match=r"no LMCache server for us at lmcache://127\.0\.0\.1"):
-        LMCacheTier(setup_of(f"lmcache://127.0.0.1:{port}"), seconds=0.2)
+        LMCacheTier(setup_of(f"lmcache://me:secret@127.0.0.1:{port}"), seconds=0.2)
     needs("mooncake.store")
     with pytest.raises(ConfigError, match=r"no Mooncake master answers at mooncake://127\.0\.0\.1"):
-        MooncakeTier(setup_of(f"mooncake://127.0.0.1:{port}"))
+        MooncakeTier(setup_of(f"mooncake://me:secret@127.0.0.1:{port}"))
 
 
 @pytest.mark.parametrize(
