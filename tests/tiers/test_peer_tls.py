@@ -14,8 +14,10 @@ from fake_resp import free_port
 from peer_rig import KEY
 from tier_rig import SLOT, content, has, loaded, setup_of, stored
 
+from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, parse_peers, role_plan, with_key
+from gapless.cli.main import main
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket, greet
 from gapless.tiers.peer import open_peer_tier
@@ -286,6 +288,16 @@ def test_the_files_for_tls_come_together():
     for some in (("c", None, None), (None, "k", "ca"), ("c", "k", None)):
         with pytest.raises(ConfigError, match="belong together"):
             role_plan("both", None, [], some)
+
+
+@pytest.mark.parametrize("name", ["certfile", "keyfile", "ca_certs"])
+def test_files_for_tls_without_peers_are_refused(name, capsys):
+    with pytest.raises(
+        ConfigError, match=rf"kv_peer_ssl_{name}.* are for engines with peers: add role, or leave them out"
+    ):
+        EngineConfig(**{f"kv_peer_ssl_{name}": "/a.pem"})
+    flags = ["--pd", "1p1d", f"--kv-peer-ssl-{name.replace('_', '-')}", "/a.pem"]
+    assert main(["serve", "demo", *flags]) == 2 and "pd speak over unix sockets" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_used_are_named(files, other):
