@@ -351,15 +351,17 @@ class Loop:
             return
         if self.adapters is not None:
             self.adapters.poll()  # the plan may have asked for an adapter just now
+        came = self.transfers is not None and self.transfers.poll()  # begins loads beside that of an adapter too
         # No step is in flight: what is pending waits for transfers. If nothing is, the watchdog has to step in.
         awaited = self.transfers is not None and self.transfers.awaited
         self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
-        loads = self.adapters is not None and self.adapters.wait(self.bell)
-        moves = not loads and self.transfers is not None and self.transfers.wait_for_loads(self.bell, NEWS_SECONDS)
-        if loads or moves or self.bell.wait(NEWS_SECONDS):
+        loads = not came and self.adapters is not None and self.adapters.wait(self.bell)
+        if not (came or loads) and self.transfers is not None:
+            came = self.transfers.wait_for_loads(self.bell, NEWS_SECONDS)
+        if came or loads or self.bell.wait(NEWS_SECONDS):
             self.bell.clear()
-        self.log.waited_for_news(copies=moves)
+        self.log.waited_for_news(copies=came)
         self._waits_for_transfers = False
 
     def _visit_end(self, needed: int) -> Flight:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from adapted_checksum import adapted_loop
 from harness import VOCAB, Job, WaryModel, check_at_rest, checksum_loop, kernels_for, run, script, sizes
 
 from gapless.base.errors import ConfigError
@@ -169,7 +170,7 @@ def test_the_end_of_a_load_between_two_looks_of_a_turn_ends_its_wait(mood):
     for seed in range(6):
         device = SimDevice(seed, mood)
         loop = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1))
-        loop.transfers.most = lambda passed: 2  # so that each load is several transfers
+        loop.transfers.most = lambda *_: 2  # so that each load is several transfers
         rounds(loop, times=1)
         before = device.host_now
         counts = rounds(loop, times=1)
@@ -186,6 +187,20 @@ def logged(monkeypatch, calls, owner, name, what):
         return method(*args)
 
     monkeypatch.setattr(owner, name, call)
+
+
+def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
+    device, begun = SimDevice(2), []
+    loop = adapted_loop(device, SHAPE._replace(max_len=48), 2, host=HostSizes(100 * SLOT, 1))
+    run(loop, [ask(1, prompts()[0])])
+    evict(loop)
+    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: loop.transfers.bulk_in.on_its_way)
+    adapted, plain = ask(2, [1]), ask(3, prompts()[0])
+    adapted.request = adapted.request._replace(adapter="ann")
+    run(loop, [adapted, plain])
+    plain.check()
+    assert begun[0] and loop.transfers.host.counts.loaded >= 9
+    device.close()
 
 
 @pytest.mark.parametrize("depth", [1, 2, None])
