@@ -11,6 +11,7 @@ import socket
 import ssl
 import stat
 import threading
+import time
 from contextlib import suppress
 
 from gapless.base.errors import ConfigError
@@ -32,6 +33,11 @@ from gapless.tiers.seam import Namespace
 from gapless.tiers.shelf import Shelf, ShelfPage
 
 MAX_CONNECTIONS = 64
+"""Connections of peers that have proved themselves"""
+MAX_STRANGERS = 32
+"""Connections that have not yet; where one more comes, the oldest ends, so that strangers keep no peer out."""
+ADMIT_SECONDS = 2.0
+"""How long a connection may take to prove itself"""
 LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
 LEASE_SECONDS = 10.0
@@ -52,6 +58,8 @@ class PeerServer:
         self._path = address.path
         self._closing = threading.Event()
         self._connections: dict[FrameSocket, threading.Thread] = {}
+        self._strangers: dict[FrameSocket, float] = {}
+        """Those that have not proved themselves, the oldest first, and when they came"""
         self._lock = threading.Lock()
         self._refusals: set[str] = set()
         """What has been logged"""
@@ -86,6 +94,7 @@ class PeerServer:
         self._listener.settimeout(LOOK_SECONDS / 4)
         while not self._closing.is_set():
             self._shelf.expire()
+            self._turn_away()
             try:
                 raw, _ = self._listener.accept()
             except TimeoutError:
@@ -99,18 +108,37 @@ class PeerServer:
                 raw.close()
                 continue
             with self._lock:
-                if self._closing.is_set() or len(self._connections) >= MAX_CONNECTIONS:
+                if self._closing.is_set():
                     peer.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(peer,), name="gapless-peer", daemon=True)
-                self._connections[peer] = thread
+                self._connections[peer], self._strangers[peer] = thread, time.monotonic()
                 thread.start()
+
+    def _turn_away(self) -> None:
+        """End the connections that take too long to prove themselves, and the oldest of too many."""
+        late = time.monotonic() - ADMIT_SECONDS
+        with self._lock:
+            over = len(self._strangers) - MAX_STRANGERS
+            away = [peer for place, (peer, came) in enumerate(self._strangers.items()) if place < over or came < late]
+            threads = [self._connections[peer] for peer in away]
+            for peer in away:
+                peer.stop()
+        for thread in threads:
+            thread.join(LOOK_SECONDS)
+
+    def _admitted(self, peer: FrameSocket) -> bool:
+        """A connection has proved itself; return whether there is room for it."""
+        with self._lock:
+            del self._strangers[peer]
+            return len(self._connections) - len(self._strangers) <= MAX_CONNECTIONS
 
     def _serve(self, peer: FrameSocket) -> None:
         session = PeerSession(peer, self._shelf)
         try:
             admit(peer, self._key, self._namespace)
-            while session.turn():
+            admitted = self._admitted(peer)
+            while admitted and session.turn():
                 pass
         except PeerRefused as error:
             if str(error) not in self._refusals:
@@ -122,6 +150,7 @@ class PeerServer:
             session.end()
             with self._lock:
                 del self._connections[peer]
+                self._strangers.pop(peer, None)
 
 
 class PeerSession:

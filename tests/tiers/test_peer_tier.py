@@ -19,6 +19,7 @@ from gapless.base.records import KVTransfer
 from gapless.server.kv_transfer import MAX_NAME_CHARS
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
+from gapless.tiers.giving import MAX_CONNECTIONS, MAX_STRANGERS
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier, open_peer_tier
 from gapless.tiers.seam import Found, Namespace
@@ -562,17 +563,61 @@ def test_frames_that_do_not_fit_together_end_the_connection(frame, opened, path)
     peer.close()
 
 
+def greeted(path, setup):
+    peer = FrameSocket(connected(path))
+    frames.greet(peer, KEY, setup.namespace)
+    return peer
+
+
 def test_connections_of_peers_are_bounded(opened, path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.MAX_CONNECTIONS", 3)
     setup = setup_of("")
     giver = opened(giver_of(setup, path))
-    every = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(6)]
-    for one in every:
-        one.connect(str(path))
-        one.settimeout(0.3)
-    assert every[-1].recv(1) == b"" and giver.server.connections <= 3
-    for one in every:
+    strangers = [connected(path) for _ in range(4)]
+    *peers, one_more = [greeted(path, setup) for _ in range(4)]
+    assert not one_more.wait(3), "it has proved itself, and there is no room"
+    for peer in peers:
+        peer.send(FrameKind.RETURN)
+        peer.receive(FrameKind.RETURNED)
+    peers[0].close()
+    until = time.monotonic() + 3
+    while giver.server.connections > 6:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    peers[0] = greeted(path, setup)
+    peers[0].send(FrameKind.RETURN)
+    peers[0].receive(FrameKind.RETURNED)
+    for one in (*strangers, *peers, one_more):
         one.close()
+
+
+def test_a_peer_gets_in_while_strangers_connect_and_say_nothing(opened, path):
+    setup = setup_of("")
+    giver = opened(giver_of(setup, path))
+    stored(giver, setup, 0)
+    strangers = [connected(path) for _ in range(MAX_CONNECTIONS + MAX_STRANGERS)]
+    strangers[MAX_CONNECTIONS - 1].settimeout(0.5)
+    with suppress(TimeoutError):
+        assert strangers[MAX_CONNECTIONS - 1].recv(1) == b"", "only the latest are waited for"
+    taker = opened(taker_of(setup, path))
+    found, seconds = decided(taker, [key(0)], "R")
+    assert found == [Found.HIT] and seconds < 0.9, "strangers were waited for"
+    strangers += [connected(path) for _ in range(MAX_STRANGERS)]
+    assert has(taker, 0) == [True], "strangers took the place of a peer"
+    assert giver.server.connections <= MAX_STRANGERS + 2
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(opened, path, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.giving.ADMIT_SECONDS", 0.2)
+    setup = setup_of("")
+    opened(giver_of(setup, path))
+    peer, begin = FrameSocket(connected(path)), time.monotonic()
+    peer.send(FrameKind.HELLO, b"gaplessP3" + bytes(32) + setup.namespace.digest)
+    peer.receive(FrameKind.CHALLENGE)
+    assert not peer.wait(3) and time.monotonic() - begin < 0.9
+    peer.close()
 
 
 # What the user says.
