@@ -71,7 +71,7 @@ LINES = {
     "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "Messages API of Anthropic": 600,
-    "peers: prefill and decode apart, which strangers keep from none that has the key": 1_769,
+    "peers: prefill and decode apart, whom neither strangers nor look-ups of hosts hold up": 1_801,
     "calls past the dispatcher, DTensors, states of random numbers under the sanitizer": 330,
     "peers of one host read memory in place": 230,
     "penalties, biases, bad words": 750,

@@ -10,6 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 
 import numpy as np
 
@@ -88,10 +90,34 @@ class PeerCaller:
         self.address = address
         self._key, self._namespace = key, namespace
         self._tls = None if address.path else tls
+        self._found: Future[list[str]] | None = None
+        """The look-up of the host's addresses that has begun"""
 
     def connect(self) -> FrameSocket:
         """Return a connection that has not begun. Raises OSError."""
-        return FrameSocket(_connection(self.address), self._tls, self.address.host)
+        address = self.address
+        raw = _to_path(address.path) if address.path else _to_one_of(self._addresses(), address.port)
+        return FrameSocket(raw, self._tls, address.host)
+
+    def _addresses(self) -> list[str]:
+        """Return the host's addresses. The system's look-up has no deadline, so it has a thread of its own; one that
+        takes longer than a peer may is left to the next call. Raises OSError."""
+        if self._found is None:
+            self._found = Future()
+            threading.Thread(target=self._look_up, args=(self._found,), name="gapless-look-up", daemon=True).start()
+        found = self._found
+        wait([found], SECONDS)
+        if not found.done():
+            raise PeerError("the look-up of its host takes too long")
+        self._found = None
+        return found.result()
+
+    def _look_up(self, found: Future[list[str]]) -> None:
+        try:
+            lines = socket.getaddrinfo(self.address.host, self.address.port, type=socket.SOCK_STREAM)
+            found.set_result([str(address[0]) for *_, address in lines])
+        except Exception as error:
+            found.set_exception(error)
 
     def greet(self, peer: FrameSocket) -> Bytes | None:
         """Begin; return the peer's pages where it is a process of this host. Raises PeerRefused, OSError."""
@@ -328,13 +354,18 @@ def _memory_of(peer: FrameSocket) -> Bytes | None:
         os.close(fd)
 
 
-def _connection(address: PeerAddress) -> socket.socket:
-    if not address.path:
-        return socket.create_connection((address.host, address.port), SECONDS)
+def _to_one_of(addresses: Sequence[str], port: int) -> socket.socket:
+    for address in addresses[:-1]:
+        with suppress(OSError):
+            return socket.create_connection((address, port), SECONDS)
+    return socket.create_connection((addresses[-1], port), SECONDS)
+
+
+def _to_path(path: str) -> socket.socket:
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     raw.settimeout(SECONDS)
     try:
-        raw.connect(address.path)
+        raw.connect(path)
     except OSError:
         raw.close()
         raise

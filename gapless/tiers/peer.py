@@ -53,7 +53,7 @@ class PeerTier:
         """Return what is known of the answer to the question of this number, which is asked at its first call.
 
         A request that names a peer gets it from there, and waits for what is to come; another gets what the peer has
-        that has most of it.
+        that has most of it. One that has not answered `until` then has nothing.
         """
         if number not in self._asked:
             now = self._clock()
@@ -63,7 +63,7 @@ class PeerTier:
                 return [Found.MISS] * len(keys)
             self._asked[number] = [link.ask(transfer.claim, keys, until) for link in links]
         asked = self._asked[number]
-        if len(asked) > 1 and any([question.open for question in asked]):
+        if len(asked) > 1 and any([question.open for question in asked]) and self._clock() < asked[0].until:
             return [Found.PENDING] * len(keys)
         best = max(asked, key=lambda question: question.found.count(Found.HIT))
         found = best.found

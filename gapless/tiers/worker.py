@@ -201,11 +201,12 @@ class TierWorker:
     def _ask_again(self) -> None:
         """Ask about keys that are pending; what is late is a miss."""
         for question in [*self._asking]:
+            late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
             answers = self._safely(lambda one=question, places=places: self._look(one, places))  # type: ignore[misc]
             for place, found in zip(places, answers or [Found.MISS] * len(places), strict=True):
                 question.found[place] = found
-            if Found.PENDING not in question.found or self._clock() > question.late_at:
+            if Found.PENDING not in question.found or late:
                 self._asking.remove(question)
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
 

@@ -15,13 +15,13 @@ from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, se
 
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, read_key
-from gapless.base.records import KVTransfer
+from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.server.kv_transfer import MAX_NAME_CHARS
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.giving import MAX_CONNECTIONS, MAX_STRANGERS
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
-from gapless.tiers.peer import PeerTier, open_peer_tier
+from gapless.tiers.peer import PeerWorker, open_peer_tier
 from gapless.tiers.seam import Found, Namespace
 from gapless.tiers.shared import Copies, PageMemory, mapped
 from gapless.tiers.shelf import Shelf
@@ -395,29 +395,56 @@ def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answ
     giver.shelf.check()
 
 
-def test_closing_ends_every_connection_while_one_waits_for_a_host_that_is_gone(monkeypatch):
-    answers, tried = threading.Event(), threading.Event()
+@pytest.fixture
+def hanging(monkeypatch):
+    """Look-ups of the host `gone` hang until this is set; another fails."""
+    answers, look_up = threading.Event(), socket.getaddrinfo
 
-    def connect(address, _):
-        if address[0] == "gone":
-            tried.set()
+    def hangs(host, *args, **options):
+        if host == "gone":
             answers.wait(20)
-        raise OSError("no such host")
+            raise OSError("no such host")
+        return look_up(host, *args, **options)
 
-    monkeypatch.setattr(socket, "create_connection", connect)
-    callers = [PeerCaller(PeerAddress(host, 1), KEY, Namespace("")) for host in ("gone", "there")]
-    tier = PeerTier(Shelf(0, SLOT), [PeerLink(caller, Copies()).start() for caller in callers], Copies())
-    assert tried.wait(5)
-    closing = threading.Thread(target=tier.close)
-    closing.start()
-    until = time.monotonic() + 5
-    while any(thread.name == "gapless-peer-there:1" for thread in threading.enumerate()):
-        assert time.monotonic() < until, "it waits for the other one"
-        time.sleep(0.005)
-    assert closing.is_alive()
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    monkeypatch.setattr("gapless.tiers.link.SECONDS", 0.3)
+    yield answers
     answers.set()
-    closing.join(5)
-    assert not closing.is_alive()
+
+
+def far_link(host, *args):
+    return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), *args)
+
+
+def test_a_look_up_that_hangs_holds_a_link_no_longer_than_a_peer_may(hanging):
+    link = far_link("gone", 0.0)
+    for _ in range(2):
+        begin = time.monotonic()
+        assert link.turn() and "look-up" in link.error and time.monotonic() - begin < 1.5
+    assert sum(thread.name == "gapless-look-up" for thread in threading.enumerate()) == 1, "one for each try"
+    hanging.set()
+    while "look-up" in link.error:
+        assert link.turn()
+    assert link.error == "no such host", "the answer that came late"
+
+
+def test_what_one_peer_has_is_found_while_the_look_up_of_another_hangs(opened, path, hanging):
+    setup = setup_of("")
+    giver, taker = opened(giver_of(setup, path)), taker_of(setup, path)
+    stored(giver, setup, 0)
+    link = far_link("gone").start()
+    taker.links[str(link.address)] = link
+    worker = PeerWorker("peers", taker, lambda: None)
+    worker.start()
+    worker.ask_for(1, [key(0), key(1)], 0.2, NO_TRANSFER)
+    until = time.monotonic() + 5
+    while not (answers := worker.take()):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert answers[0].hits == (True, False)
+    begin = time.monotonic()
+    worker.close()
+    assert time.monotonic() - begin < 2 and not hanging.is_set(), "closing waits for the look-up"
 
 
 def test_the_longest_name_that_a_request_may_have_reaches_the_peer(opened, path):
@@ -434,17 +461,41 @@ def test_the_longest_name_that_a_request_may_have_reaches_the_peer(opened, path)
 def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, monkeypatch):
     tries = []
 
-    def connect(*_):
+    def look_up(*_, **__):
         tries.append(1)
         raise error
 
-    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     clock = Hand()
     link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), clock=clock)
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 1
     assert str(error) in link.error
     clock.now += FIRST_BACK_OFF
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 2
+
+
+def two_of(look_up):
+    """A look-up that knows a host with two addresses, of which the first does not answer."""
+
+    def both(host, port, *args, **options):
+        lines = [
+            look_up(one, port, *args, **options) for one in (("127.0.0.2", "127.0.0.1") if host == "two" else (host,))
+        ]
+        return [line for some in lines for line in some]
+
+    return both
+
+
+def test_every_address_of_a_host_is_tried(monkeypatch, opened):
+    address = PeerAddress("127.0.0.1", free_port())
+    setup = setup_of("")
+    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    monkeypatch.setattr(socket, "getaddrinfo", two_of(socket.getaddrinfo))
+    link = opened(PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies()).start())
+    until = time.monotonic() + 5
+    while not giver.server.connections:
+        assert time.monotonic() < until and not link.error
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink"])

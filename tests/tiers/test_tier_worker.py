@@ -7,7 +7,7 @@ import time
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
-from tier_rig import SLOT, content, key, page, setup_of, slot_of
+from tier_rig import SLOT, content, key, page, setup_of, slot_of, stored
 
 from gapless.tiers.seam import Found, JobEnd, TierAnswer
 from gapless.tiers.worker import IN_TIME, TierWorker
@@ -123,6 +123,24 @@ def test_a_question_that_stays_pending_is_a_miss_at_its_deadline(rig):
     begin = time.monotonic()
     worker.ask(1, [key(0), key(1)], 0.05)
     assert news(worker) == [TierAnswer(1, (True, False))] and time.monotonic() - begin >= 0.05 * IN_TIME
+
+
+def test_a_question_is_looked_at_once_more_when_its_deadline_has_passed():
+    now, setup = [0.0], setup_of("")
+
+    class Slow(DictionaryTier):
+        def lookup(self, keys):
+            found = super().lookup(keys) if now[0] else [Found.PENDING for _ in keys]
+            now[0] = 1.0
+            return found
+
+    tier = Slow(setup)
+    stored(tier, setup, 0)
+    worker = TierWorker("test", tier, Rung(), lambda: now[0])
+    worker.ask(1, [key(0)], 1.0)
+    worker.turn()
+    worker.turn()
+    assert worker.take() == [TierAnswer(1, (True,))]
 
 
 def test_a_tier_that_raises_has_failed_the_job_and_goes_on(rig):
