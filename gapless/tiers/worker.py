@@ -148,8 +148,8 @@ class TierWorker:
         elif self._stores:
             self._do(self._stores.popleft())
         self._cancel_late()
-        for end in self._safely(self._tier.poll) or () if self._begun else ():
-            self._end(end)
+        for end in self._safely(lambda: [*self._tier.poll()]) or () if self._begun else ():
+            self._safely(lambda end=end: self._end(end))  # type: ignore[misc]
         self._ask_again()
         return self._ordered
 
@@ -179,9 +179,10 @@ class TierWorker:
 
     def _end(self, end: JobEnd) -> None:
         """Pass on the end of a job, if it has not ended before."""
-        if self._begun.pop(end.job, None) is not None:
+        if (job := self._begun.pop(end.job, None)) is not None:
             self._cancelled.discard(end.job)
             self._look_at_room()
+            end = self._safely(lambda: _sound(end, len(job.pages))) or JobEnd(job.number, (), failed=True)
             self._tell(end._replace(seconds=self._clock() - self._began.pop(end.job)))
 
     def _look_at_room(self) -> None:
@@ -204,7 +205,9 @@ class TierWorker:
             late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
             answers = self._safely(lambda one=question, places=places: self._look(one, places))  # type: ignore[misc]
-            for place, found in zip(places, answers or [Found.MISS] * len(places), strict=True):
+            if answers is None or len(answers) != len(places):  # it has raised, or is no tier
+                answers = [Found.MISS] * len(places)
+            for place, found in zip(places, answers, strict=True):
                 question.found[place] = found
             if Found.PENDING not in question.found or late:
                 self._asking.remove(question)
@@ -229,3 +232,9 @@ class TierWorker:
         before, self.error = self.error, f"{type(error).__name__}: {error}"
         if self.error != before:  # one that is down says the same of every page
             log.warning("the KV tier %s: %s", self.name, self.error)
+
+
+def _sound(end: JobEnd, pages: int) -> JobEnd:
+    """Return an end as the loop may take it in: a plug-in may say anything."""
+    done = tuple([int(checksum) for checksum in end.checksums[:pages]])
+    return JobEnd(end.job, done, bool(end.failed) and len(done) < pages, int(end.nbytes))

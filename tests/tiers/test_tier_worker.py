@@ -175,6 +175,36 @@ def test_a_tier_that_raises_has_failed_the_job_and_goes_on(rig):
     assert not news(worker)[0].failed
 
 
+def test_a_tier_that_answers_with_nonsense_stops_nothing_and_has_nothing(rig):
+    class Nonsense(DictionaryTier):
+        ends = ()
+
+        def lookup(self, keys):
+            return [Found.HIT] if len(keys) > 1 else None
+
+        def store(self, job, pages):
+            self.ends = (None, JobEnd(job, ("?",)), JobEnd(job, ()))
+
+        def load(self, job, pages):
+            self.ends = (JobEnd(job, (1, 2, 3), True, None), JobEnd(job, ()))
+            if job == 3:
+                self.ends = (JobEnd(job, (1, 2, 3), True),)
+
+        def poll(self):
+            return self.ends
+
+    worker, _, setup = rig(Nonsense)
+    worker.ask(1, [key(0), key(1)], 1.0)
+    worker.ask(2, [key(0)], 1.0)
+    assert news(worker, 2) == [TierAnswer(1, (False, False)), TierAnswer(2, (False,))]
+    worker.load(3, [page(setup, 0, 0)], 1.0)
+    assert news(worker)[0]._replace(seconds=0.0) == JobEnd(3, (1,)), "all pages came, so nothing has failed"
+    worker.load(4, [page(setup, 0, 0)], 1.0)
+    assert news(worker)[0]._replace(seconds=0.0) == JobEnd(4, (), True)
+    worker.store(5, [page(setup, 0, 0, 0)])
+    assert news(worker)[0]._replace(seconds=0.0) == JobEnd(5, (), True)
+
+
 def test_a_job_that_a_tier_ends_twice_has_ended_once(rig):
     class Eager(DictionaryTier):
         def poll(self):
