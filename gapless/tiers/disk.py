@@ -163,8 +163,8 @@ class DiskTier(BlockingTier):
     def drop(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             if (record := self._records.pop(key, None)) is not None:
+                self._free.append(record.slot)  # also where the log has no space to say so
                 self._say(record._replace(nbytes=0))
-                self._free.append(record.slot)
 
     def close(self) -> None:
         """Write the log in the order of use, for the next process, and let go of the directory."""
@@ -212,11 +212,16 @@ class DiskTier(BlockingTier):
         """Write a new log of what is there, and put it in the place of the old one."""
         new = self.directory / f"{LOG}.new"
         body = b"".join(record.packed(self._namespace) for record in self._records.values())
+        log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            with open(log, "wb", closefd=False) as file:
+                file.write(self.header.packed() + body)
+            os.replace(new, self.directory / LOG)
+        except OSError:
+            os.close(log)
+            raise
         os.close(self._log)
-        self._log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(self._log, "wb", closefd=False) as file:
-            file.write(self.header.packed() + body)
-        os.replace(new, self.directory / LOG)
+        self._log = log
         self._written = len(self._records)
 
 

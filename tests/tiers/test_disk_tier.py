@@ -223,6 +223,48 @@ def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(tmp_path, monkeypatc
     tier.close()
 
 
+def test_a_log_without_space_costs_no_slot(tmp_path, monkeypatch):
+    tier, setup = reopened(tmp_path, pages=2)
+    stored(tier, setup, 0, 1)
+    write = os.pwrite
+
+    def full(file, data, offset):
+        if len(data) == RECORD_BYTES:
+            raise OSError("no space")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="no space"):
+        tier.store(2, [page(setup, 2, 2, 0)])
+    monkeypatch.setattr(os, "pwrite", write)
+    stored(tier, setup, 3, 4)
+    assert has(tier, 3, 4) == [True, True]
+    tier.close()
+
+
+def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.disk.SPARE_RECORDS", 0)
+    tier, setup = reopened(tmp_path, pages=2)
+    stored(tier, setup, 0, 1)
+    open_ = os.open
+
+    def refused(path, *args):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(OSError, match="too many open files"):
+        for number in range(2, 9):
+            tier.store(number, [page(setup, number, 2, 0)])
+    monkeypatch.setattr(os, "open", open_)
+    other = open_(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    tier.poll()
+    stored(tier, setup, 9)
+    assert os.fstat(other).st_size == 0
+    tier.close()
+    os.close(other)
+    assert has(reopened(tmp_path, pages=2)[0], 9) == [True]
+
+
 def test_slots_that_do_not_begin_with_a_block_are_read_through_the_page_cache(tmp_path):
     setup = setup_of(str(tmp_path))
     odd = setup._replace(memory=(memoryview(bytearray(setup.memory[0].nbytes + 1))[1:],))
