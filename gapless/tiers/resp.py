@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 PORT = 6379
 LONG = 16_384
-"""Words from this length on are sent as they are, without a copy."""
+"""Words from this length on are sent as they are, without a copy; no answer but a page is longer."""
 
 Word = bytes | memoryview
 Reply = bytes | int | None
@@ -56,7 +56,7 @@ class RespClient:
         Raises RespError for an error that the server tells, and OSError when the connection is gone.
         """
         try:
-            line = self._reader.readline()
+            line = self._reader.readline(LONG)
             if not line.endswith(b"\r\n"):
                 raise ConnectionError("the server has closed the connection")
             kind, rest = line[:1], line[1:-2]
@@ -113,6 +113,8 @@ class RespClient:
         if length < 0:
             return None
         fits = length == sum(map(len, memory))
+        if not fits and length > LONG:
+            raise RespError(f"a value of {length} bytes, which is no page")
         value = b"" if fits else self._reader.read(length)
         for part in memory if fits else ():
             if self._reader.readinto(part) < len(part):  # type: ignore[attr-defined]

@@ -88,6 +88,17 @@ def test_values_that_are_not_ours_are_not_there(fake):
     tier.close()
 
 
+@pytest.mark.parametrize("answer", [b"$999999999999\r\n", b"+" + b"x" * 1_000_000])
+def test_an_answer_without_a_bound_is_not_read(fake, monkeypatch, answer):
+    tier, setup = opened(fake)
+    stored(tier, setup, 0)
+    monkeypatch.setattr(fake, "answer", lambda words: answer)
+    begin = time.monotonic()
+    end, _ = loaded(tier, setup, 0)
+    assert end.failed and time.monotonic() - begin < 0.4, "its end is waited for"
+    tier.close()
+
+
 def test_a_flipped_byte_keeps_the_checksum_of_what_was_stored(fake):
     tier, setup = opened(fake)
     sums = stored(tier, setup, 0).checksums
