@@ -21,6 +21,7 @@ from gapless.tiers.frames import (
     ASK,
     KEY_BYTES,
     LENT,
+    MAX_NAME,
     PAGE,
     FrameKind,
     FrameSocket,
@@ -88,7 +89,8 @@ class PeerServer:
             thread.join(LOOK_SECONDS)
         self._listener.close()
         if self._path:
-            os.unlink(self._path)
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
 
     def _accept(self) -> None:
         self._listener.settimeout(LOOK_SECONDS / 4)
@@ -196,6 +198,8 @@ class PeerSession:
         if len(body) < ASK.size:
             raise PeerError("a question without a beginning")
         length, count = ASK.unpack_from(body)
+        if length > MAX_NAME:  # the shelf remembers names
+            raise PeerError(f"the peer sent a name of {length} bytes")
         name = body[ASK.size : ASK.size + length].decode(errors="replace")
         keys = keys_in(body[ASK.size + length :], count)
         self._peer.send(FrameKind.ANSWER, bytes([ANSWERS.index(found) for found in self._shelf.find(name, keys)]))

@@ -601,7 +601,13 @@ def test_what_is_no_peer_is_sent_away(sent, opened, path):
 
 
 @pytest.mark.parametrize(
-    "frame", [b"\x05\x02\x00\x00\x00xx", b"\x05\x05\x00\x00\x00\x00\xff\xff\xff\x7f", b"\x07\x05\x00\x00\x00abcde"]
+    "frame",
+    [
+        b"\x05\x02\x00\x00\x00xx",
+        b"\x05\x05\x00\x00\x00\x00\xff\xff\xff\x7f",
+        b"\x07\x05\x00\x00\x00abcde",
+        pytest.param(b"\x05\x07\x02\x00\x00" + b"\x01\x02" + bytes(4) + bytes(513), id="a name that is too long"),
+    ],
 )
 def test_frames_that_do_not_fit_together_end_the_connection(frame, opened, path):
     setup = setup_of("")
@@ -728,3 +734,9 @@ def test_an_address_in_use_is_refused_and_a_socket_left_behind_is_not(opened, pa
     left.close()
     opened(giver_of(setup, path))
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_socket_that_was_removed_does_not_stop_the_end(path):
+    giver = giver_of(setup_of(""), path)
+    path.unlink()
+    giver.close()
