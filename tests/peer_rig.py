@@ -7,7 +7,20 @@ import threading
 import time
 
 from gapless.base.peers import PeerAddress, PeerPlan
-from gapless.tiers.frames import ANSWERS, ASK, KEY_BYTES, LENT, PAGE, FrameKind, FrameSocket, PeerError, admit, keys_in
+from gapless.base.records import KVTransfer
+from gapless.tiers.frames import (
+    ANSWERS,
+    ASK,
+    KEY_BYTES,
+    LENT,
+    PAGE,
+    FrameKind,
+    FrameSocket,
+    PeerError,
+    admit,
+    greet,
+    keys_in,
+)
 from gapless.tiers.peer import PeerTier, open_peer_tier
 from gapless.tiers.seam import Found, TierSetup
 
@@ -37,6 +50,31 @@ class PeerPair:
     def close(self):
         self.taker.close()
         self.giver.close()
+
+
+def decided(tier, keys, claim="", peer="", seconds=5.0):
+    """The answer of a tier when nothing is pending any more, and how long it took."""
+    begin = time.monotonic()
+    while True:
+        found = tier.lookup_for(begin, keys, KVTransfer(claim=claim, peer=peer), begin + seconds)
+        if Found.PENDING not in found:
+            return found, time.monotonic() - begin
+        assert time.monotonic() < begin + seconds, "no answer"
+        time.sleep(0.001)
+
+
+def connected(path):
+    """A connection on which nothing has been said."""
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    raw.connect(str(path))
+    return raw
+
+
+def greeted(path, setup):
+    """A connection to a giver that has proved that it has the key."""
+    peer = FrameSocket(connected(path))
+    greet(peer, KEY, setup.namespace)
+    return peer
 
 
 def flipped(data: bytes) -> bytes:

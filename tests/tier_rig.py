@@ -14,6 +14,15 @@ SLOTS = 16
 NAMESPACE = Namespace.of({"model": "checksum", "page_size": 4})
 
 
+class Hand:
+    """A clock that is set."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 def setup_of(target: str, pages: int = 64, namespace: Namespace = NAMESPACE) -> TierSetup:
     """A tier of this many pages over slots that begin with a page of memory."""
     raw = np.zeros((SLOTS + 1) * SLOT, np.uint8)

@@ -17,3 +17,9 @@ def opened():
     yield add
     for one in reversed(every):
         one.close()
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a peer listens"""
+    return tmp_path / "p.sock"

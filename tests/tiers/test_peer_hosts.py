@@ -1,0 +1,156 @@
+"""Addresses and keys of peers: what the user may say, and hosts whose look-up fails, hangs, or finds several."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+from fake_resp import free_port
+from peer_rig import KEY, giver_of, taker_of
+from tier_rig import Hand, key, setup_of, stored
+
+from gapless.base.errors import ConfigError
+from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, read_key
+from gapless.base.records import NO_TRANSFER
+from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
+from gapless.tiers.peer import PeerWorker, open_peer_tier
+from gapless.tiers.seam import Namespace
+from gapless.tiers.shared import Copies
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    """Look-ups of the host `gone` hang until this is set; another fails."""
+    answers, look_up = threading.Event(), socket.getaddrinfo
+
+    def hangs(host, *args, **options):
+        if host == "gone":
+            answers.wait(20)
+            raise OSError("no such host")
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    monkeypatch.setattr("gapless.tiers.link.SECONDS", 0.3)
+    yield answers
+    answers.set()
+
+
+def far_link(host, *args):
+    return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), *args)
+
+
+def test_a_look_up_that_hangs_holds_a_link_no_longer_than_a_peer_may(hanging):
+    link = far_link("gone", 0.0)
+    for _ in range(2):
+        begin = time.monotonic()
+        assert link.turn() and "look-up" in link.error and time.monotonic() - begin < 1.5
+    assert sum(thread.name == "gapless-look-up" for thread in threading.enumerate()) == 1, "one for each try"
+    hanging.set()
+    while "look-up" in link.error:
+        assert link.turn()
+    assert link.error == "no such host", "the answer that came late"
+
+
+def test_what_one_peer_has_is_found_while_the_look_up_of_another_hangs(opened, path, hanging):
+    setup = setup_of("")
+    giver, taker = opened(giver_of(setup, path)), taker_of(setup, path)
+    stored(giver, setup, 0)
+    link = far_link("gone").start()
+    taker.links[str(link.address)] = link
+    worker = PeerWorker("peers", taker, lambda: None)
+    worker.start()
+    worker.ask_for(1, [key(0), key(1)], 0.2, NO_TRANSFER)
+    until = time.monotonic() + 5
+    while not (answers := worker.take()):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert answers[0].hits == (True, False)
+    begin = time.monotonic()
+    worker.close()
+    assert time.monotonic() - begin < 2 and not hanging.is_set(), "closing waits for the look-up"
+
+
+@pytest.mark.parametrize("error", [UnicodeError("a host without a name"), OSError("no such host")])
+def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, monkeypatch):
+    tries = []
+
+    def look_up(*_, **__):
+        tries.append(1)
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    clock = Hand()
+    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), clock=clock)
+    assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 1
+    assert str(error) in link.error
+    clock.now += FIRST_BACK_OFF
+    assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 2
+
+
+def two_of(look_up):
+    """A look-up that knows a host with two addresses, of which the first does not answer."""
+
+    def both(host, port, *args, **options):
+        lines = [
+            look_up(one, port, *args, **options) for one in (("127.0.0.2", "127.0.0.1") if host == "two" else (host,))
+        ]
+        return [line for some in lines for line in some]
+
+    return both
+
+
+def test_every_address_of_a_host_is_tried(monkeypatch, opened):
+    address = PeerAddress("127.0.0.1", free_port())
+    setup = setup_of("")
+    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    monkeypatch.setattr(socket, "getaddrinfo", two_of(socket.getaddrinfo))
+    link = opened(PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies()).start())
+    until = time.monotonic() + 5
+    while not giver.server.connections:
+        assert time.monotonic() < until and not link.error
+        time.sleep(0.005)
+
+
+def test_addresses_are_read_and_shown():
+    for text in ("127.0.0.1:5600", "[::1]:7", "prefill.example:80", "unix:/run/kv.sock"):
+        assert str(PeerAddress.parse(text, "x")) == text
+    for text in ("5600", ":5600", "host", "host:0", "host:70000", "host:x", "unix:"):
+        with pytest.raises(ConfigError, match="kv_peers must be HOST:PORT"):
+            parse_peers(None, [text])
+    for text in (".example:1", "a..b:1", "x" * 64 + ":1"):
+        with pytest.raises(ConfigError, match=r"kv_peers: '.*' is no name of a host"):
+            parse_peers(None, [text])
+    with pytest.raises(ConfigError, match="twice"):
+        parse_peers(None, ["a:1", "a:1"])
+    local = [
+        "127.0.0.1:1",
+        "127.9.9.9:1",
+        "[::1]:1",
+        "localhost:1",
+        "unix:/x",
+        "0.0.0.0:1",
+        "10.0.0.1:1",
+        "[::]:1",
+        "a:1",
+    ]
+    assert [PeerAddress.parse(text, "x").local for text in local] == [True] * 5 + [False] * 4
+    assert all(PeerAddress.parse(text, "x").everywhere for text in ("0.0.0.0:1", "[::]:1", "[::0]:1"))
+    assert not any(PeerAddress.parse(text, "x").everywhere for text in ("[::1]:1", "a:1", "unix:/x"))
+    check_reach(parse_peers("127.0.0.1:1", ["unix:/x"]))
+    for listen, peers, field in (("0.0.0.0:1", [], "kv_peer_listen"), (None, ["other:1"], "kv_peers")):
+        with pytest.raises(ConfigError, match=f"{field}.*in the clear.*kv_peer_ssl_certfile"):
+            check_reach(parse_peers(listen, peers))
+
+
+def test_keys_come_from_a_file_or_else_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
+    assert read_key(None) == b""
+    monkeypatch.setenv("GAPLESS_KV_PEER_KEY", "short")
+    with pytest.raises(ConfigError, match="at least 16"):
+        read_key(None)
+    (tmp_path / "key").write_bytes(KEY + b"\n")
+    assert read_key(str(tmp_path / "key")) == KEY
+    with pytest.raises(ConfigError, match=r"kv_peer_key_file .*cannot be read"):
+        read_key(str(tmp_path / "none"))
