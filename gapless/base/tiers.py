@@ -72,8 +72,7 @@ def _parse(text: str) -> TierConfig:
     plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
     if kind not in plug_ins:
         forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
-        got = hide_password(kind)
-        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got one that begins with {got!r}")
+        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}")
     return TierConfig(kind, 0, rest)
 
 
