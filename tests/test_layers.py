@@ -84,7 +84,7 @@ LINES = {
     "structured outputs with drafts": 200,
     "test kit in public, player of scenarios": 100,
     "text that a form leaves no choice about, as drafts": 170,
-    "TLS between peers and not without, peers lost without a word, addresses shown without passwords": 185,
+    "TLS between peers and not without, peers lost without a word, addresses shown without passwords": 191,
     "what tiers hold and do, on the page, in traces and metrics": 200,
     "tiers below host memory: disk, Redis, plug-ins, whatever these answer; errors without passwords": 1_641,
     "tiers of LMCache, Mooncake and NIXL": 870,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
-from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerPlan, peer_tiers, role_plan
+from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerFiles, PeerPlan, peer_tiers, role_plan
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
@@ -296,13 +296,21 @@ class EngineConfig:
     @property
     def peer_plan(self) -> PeerPlan:
         """Return whom this engine gives KV pages and takes them from, without the key. Raises ConfigError."""
-        files = self.kv_peer_ssl_certfile, self.kv_peer_ssl_keyfile, self.kv_peer_ssl_ca_certs
+        files = [getattr(self, name) for name in TLS_FIELDS]
         return role_plan(self.role, self.kv_peer_listen, self.kv_peers, files)
+
+    @property
+    def tls_without_peers(self) -> str | None:
+        """Return the field of a file for TLS between peers that is given where there are none."""
+        return next((name for name in TLS_FIELDS if getattr(self, name) and not self.peer_plan), None)
 
     @property
     def processors(self) -> dict[str, str]:
         """The module:function of each logits processor, by name. Raises ConfigError."""
         return processor_paths(self.logits_processors)
+
+
+TLS_FIELDS = tuple([f"kv_peer_ssl_{name}" for name in PeerFiles._fields])
 
 
 def parse_depth(text: str) -> int | None:

@@ -107,12 +107,7 @@ def role_plan(
     if role == "prefill" and peers:
         raise ConfigError("kv_peers is for decode and both: role is prefill, which gives pages and takes none")
     plan = parse_peers(listen or (LISTEN if role in ("prefill", "both") else None), peers)
-    if any(files) and not plan:
-        raise ConfigError(
-            "kv_peer_ssl_certfile, kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs are for engines with peers: add role, "
-            "or leave them out; the two servers of pd speak over unix sockets, without TLS"
-        )
-    plan = plan._replace(tls=peer_files(files))
+    plan = plan._replace(tls=peer_files(files) if plan else None)
     check_reach(plan)
     return plan
 

@@ -291,6 +291,7 @@ def build_core(
 
 
 def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+    tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     processors = import_processors(config.processors, device)
@@ -304,7 +305,6 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
             adapters = Adapters(model.adapters, files.named())
     with timer("memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
-        tiers = EngineTiers(config)
         name = tiers.name(model_config, model, device.kind)
         depth = parse_depth(config.depth)
         loop = on_device(

@@ -27,6 +27,9 @@ class EngineTiers:
     """The tiers of an engine that are below its host tier, none for most engines."""
 
     def __init__(self, config: EngineConfig) -> None:
+        """Raises ConfigError."""
+        if unused := config.tls_without_peers:  # only now, as below
+            raise ConfigError(f"{unused} is for engines with peers: add --role, or leave it out")
         self.kinds = [kind for kind in config.tiers if kind != "host"]
         self._config = config
         self._namespace = Namespace("")

@@ -17,7 +17,9 @@ from tier_rig import SLOT, content, has, loaded, setup_of, stored
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, parse_peers, role_plan, with_key
-from gapless.cli.main import main
+from gapless.engine.core import build_core
+from gapless.server.config import ServerConfig
+from gapless.server.pair import serve_pair
 from gapless.tiers import frames
 from gapless.tiers.frames import FrameKind, FrameSocket, greet
 from gapless.tiers.peer import open_peer_tier
@@ -291,13 +293,13 @@ def test_the_files_for_tls_come_together():
 
 
 @pytest.mark.parametrize("name", ["certfile", "keyfile", "ca_certs"])
-def test_files_for_tls_without_peers_are_refused(name, capsys):
-    with pytest.raises(
-        ConfigError, match=rf"kv_peer_ssl_{name}.* are for engines with peers: add role, or leave them out"
-    ):
-        EngineConfig(**{f"kv_peer_ssl_{name}": "/a.pem"})
-    flags = ["--pd", "1p1d", f"--kv-peer-ssl-{name.replace('_', '-')}", "/a.pem"]
-    assert main(["serve", "demo", *flags]) == 2 and "pd speak over unix sockets" in capsys.readouterr().err
+def test_files_for_tls_without_peers_are_refused_by_an_engine_and_by_a_pair(name, capsys):
+    config = EngineConfig(device="cpu", **{f"kv_peer_ssl_{name}": "/a.pem"})
+    with pytest.raises(ConfigError, match=f"kv_peer_ssl_{name} is for engines with peers: add --role, or leave it out"):
+        build_core(config)
+    assert serve_pair([], config, ServerConfig(pd="1p1d")) == 1
+    assert "leave role and every kv_peer flag out" in capsys.readouterr().err
+    EngineConfig(role="both", **{f"kv_peer_ssl_{one}": "/a.pem" for one in PeerFiles._fields})
 
 
 def test_files_that_cannot_be_used_are_named(files, other):
