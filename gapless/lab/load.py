@@ -200,12 +200,10 @@ def _no_collection() -> Iterator[None]:
     """A pause of the collector in mid-run would look like one of the server."""
     enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if enabled:
             gc.enable()
 
