@@ -30,12 +30,6 @@ setup: $(VENV)/.setup
 serve: $(VENV)/.setup
 	@$(BIN)/gapless serve $(ARGS)
 
-# The tests of whole engines, but those with a test double in the place of the loop, or with none. Of the recorded
-# answers those of the demo: the loop's own tests race the exact model.
-ENGINES = tests/engine $(addprefix --ignore=tests/engine/test_,$(addsuffix .py,process_backend inputs messages wire pulse \
-	stream merged driver watch async_llm)) \
-	--deselect "tests/engine/recorded/test_recorded_tokens.py::test_the_exact_model_says_what_it_said"
-
 # mypy keeps what it knows in .mypy_cache: the first run takes most of a minute, the next ones a second.
 check: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -63,8 +57,8 @@ quick: $(VENV)/.test
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
 # test waits for it; mypy has the other core meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
-# What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync; the loop's tests run
-# once more under no_race, of which tests/loops_under_guard.py chooses, and those of whole engines in a run of their own.
+# What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync, and engines under
+# no_race too, as tests/loops_under_guard.py chooses.
 # Workers start together: each would compile all tests, and what they import, by itself.
 COMPILE = $(if $(ARGS),,$(BIN)/python -m pytest --collect-only -qq >/dev/null || true;)
 test: export OMP_NUM_THREADS = 1
@@ -75,8 +69,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; $(COMPILE) wait $$types
 	@$(BIN)/python tests/test_layers.py
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(or $(ARGS),--guard-races again)
-	$(if $(ARGS),,$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --guard-races every --guard-steps off $(ENGINES))
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(or $(ARGS),--guard-races chosen)
 
 # Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
 # Tracing slows Python down: without no_sync, and without tests of threads that hang, whose processes it keeps alive.

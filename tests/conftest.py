@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops_under_guard import PLANTED, covering, is_raced, loops_under_no_race
+from loops_under_guard import PLANTED, covering, is_raced_again, is_raced_once, loops_under_no_race
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
@@ -35,16 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--guard-steps", choices=("every", "off"), default="every", help="steps run under no_sync")
     parser.addoption(
         "--guard-races",
-        choices=("off", "every", "again"),
+        choices=("off", "every", "chosen"),
         default="off",
-        help="engines run under no_race (slower): of every test, or of the engine's tests when they run again",
+        help="engines run under no_race (slower): of every test, or of those that tests/loops_under_guard.py chooses",
     )
 
 
 @pytest.hookimpl(trylast=True)  # so that the test's own parameters come first in its name
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With --guard-races again: the engine's tests twice, so that one run of pytest does both."""
-    if metafunc.config.getoption("--guard-races") == "again" and is_raced(metafunc.definition.nodeid):
+    """With --guard-races chosen: the loop's oracles twice, so that one run of pytest does both."""
+    if metafunc.config.getoption("--guard-races") == "chosen" and is_raced_again(metafunc.definition.nodeid):
         metafunc.parametrize("raced", (False, True), ids=("plain", "raced"), indirect=True)
 
 
@@ -109,8 +109,9 @@ def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Itera
 @pytest.fixture
 def raced(request: pytest.FixtureRequest) -> bool:
     """Whether the test's engines run under no_race: fewer seeds do then."""
-    planted = any(part in request.node.nodeid for part in PLANTED)
-    return not planted and getattr(request, "param", request.config.getoption("--guard-races") == "every")
+    way, name = request.config.getoption("--guard-races"), request.node.nodeid
+    planted = any(part in name for part in PLANTED)
+    return not planted and getattr(request, "param", way == "every" or (way == "chosen" and is_raced_once(name)))
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,8 @@ def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, race
     """no_sync looks away from broken engines, and from what runs again: a step takes four times as long under it."""
     path = request.path
     broken = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
-    with guarded_steps.rest() if broken or raced else nullcontext():
+    again = raced and is_raced_again(request.node.nodeid)
+    with guarded_steps.rest() if broken or again else nullcontext():
         yield
 
 

@@ -1,8 +1,8 @@
-"""Puts every engine under no_race: each table, page, packet and outbox by its name, on every device.
+"""Puts engines under no_race: each table, page, packet and outbox by its name, on every device.
 
-`pytest --guard-races every tests/loop ...` does it for all that it runs. With `--guard-races again`, which `make test`
-says, the loop's tests run plainly and once more under it. Tests of whole engines share those of their file, so they run
-by themselves, with `every`.
+`pytest --guard-races every` does it for all that it runs. With `--guard-races chosen`, which `make test` says, the loop's
+oracles and a share of the simulator's seeds run plainly and once more under it, and some files of tests of whole
+engines, which share those of their file, under it alone.
 """
 
 from __future__ import annotations
@@ -23,16 +23,26 @@ from gapless.step.executor import Executor
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
-RACED = ("tests/loop/", "::test_no_seed_of_the_simulator_fails")
+RACED = ("_oracle.py::", "tests/loop/test_host_tier.py::", "::test_no_seed_of_the_simulator_fails")
+"""Tests of the loop that run again, by parts of their names: those with random mixtures of all that a step may do."""
 UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_")
-"""Tests of the loop that do not run under no_race, by parts of their names: their loops are broken on purpose."""
+"""Tests among them that do not, by parts of their names: their loops are broken on purpose."""
+ONCE = "tests/engine/"
+"""Where tests run under no_race and no_sync at once: tests of whole engines, which share those of their file."""
+EXACT = "::test_the_exact_model_says_what_it_said"
+"""Runs without no_race: its steps are those of the demo model, and it takes long."""
 ENOUGH = {"seed": 2, "batch": 2, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""
 
 
-def is_raced(nodeid: str) -> bool:
+def is_raced_again(nodeid: str) -> bool:
     """Whether a test function is among those that run again under no_race."""
-    return any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED)
+    return any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED) and ONCE not in nodeid
+
+
+def is_raced_once(nodeid: str) -> bool:
+    """Whether a test is among those that run once, and under no_race."""
+    return nodeid.startswith(ONCE) and EXACT not in nodeid
 
 
 def covering(items: list[pytest.Item]) -> list[pytest.Item]:
