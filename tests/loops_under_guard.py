@@ -1,8 +1,8 @@
 """Puts engines under no_race: each table, page, packet and outbox by its name, on every device.
 
-`pytest --guard-races every` does it for all that it runs. With `--guard-races chosen`, which `make test` says, the loop's
-oracles and a share of the simulator's seeds run plainly and once more under it, and some files of tests of whole
-engines, which share those of their file, under it alone.
+`pytest --guard-races every` does it for all that it runs. With `--guard-races chosen`, which `make test` says, tests of
+whole engines, which share those of their file, run once, under it; the loop's oracles and a share of the simulator's
+seeds run again under it.
 """
 
 from __future__ import annotations
