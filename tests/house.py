@@ -39,6 +39,12 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+def forget() -> None:
+    """Drop what was parsed: millions of objects, which the garbage collector would walk in all later tests."""
+    _parsed.cache_clear()
+    _walked.cache_clear()
+
+
 def nodes(path: Path) -> tuple[ast.AST, ...]:
     """Every node of a file."""
     return _walked(path.read_text(encoding="utf-8"))

@@ -31,7 +31,7 @@ ONCE = "tests/engine/"
 """Where tests run under no_race and no_sync at once: tests of whole engines, which share those of their file."""
 EXACT = "::test_the_exact_model_says_what_it_said"
 """Runs without no_race: its steps are those of the demo model, and it takes long."""
-ENOUGH = {"seed": 2, "batch": 2, "share": 1, "mood": 1}
+ENOUGH = {"seed": 1, "batch": 1, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""
 
 

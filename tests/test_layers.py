@@ -323,6 +323,12 @@ def report(root: Path) -> str:
     return "\n".join(lines + [f"{len(found[what]):>7,} {what}, at most {most}" for what, most in AT_MOST.items()])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed_code_is_forgotten() -> Iterator[None]:
+    yield
+    house.forget()
+
+
 def test_imports_go_down_only() -> None:
     assert layer_violations(ROOT) == []
 

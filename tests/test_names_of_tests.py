@@ -54,6 +54,12 @@ def names_of_tests() -> Iterator[tuple[Path, str]]:
                 yield path, node.name
 
 
+@pytest.fixture(scope="module", autouse=True)
+def parsed_code_is_forgotten() -> Iterator[None]:
+    yield
+    house.forget()
+
+
 def test_the_name_of_every_test_is_a_sentence() -> None:
     named = list(names_of_tests())
     assert len(named) > 2_000
