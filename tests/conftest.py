@@ -25,6 +25,8 @@ at elsewhere, and in the regressions' own file about that."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
+# Tests make many objects that live long, and few cycles.
+gc.set_threshold(20_000)
 # Tests use devices without an engine.
 checkers.connect()
 # A shell without job control starts what it puts in the background with interrupts ignored, and children inherit that.
