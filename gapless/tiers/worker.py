@@ -204,8 +204,8 @@ class TierWorker:
         for question in [*self._asking]:
             late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
-            answers = self._safely(lambda one=question, places=places: self._look(one, places))  # type: ignore[misc]
-            if answers is None or len(answers) != len(places):  # it has raised, or is no tier
+            answers = self._safely(lambda one=question, places=places: [*self._look(one, places)])  # type: ignore[misc]
+            if answers is None or len(answers) != len(places):  # or has answered with another number of keys
                 answers = [Found.MISS] * len(places)
             for place, found in zip(places, answers, strict=True):
                 question.found[place] = found
