@@ -128,6 +128,8 @@ class Room:
         """A sequence ends while it waits: what only it has asked for is not loaded."""
         if isinstance(seq.ticket, LoadTicket):
             seq.ticket.given_up = True
+        elif seq.ticket is not None:
+            seq.ticket.open = {}  # the loop would wake when it is late, for a request that is gone
         seq.ticket = None
 
     def _begin_load(self, host: HostTier, seq: Sequence, matched: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -226,6 +227,24 @@ def test_a_tier_that_does_not_answer_is_waited_for_no_longer_than_its_deadline(e
     begin = time.monotonic()
     (counts,) = one.ask(prompts()[0])
     assert counts.late == 1 and time.monotonic() - begin < 0.7
+
+
+def test_an_aborted_request_that_asked_a_slow_tier_wakes_the_loop_no_more(engine):
+    answers = threading.Event()
+
+    class Slow(DictionaryTier):
+        def lookup(self, keys):
+            answers.wait(10)
+            return [Found.MISS for _ in keys]
+
+    one = engine(Slow)
+    one.loop.submit(ask(1, prompts()[0]).request)
+    one.loop.turn()
+    assert one.below.patience() is not None
+    one.loop.abort(1)
+    assert one.below.patience() is None, "only it has waited"
+    answers.set()
+    one.ask(prompts()[1])
 
 
 def test_the_first_tier_that_has_a_page_loads_it_and_all_store_it(engine):
