@@ -90,7 +90,7 @@ class LowerCounts:
 class Search:
     """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
 
-    __slots__ = ("claims", "fetched", "found", "late_at", "open")
+    __slots__ = ("claims", "fetched", "found", "late_at", "open", "weighed")
 
     def __init__(self, claims: bool = False) -> None:
         self.claims = claims
@@ -102,6 +102,8 @@ class Search:
         self.late_at = 0
         self.fetched = False
         """Whether loads from there have begun"""
+        self.weighed: tuple[int, int, float] | None = None
+        """What the gate was asked before: tokens, pages, and what tiers below take"""
 
 
 class LowerMove(NamedTuple):
@@ -228,10 +230,9 @@ class LowerTiers:
         times = [search.late_at for searches in self._waiting.values() for search in searches if search.open]
         return max(0, min(times) - now) / 1e9 if times else None
 
-    def pays(self, tokens: int, pages: int) -> bool:
-        """Return whether loading this many pages from the fastest tier takes no longer than computing their tokens."""
-        fastest = min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
-        return self._gate.pays(tokens, pages, pages * fastest)
+    def least_ns(self, pages: int) -> float:
+        """Return what the fastest tier takes to load this many pages."""
+        return pages * min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
 
     # For the host tier.
 

@@ -112,6 +112,8 @@ class Room:
             return True
         if isinstance(seq.ticket, LoadTicket) and seq.ticket.given_up:
             seq.loads_begun = MOST_LOADS
+        if isinstance(search := seq.ticket, Search) and search.weighed and not (search.fetched or search.found):
+            host.gate.begun(*search.weighed)  # no load comes of it, and the next request must not ask again
         seq.ticket = None
         return False
 
@@ -187,14 +189,17 @@ class Room:
         pages = most - count
         if pages < host.least_pages:
             return False
-        if not (seq.transfer.claim or below.pays(pages * self._page_size, pages * len(self._pools))):
-            self._decline(host, seq, pages * self._page_size)
+        tokens, missing = pages * self._page_size, pages * len(self._pools)
+        weighed = None if seq.transfer.claim else (tokens, missing, below.least_ns(missing))
+        if weighed and not host.gate.pays(*weighed):
+            self._decline(host, seq, tokens)
             seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
         seq.ticket = seq.search = below.ask(
             [host.key(pool, digest) for pool in self._pools for digest in digests], seq.transfer
         )
+        seq.search.weighed = weighed
         return True
 
     def _decline(self, host: HostTier, seq: Sequence, tokens: int) -> None:

@@ -109,10 +109,12 @@ def test_loads_through_the_host_count_both_ways_and_the_fastest_tier():
     gate = gate_of(100, 60, 500)
     lines = [LateLine({}, 1, delays=(0,), fails=0) for _ in range(2)]
     below = LowerTiers(lines, lambda group, slot: memoryview(b"page"), time.monotonic_ns, 1, 1, gate)
-    assert gate.pays(1, 1) and not gate.pays(1, 1, gate.page_ns(0)) and below.pays(1, 1), "tier 1 is not known"
+    assert gate.pays(1, 1) and not gate.pays(1, 1, gate.page_ns(0)) and gate.pays(1, 1, below.least_ns(1)), (
+        "tier 1 is not known"
+    )
     for _ in range(2):
         gate.moved(1, 1, 50)
-    assert not below.pays(1, 1) and below.pays(2, 1)
+    assert not gate.pays(1, 1, below.least_ns(1)) and gate.pays(2, 1, below.least_ns(1))
 
 
 def test_steps_as_large_as_a_small_budget_allows_are_measured():

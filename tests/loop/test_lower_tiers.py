@@ -347,6 +347,21 @@ def test_a_tier_whose_loads_take_longer_than_computing_is_not_asked(engine):
     assert counts.hits > before and counts.loaded
 
 
+def test_a_trial_of_a_slow_tier_that_finds_nothing_is_used_up(engine):
+    one = engine(DictionaryTier)
+    gate = one.loop.transfers.host.gate
+    gate.weighs, counts = True, one.below.counts[0]
+    for _ in range(2):
+        gate.computed(100, 10**6)
+        gate.moved(0, 1, 10**14)
+    gate.declined(10**13)  # a trial is due
+    asked = []
+    for prompt in prompts(4):
+        one.ask(prompt)
+        asked.append(counts.missed)
+    assert asked[0] > 0 and asked == asked[:1] * 4, "each has asked, or none"
+
+
 def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
     one = engine(DictionaryTier)
     for prompt in prompts():
@@ -357,7 +372,9 @@ def test_a_load_from_below_teaches_the_gate_what_its_pages_take(engine):
     gate.weighs = True
     for _ in range(200):
         gate.computed(1, 1)  # as if tokens took nothing
-    assert one.below.counts[0].loaded and not one.below.pays(1, 1) and not gate.pays(1, 1), "both ways are known"
+    assert one.below.counts[0].loaded and not gate.pays(1, 1, one.below.least_ns(1)) and not gate.pays(1, 1), (
+        "both ways are known"
+    )
 
 
 def test_what_only_a_slow_tier_has_is_computed_whatever_another_tier_would_take(engine):
