@@ -100,7 +100,7 @@ class PeerError(OSError):
 
 
 class PeerRefused(PeerError):
-    """The peer has no valid certificate, another key, or pages of something else."""
+    """The peer has no valid certificate, another key, or pages of something else, or there is no room for it."""
 
 
 class FrameSocket:
@@ -242,8 +242,8 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     _check_same(namespace, said[_NONCE:], peer.receive(FrameKind.WELCOME)[1])
 
 
-def admit(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
-    """Begin a connection as the one that gives pages. Raises PeerRefused, OSError."""
+def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[], None] = lambda: None) -> None:
+    """Begin as the one that gives pages; `enter` may refuse a peer that has the key. Raises PeerRefused, OSError."""
     peer.secure()
     hello = peer.receive(FrameKind.HELLO)[1]
     if len(hello) != LIMITS[FrameKind.HELLO] or not hello.startswith(_MAGIC):
@@ -253,6 +253,7 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     proof = peer.receive(FrameKind.PROOF)[1]
     if not _proves(proof[:_MAC], key, b"takes", hello + said):
         raise PeerRefused("a peer that connected has another key")
+    enter()
     peer.send(FrameKind.WELCOME, namespace.text.encode())
     _check_same(namespace, hello[-32:], proof[_MAC:])
 

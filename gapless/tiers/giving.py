@@ -36,7 +36,7 @@ from gapless.tiers.shelf import Shelf, ShelfPage
 MAX_CONNECTIONS = 64
 """Connections of peers that have proved themselves"""
 MAX_STRANGERS = 32
-"""Connections that have not yet; where one more comes, the oldest ends, so that strangers keep no peer out."""
+"""Connections that have not proved themselves; where one more comes, the oldest ends: strangers keep no peer out."""
 ADMIT_SECONDS = 2.0
 """How long a connection may take to prove itself"""
 LOOK_SECONDS = 1.0
@@ -129,18 +129,18 @@ class PeerServer:
         for thread in threads:
             thread.join(LOOK_SECONDS)
 
-    def _admitted(self, peer: FrameSocket) -> bool:
-        """A connection has proved itself; return whether there is room for it."""
+    def _enter(self, peer: FrameSocket) -> None:
+        """A connection has proved itself. Raises PeerRefused where there is no room for it."""
         with self._lock:
+            if len(self._connections) - len(self._strangers) >= MAX_CONNECTIONS:
+                raise PeerRefused(f"{MAX_CONNECTIONS} peers are connected already")
             del self._strangers[peer]
-            return len(self._connections) - len(self._strangers) <= MAX_CONNECTIONS
 
     def _serve(self, peer: FrameSocket) -> None:
         session = PeerSession(peer, self._shelf)
         try:
-            admit(peer, self._key, self._namespace)
-            admitted = self._admitted(peer)
-            while admitted and session.turn():
+            admit(peer, self._key, self._namespace, lambda: self._enter(peer))
+            while session.turn():
                 pass
         except PeerRefused as error:
             if str(error) not in self._refusals:

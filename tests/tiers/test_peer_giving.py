@@ -130,13 +130,17 @@ def test_frames_that_do_not_fit_together_end_the_connection(frame, opened, path)
     peer.close()
 
 
-def test_connections_of_peers_are_bounded(opened, path, monkeypatch):
+def test_connections_of_peers_are_bounded(opened, path, monkeypatch, caplog):
     monkeypatch.setattr("gapless.tiers.giving.MAX_CONNECTIONS", 3)
     setup = setup_of("")
     giver = opened(giver_of(setup, path))
     strangers = [connected(path) for _ in range(4)]
-    *peers, one_more = [greeted(path, setup) for _ in range(4)]
-    assert not one_more.wait(3), "it has proved itself, and there is no room"
+    peers = [greeted(path, setup) for _ in range(3)]
+    for _ in range(2):
+        refused = FrameSocket(connected(path))
+        with pytest.raises(frames.PeerError, match="closed"):  # before a WELCOME: it will wait longer each time
+            frames.greet(refused, KEY, setup.namespace)
+        refused.close()
     for peer in peers:
         peer.send(FrameKind.RETURN)
         peer.receive(FrameKind.RETURNED)
@@ -148,7 +152,8 @@ def test_connections_of_peers_are_bounded(opened, path, monkeypatch):
     peers[0] = greeted(path, setup)
     peers[0].send(FrameKind.RETURN)
     peers[0].receive(FrameKind.RETURNED)
-    for one in (*strangers, *peers, one_more):
+    assert caplog.text.count("a peer was refused: 3 peers are connected already") == 1
+    for one in (*strangers, *peers):
         one.close()
 
 
