@@ -168,10 +168,12 @@ class DiskTier(BlockingTier):
 
     def close(self) -> None:
         """Write the log in the order of use, for the next process, and let go of the directory."""
-        self._rewrite()
-        for handle in (self._file, self._log, self._lock):
-            if handle is not None:
-                os.close(handle)
+        try:
+            self._rewrite()
+        finally:
+            for handle in (self._file, self._log, self._lock):
+                if handle is not None:
+                    os.close(handle)
 
     # Slots.
 

@@ -260,7 +260,10 @@ def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_p
     tier.poll()
     stored(tier, setup, 9)
     assert os.fstat(other).st_size == 0
-    tier.close()
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(OSError, match="too many open files"):
+        tier.close()
+    monkeypatch.setattr(os, "open", open_)
     os.close(other)
     assert has(reopened(tmp_path, pages=2)[0], 9) == [True]
 
