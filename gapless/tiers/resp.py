@@ -20,6 +20,10 @@ class RespError(OSError):
     """The server has answered with an error, or not as the protocol says."""
 
 
+class RespRefusal(RespError):
+    """The server has answered with an error, in its own words."""
+
+
 class RespClient:
     """One connection, made when it is needed. Whatever goes wrong closes it, and for a while calls fail at once."""
 
@@ -53,7 +57,7 @@ class RespClient:
     def read(self, memory: Sequence[memoryview] = ()) -> Reply:
         """Return the next answer: a number, a value, or None. A value as long as `memory` goes there, and is b"".
 
-        Raises RespError for an error that the server tells, and OSError when the connection is gone.
+        Raises RespRefusal for an error of the server, and OSError when the connection is gone.
         """
         try:
             line = self._reader.readline(LONG)
@@ -68,9 +72,11 @@ class RespClient:
                 raise ValueError("an answer of an unknown kind")
         except (OSError, ValueError) as error:
             self.close()
-            raise error if isinstance(error, OSError) else RespError(str(error)) from error
+            if isinstance(error, OSError):
+                raise
+            raise RespError("what answers does not speak its protocol") from None  # it may repeat the password
         if kind == b"-":
-            raise RespError(rest.decode(errors="replace"))
+            raise RespRefusal(rest.decode(errors="replace"))
         return rest
 
     def close(self) -> None:
@@ -90,7 +96,7 @@ class RespClient:
         for words in self._hello:
             try:
                 self.read()
-            except RespError as error:  # only its code: some servers repeat the command, and so the password
+            except RespRefusal as error:  # only its code: some servers repeat the command, and so the password
                 raise RespError(f"it answers {str(error).partition(' ')[0]} to {bytes(words[0]).decode()}") from None
 
     def _write(self, commands: Sequence[Sequence[Word]]) -> None:

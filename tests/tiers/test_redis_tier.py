@@ -151,6 +151,15 @@ def test_a_value_has_its_length_and_checksum_in_front(fake):
     tier.close()
 
 
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9\r\n", b"HTTP/1.1 400 secret\r\n\r\n", b":secret\r\n"])
+def test_what_is_no_redis_is_named_so_and_not_quoted(fake, monkeypatch, answer):
+    monkeypatch.setattr(fake, "answer", lambda words: answer)
+    with pytest.raises(ConfigError, match=r"at 127\.0\.0\.1:\d+/0: what answers does not speak its protocol$") as error:
+        RedisTier(setup_of(fake.url.replace("//", "//me:secret@"), 64))
+    cause = error.value.__cause__
+    assert cause.__cause__ is None and cause.__suppress_context__
+
+
 def test_a_server_that_repeats_what_it_refuses_is_not_quoted_with_the_password(fake, monkeypatch):
     answer = fake.answer
     repeats = b"-ERR unknown command, with args beginning with: 'secret'\r\n"
