@@ -86,7 +86,7 @@ LINES = {
     "text that a form leaves no choice about, as drafts": 170,
     "TLS between peers and not without, peers lost without a word, addresses shown without passwords": 191,
     "what tiers hold and do, on the page, in traces and metrics": 200,
-    "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_656,
+    "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_670,
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tools and reasoning": 1_750,
     "weights that change while an engine runs, and come back with a process that follows": 440,

@@ -77,22 +77,36 @@ def _parse(text: str) -> TierConfig:
 
 
 def _address(kind: str, text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        fits = bool(parts.hostname) and parts.port != 0 and not parts.fragment
-        if kind == "redis":
-            fits = fits and (parts.path.strip("/") or "0").isdecimal() and not parts.query
-        elif kind == "lmcache":
-            fits = fits and parts.port is not None and not parts.path.strip("/") and not parts.query
-    except ValueError:  # a port that is no number, a bracket that does not close
-        fits = False
-    if not fits:  # what was given is not shown: any part of it may be a password that was not escaped
+    if fault := _fault(kind, text):  # what was given is not shown: it may be a password that was not escaped
         name = kind.capitalize() if kind == "redis" else kind
         raise ConfigError(
-            f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}, and what was given is none: special "
+            f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}. In what was given {fault}: special "
             "characters of a password must be escaped, such as / as %2F"
         )
     return text
+
+
+def _fault(kind: str, text: str) -> str:
+    """Return what is wrong with an address without showing it, "" for nothing."""
+    host = f"the {'bucket' if kind == 'nixl' else 'host'} is missing or wrong"
+    port = "the port is missing or wrong"
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # a bracket that does not close
+        return host
+    try:
+        number, path = parts.port, parts.path.strip("/")
+    except ValueError:
+        return port
+    faults = {
+        host: not parts.hostname,
+        port: number == 0 or (kind == "lmcache" and number is None),
+        "the database is no number": kind == "redis" and not (path or "0").isdecimal(),
+        "there is a path": kind == "lmcache" and path,
+        "there is a query": kind in ("redis", "lmcache") and parts.query,
+        "there is a fragment": parts.fragment,
+    }
+    return next((fault for fault, is_there in faults.items() if is_there), "")
 
 
 def parse_bytes(size: str, text: str) -> int:

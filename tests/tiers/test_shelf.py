@@ -23,7 +23,7 @@ def test_the_shelf_has_a_bound_and_forgets():
     shelf.put(key(4), memoryview(content(4)), 4)
     clock.now += 2
     shelf.expire()
-    assert shelf.used == SLOT and shelf.lend(key(2)) is None, "nobody has asked for it for a minute"
+    assert shelf.used == SLOT and shelf.lend(key(2)) is None, "no peer has asked for it for a minute"
     assert taken.data == content(2), "who reads it has it all the same"
     shelf.drop([key(4), key(7)])
     assert shelf.used == 0
