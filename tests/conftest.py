@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from loops_under_guard import PLANTED, covering, is_raced_again, is_raced_once, loops_under_no_race
+from loops_under_guard import (
+    PLANTED,
+    covering,
+    is_raced_again,
+    is_raced_once,
+    loops_under_no_race,
+    shares_engines,
+)  # fmt: skip
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
@@ -126,8 +133,16 @@ def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, race
         yield
 
 
-@pytest.fixture(autouse=True)
-def guarded_loops(raced: bool, resting_steps: None) -> Iterator[None]:
-    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
+@pytest.fixture(scope="module", autouse=True)
+def guarded_engines(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """With --guard-races: what `guarded_loops` does, of a file whose tests share engines."""
+    raced = request.config.getoption("--guard-races") != "off" and shares_engines(request.node.nodeid)
     with loops_under_no_race() if raced else nullcontext():
+        yield raced
+
+
+@pytest.fixture(autouse=True)
+def guarded_loops(raced: bool, guarded_engines: bool, resting_steps: None) -> Iterator[None]:
+    """With --guard-races: no buffer of any engine of this process is touched by two without an order."""
+    with loops_under_no_race() if raced and not guarded_engines else nullcontext():
         yield

@@ -23,12 +23,18 @@ from gapless.step.executor import Executor
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
-RACED = ("_oracle.py::", "tests/loop/test_host_tier.py::", "::test_no_seed_of_the_simulator_fails")
-"""Tests of the loop that run again, by parts of their names: those with random mixtures of all that a step may do."""
+RACED = (
+    "_oracle.py::", "/test_loop_groups.py::", "/test_host_tier.py::", "/test_lower_tiers.py::",
+    "::test_no_seed_of_the_simulator_fails",
+)  # fmt: skip
+"""Tests of the loop that run again, by parts of their names: those with random mixtures of all that a step may do, with
+several page groups, and with tiers."""
 UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_")
 """Tests among them that do not, by parts of their names: their loops are broken on purpose."""
 ONCE = "tests/engine/"
 """Where tests run under no_race and no_sync at once: tests of whole engines, which share those of their file."""
+FUNCTIONS = "tests/engine/recorded/"
+"""Where of these, each test has engines of its own."""
 EXACT = "::test_the_exact_model_says_what_it_said"
 """Runs without no_race: its steps are those of the demo model, and it takes long."""
 ENOUGH = {"seed": 1, "batch": 1, "share": 1, "mood": 1}
@@ -43,6 +49,11 @@ def is_raced_again(nodeid: str) -> bool:
 def is_raced_once(nodeid: str) -> bool:
     """Whether a test is among those that run once, and under no_race."""
     return nodeid.startswith(ONCE) and EXACT not in nodeid
+
+
+def shares_engines(nodeid: str) -> bool:
+    """Whether the tests of a file share engines, so that all of the file runs under no_race."""
+    return nodeid.startswith(ONCE) and not nodeid.startswith(FUNCTIONS)
 
 
 def covering(items: list[pytest.Item]) -> list[pytest.Item]:

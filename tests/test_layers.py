@@ -80,7 +80,7 @@ LINES = {
     "reports of the sanitizer, what it watched": 650,
     "page checksums by place, transfers that fail alone, a pair that is kept up": 160,
     "responses of OpenAI, with log-probabilities by place": 800,
-    "steps that run 2, 4 or 8 drafts, their kernels and masks before the first, pages for several of them": 100,
+    "steps that run 2, 4 or 8 drafts, their kernels and masks before the first, pages for several of them": 110,
     "structured outputs with drafts": 200,
     "test kit in public, player of scenarios": 100,
     "text that a form leaves no choice about, as drafts": 170,

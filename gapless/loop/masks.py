@@ -275,6 +275,8 @@ class Masks:
             raise error
         log.warning("a matcher failed along a guess, its row runs without: %s", error)
         row.spare, row.drafts = None, 0
+        if self._serving.get(row.slot) is row:
+            self._ahead.pop(row.slot, None)
 
     def _fail(self, row: MaskedRow, error: BaseException) -> None:
         """End the row's request; a panic of a library is no Exception."""

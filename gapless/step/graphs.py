@@ -53,6 +53,7 @@ about what one or two eager steps lose. An engine at rest captures a program aft
 MOST = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The least recently used is dropped first."""
+BOTH = Filters(top_k=True, top_p=True)
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
 
@@ -269,9 +270,11 @@ class StepGraphs:
         forwards = not self.shapes.bounded
         yield from drafted_steps(counts, self.shapes.places, forwards, self.shapes.row_writes)
         beside = {key.samples for key in self.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1}
-        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:])
+        # With filters they are captured when missed: a start would fill most of what is kept.
+        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:], (None,))
         for count in counts:  # one row is in no list of several
-            yield from drafted_masks([(count, size) for size in self._lanes[:count]], self.shapes.places)
+            lanes = self._lanes if count > 1 else self._lanes[:1]
+            yield from drafted_masks([(count, size) for size in lanes], self.shapes.places, (None,))
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
@@ -330,9 +333,11 @@ def drafted_steps(
         yield SampleKey(count, count, False, drafts=True)
 
 
-def drafted_masks(lanes: Iterable[tuple[int, int]], places: tuple[int, ...]) -> Iterator[AdjustKey]:
+def drafted_masks(
+    lanes: Iterable[tuple[int, int]], places: tuple[int, ...], filters: tuple[Filters | None, ...] = (None, BOTH)
+) -> Iterator[AdjustKey]:
     """Yield what adjusts masked rows of such steps. `lanes` are numbers of rows and lengths of lists."""
-    for (count, size), some, each in itertools.product(lanes, (None, Filters(top_k=True, top_p=True)), places):
+    for (count, size), some, each in itertools.product(lanes, filters, places):
         yield AdjustKey(size, some, masked=True, batch=count, places=each)
 
 

@@ -94,8 +94,8 @@ class Transfers:
 
     def most(self, passed: int, begun: int = 0) -> int:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
-        move others. Beside running rows a look comes once a step, so there may be more where steps are long; otherwise
-        a long transfer delays nothing."""
+        move others. Beside running rows a look comes once a step, so there may be more where steps are long, and a few
+        where they are short, so that each direction goes on; otherwise a long transfer delays nothing."""
         if not self.page_ns:
             return BATCH_PAGES
         pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else MOST_BATCH

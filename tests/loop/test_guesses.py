@@ -318,6 +318,38 @@ def test_a_copy_follows_the_tokens_whose_mask_came_when_the_row_had_lost_its_slo
     rows.close()
 
 
+class BrittleCopy(Automaton):
+    """Its copies break when they follow settled tokens."""
+
+    copies = looks = 0
+    breaks = False
+
+    def copy(self):
+        made = super().copy()
+        made.breaks, BrittleCopy.copies = True, BrittleCopy.copies + 1
+        return made
+
+    def advance(self, tokens):
+        assert not self.breaks, "the copy breaks"
+        super().advance(tokens)
+
+    def rollback(self, count):
+        BrittleCopy.looks += 1
+        super().rollback(count)
+
+
+def test_a_row_whose_copy_broke_looks_ahead_no_more():
+    mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    rows, run = Python(mail), allowed_run(SEED, 2)
+    rows.admit(0, BrittleCopy(SEED, VOCAB))
+    rows.settle()
+    looked = BrittleCopy.copies, BrittleCopy.looks
+    assert looked[0] == 1
+    tell(mail, 0, 1, run[0], [run[1]])
+    rows.settle()
+    assert (BrittleCopy.copies, BrittleCopy.looks) == looked
+
+
 class Traced(NativeAutomaton):
     """Notes which threads use it and its copies."""
 
