@@ -38,10 +38,12 @@ check: $(VENV)/.test
 	$(BIN)/python -m pytest --noconftest tests/test_layers.py tests/test_one_room_waits.py tests/test_no_pickle.py
 
 # What the quick suites leave out: tests that start processes, and those that run whole engines over and over.
-SLOW = tests/engine/recorded tests/engine/test_core.py tests/engine/test_process_backend.py \
-	tests/engine/test_invariant_oracle.py tests/engine/test_demo_depths.py tests/guard/test_race_engine.py \
-	tests/guard/test_san_runner.py tests/guard/test_engine_under_no_sync.py tests/guard/test_copied_guard.py \
-	tests/hub/test_commands.py tests/server/test_serve_process.py tests/server/test_start_lines.py
+SLOW = $(addprefix tests/,engine/recorded \
+	$(addprefix engine/test_,core.py process_backend.py invariant_oracle.py demo_depths.py eagle_demo.py forms_demo.py \
+		kv_tiers.py draft_models.py weight_updates.py adapted_engine.py adapter_changes.py mtp_layers.py) \
+	$(addprefix guard/test_,race_engine.py san_runner.py san_children.py engine_under_no_sync.py copied_guard.py \
+		real_programs.py no_sync.py) \
+	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py) hub/test_commands.py)
 # The same of files that also have quick ones.
 SLOW_ONES = tests/device/test_cpu_device.py::test_the_interpreter_exits \
 	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep)
