@@ -338,7 +338,7 @@ class BrittleCopy(Automaton):
         super().rollback(count)
 
 
-def test_a_row_whose_copy_broke_looks_ahead_no_more():
+def test_a_row_whose_copy_broke_has_no_other_copy_and_no_look_ahead():
     mail = Mail(Ring(3, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
     rows, run = Python(mail), allowed_run(SEED, 2)
     rows.admit(0, BrittleCopy(SEED, VOCAB))

@@ -95,8 +95,10 @@ def writes_of(server, tokens, head=b""):
 
 def test_head_and_end_cost_no_write_of_their_own():
     with serving() as server:
-        first, *_, last = writes_of(server, 6)[0]
-        assert first.startswith(b"HTTP/1.1 200 ") and b'"text":"a"' in first
+        # On a busy machine several tokens may be one event.
+        first, *rest = writes_of(server, 6)[0]
+        last = rest[-1] if rest else first
+        assert first.startswith(b"HTTP/1.1 200 ") and b'"text":"a' in first
         assert b'"finish_reason":"length"' in last and b"data: [DONE]" in last and last.endswith(b"\r\n0\r\n\r\n")
         (whole,), closed = writes_of(server, 1)
         assert whole.startswith(b"HTTP/1.1 200 ") and whole.endswith(b"\r\n0\r\n\r\n") and not closed
