@@ -46,7 +46,8 @@ SLOW = $(addprefix tests/,engine/recorded \
 	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py) hub/test_commands.py)
 # The same of files that also have quick ones.
 SLOW_ONES = tests/device/test_cpu_device.py::test_the_interpreter_exits \
-	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep)
+	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep \
+		rows_that_get_pages)
 QUICK = tests/base tests/device tests/engine tests/guard tests/hub tests/memory tests/model tests/plan tests/server \
 	tests/text
 
