@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
@@ -149,7 +150,7 @@ class TierWorker:
             self._do(self._stores.popleft())
         self._cancel_late()
         for end in self._safely(lambda: [*self._tier.poll()]) or () if self._begun else ():
-            self._safely(lambda end=end: self._end(end))  # type: ignore[misc]
+            self._safely(partial(self._end, end))
         self._ask_again()
         return self._ordered
 
@@ -197,16 +198,14 @@ class TierWorker:
         for number, job in [*self._begun.items()]:
             if now > job.late_at and number not in self._cancelled:
                 self._cancelled.add(number)
-                self._safely(lambda number=number: self._tier.cancel(number))  # type: ignore[misc]
+                self._safely(partial(self._tier.cancel, number))
 
     def _ask_again(self) -> None:
         """Ask about keys that are pending; what is late is a miss."""
         for question in [*self._asking]:
             late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
-            answers = self._safely(lambda one=question, places=places: [*self._look(one, places)])  # type: ignore[misc]
-            if answers is None or len(answers) != len(places):  # or has answered with another number of keys
-                answers = [Found.MISS] * len(places)
+            answers = self._safely(partial(self._look, question, places)) or [Found.MISS] * len(places)
             for place, found in zip(places, answers, strict=True):
                 question.found[place] = found
             if Found.PENDING not in question.found or late:
@@ -214,8 +213,11 @@ class TierWorker:
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
-        """Ask the tier about the keys at these places of a question."""
-        return self._tier.lookup([question.keys[place] for place in places])
+        """Ask the tier about the keys at these places of a question. A plug-in may answer with anything."""
+        answers = [*self._tier.lookup([question.keys[place] for place in places])]
+        if len(answers) != len(places):
+            raise ValueError(f"{len(answers)} answers to a look-up of {len(places)} keys")
+        return answers
 
     def _tell(self, news: TierAnswer | JobEnd) -> None:
         self._news.append(news)
