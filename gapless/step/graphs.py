@@ -53,9 +53,10 @@ about what one or two eager steps lose. An engine at rest captures a program aft
 MOST = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The least recently used is dropped first."""
-BOTH = Filters(top_k=True, top_p=True)
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
+ALL_FILTERS = Filters(top_k=True, top_p=True)
+"""The filters of a lane whose rows ask for each."""
 
 
 class MixedSizes(NamedTuple):
@@ -334,7 +335,7 @@ def drafted_steps(
 
 
 def drafted_masks(
-    lanes: Iterable[tuple[int, int]], places: tuple[int, ...], filters: tuple[Filters | None, ...] = (None, BOTH)
+    lanes: Iterable[tuple[int, int]], places: tuple[int, ...], filters: tuple[Filters | None, ...] = (None, ALL_FILTERS)
 ) -> Iterator[AdjustKey]:
     """Yield what adjusts masked rows of such steps. `lanes` are numbers of rows and lengths of lists."""
     for (count, size), some, each in itertools.product(lanes, filters, places):

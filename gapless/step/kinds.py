@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gapless.kernels.views import Filters
-from gapless.step.graphs import bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
+from gapless.step.graphs import ALL_FILTERS, bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
 from gapless.step.keys import AdjustKey, CutKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
@@ -36,7 +36,7 @@ def kinds(
     yield SampleKey(1, 0, True)
     for size in (size for size in SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
-        yield AdjustKey(size, Filters(top_k=True, top_p=True), masked=True)
+        yield AdjustKey(size, ALL_FILTERS, masked=True)
         yield from (ScoreKey(size, width) for width in WIDTHS)
     yield from reply_keys([size for size in SIZES if size <= rows], places)
     if places:
