@@ -52,6 +52,14 @@ class PeerPair:
         self.giver.close()
 
 
+def until(holds, seconds=5.0):
+    """Wait for a condition, and fail where it does not come to hold in time."""
+    late = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < late, "it did not come to hold"
+        time.sleep(0.005)
+
+
 def decided(tier, keys, claim="", peer="", seconds=5.0):
     """The answer of a tier when nothing is pending any more, and how long it took."""
     begin = time.monotonic()

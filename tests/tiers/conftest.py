@@ -21,5 +21,5 @@ def opened():
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a peer listens"""
+    """Return the path of the socket on which a peer listens."""
     return tmp_path / "p.sock"

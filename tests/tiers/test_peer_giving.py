@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from peer_rig import KEY, connected, decided, giver_of, greeted, taker_of
+from peer_rig import KEY, connected, decided, giver_of, greeted, taker_of, until
 from tier_rig import checksum, content, has, key, setup_of, stored
 
 from gapless.base.errors import ConfigError
@@ -79,10 +79,7 @@ def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answ
     raw.receive(FrameKind.LENT)
     raw.receive(FrameKind.LENT)
     assert giver.shelf.lent == 2 and not giver.shelf.put(key(2), memoryview(content(2)), 2)
-    until = time.monotonic() + 5
-    while giver.server.connections:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: not giver.server.connections)
     assert giver.shelf.lent == 0 and giver.shelf.put(key(2), memoryview(content(2)), 2)
     with pytest.raises(OSError):
         raw.send(FrameKind.RETURN)
@@ -145,10 +142,7 @@ def test_connections_of_peers_are_bounded(opened, path, monkeypatch, caplog):
         peer.send(FrameKind.RETURN)
         peer.receive(FrameKind.RETURNED)
     peers[0].close()
-    until = time.monotonic() + 3
-    while giver.server.connections > 6:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: giver.server.connections <= 6)
     peers[0] = greeted(path, setup)
     peers[0].send(FrameKind.RETURN)
     peers[0].receive(FrameKind.RETURNED)

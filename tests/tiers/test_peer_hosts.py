@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fake_resp import free_port
-from peer_rig import KEY, giver_of, taker_of
+from peer_rig import KEY, giver_of, taker_of, until
 from tier_rig import Hand, key, setup_of, stored
 
 from gapless.base.errors import ConfigError
@@ -62,10 +62,8 @@ def test_what_one_peer_has_is_found_while_the_look_up_of_another_hangs(opened, p
     worker = PeerWorker("peers", taker, lambda: None)
     worker.start()
     worker.ask_for(1, [key(0), key(1)], 0.2, NO_TRANSFER)
-    until = time.monotonic() + 5
-    while not (answers := worker.take()):
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    answers = []
+    until(lambda: answers.extend(worker.take()) or answers)
     assert answers[0].hits == (True, False)
     begin = time.monotonic()
     worker.close()
@@ -107,10 +105,8 @@ def test_every_address_of_a_host_is_tried(monkeypatch, opened):
     giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
     monkeypatch.setattr(socket, "getaddrinfo", two_of(socket.getaddrinfo))
     link = opened(PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies()).start())
-    until = time.monotonic() + 5
-    while not giver.server.connections:
-        assert time.monotonic() < until and not link.error
-        time.sleep(0.005)
+    until(lambda: giver.server.connections or link.error)
+    assert not link.error
 
 
 def test_addresses_are_read_and_shown():

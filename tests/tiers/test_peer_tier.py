@@ -8,7 +8,7 @@ import time
 
 import pytest
 from fake_resp import free_port
-from peer_rig import KEY, WrongPeer, decided, giver_of, taker_of
+from peer_rig import KEY, WrongPeer, decided, giver_of, taker_of, until
 from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, setup_of, slot_of, stored
 
 from gapless.base.peers import PeerAddress, PeerPlan
@@ -68,9 +68,7 @@ def test_peers_of_different_models_say_both_and_go_no_further(opened, path, capl
     giver, taker = opened(giver_of(setup, path)), opened(taker_of(other, path))
     stored(giver, setup, 0)
     assert has(taker, 0) == [False]
-    until = time.monotonic() + 5
-    while len([one for one in caplog.messages if "something else" in one]) < 2 and time.monotonic() < until:
-        time.sleep(0.005)
+    until(lambda: sum("something else" in one for one in caplog.messages) >= 2)
     told = [one for one in caplog.messages if "something else" in one]
     assert len(told) == 2 and all('"checksum"' in one and '"another"' in one for one in told)
 
@@ -143,12 +141,12 @@ def test_what_is_pending_ends_with_the_question(opened, path):
     setup = setup_of("")
     giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
     giver.shelf.begin("R")
-    until = time.monotonic() + 0.05
-    while time.monotonic() < until + 0.05:
-        assert taker.lookup_for(1, [key(0)], KVTransfer(claim="R"), until) == [Found.PENDING]
+    late_at = time.monotonic() + 0.05
+    while time.monotonic() < late_at + 0.05:
+        assert taker.lookup_for(1, [key(0)], KVTransfer(claim="R"), late_at) == [Found.PENDING]
         time.sleep(0.001)
     assert has(taker, 3) == [False]
-    assert taker.lookup_for(2, [key(3)], KVTransfer(claim="S"), until + 9) == [Found.PENDING]
+    assert taker.lookup_for(2, [key(3)], KVTransfer(claim="S"), late_at + 9) == [Found.PENDING]
     giver.close()
     found, seconds = decided(taker, [key(0)], "R")
     assert found == [Found.MISS] and seconds < 1, "a peer that has gone has nothing"
@@ -271,10 +269,7 @@ def test_a_load_that_is_cancelled_before_there_is_a_connection_asks_for_nothing(
     link = PeerLink(Slow(address, KEY, setup.namespace), Copies())
     link.load(7, [page(setup, 0, 1)])
     opened(link.start())
-    until = time.monotonic() + 5
-    while not link.ended:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: link.ended)
     end = link.ended.popleft()
     assert end.job == 7 and end.checksums == () and not end.failed and slot_of(setup, 1) == bytes(SLOT)
 

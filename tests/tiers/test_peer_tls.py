@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from certificates import Authority, needs_openssl
 from fake_resp import free_port
-from peer_rig import KEY
+from peer_rig import KEY, until
 from tier_rig import SLOT, content, has, loaded, setup_of, stored
 
 from gapless.base.config import EngineConfig
@@ -130,9 +130,7 @@ def test_a_taker_without_a_good_certificate_gets_nothing_and_others_do(what, ope
     assert finds(opened(taker_of(setup, address, files=files)), 0)
     assert "a peer was refused" in caplog.text and KEY.decode() not in caplog.text
     bad.close()
-    until = time.monotonic() + 5
-    while giver.server.connections > 1 and time.monotonic() < until:
-        time.sleep(0.005)
+    until(lambda: giver.server.connections <= 1)
     assert giver.server.connections == 1, "a connection that was refused is kept"
 
 
