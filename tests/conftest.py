@@ -19,7 +19,7 @@ from loops_under_guard import (
     is_raced_once,
     loops_under_no_race,
     shares_engines,
-)  # fmt: skip
+)
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers

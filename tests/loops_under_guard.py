@@ -31,29 +31,31 @@ RACED = (
 several page groups, and with tiers."""
 UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_")
 """Tests among them that do not, by parts of their names: their loops are broken on purpose."""
-ONCE = "tests/engine/"
-"""Where tests run under no_race and no_sync at once: tests of whole engines, which share those of their file."""
-FUNCTIONS = "tests/engine/recorded/"
-"""Where of these, each test has engines of its own."""
+ENGINES = "tests/engine/"
+"""The tests of whole engines, which run once, under no_race and no_sync together."""
+BUILD_THEIR_OWN = "tests/engine/recorded/"
+"""Those of them that each build engines; the others share engines within their file."""
 EXACT = "::test_the_exact_model_says_what_it_said"
-"""Runs without no_race: its steps are those of the demo model, and it takes long."""
+"""A test of recorded answers that runs without no_race: its steps are those of the demo model, and it takes long."""
 ENOUGH = {"seed": 1, "batch": 1, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""
 
 
 def is_raced_again(nodeid: str) -> bool:
     """Whether a test function is among those that run again under no_race."""
-    return any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED) and ONCE not in nodeid
+    return (
+        any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED) and ENGINES not in nodeid
+    )
 
 
 def is_raced_once(nodeid: str) -> bool:
     """Whether a test is among those that run once, and under no_race."""
-    return nodeid.startswith(ONCE) and EXACT not in nodeid
+    return nodeid.startswith(ENGINES) and EXACT not in nodeid
 
 
 def shares_engines(nodeid: str) -> bool:
     """Whether the tests of a file share engines, so that all of the file runs under no_race."""
-    return nodeid.startswith(ONCE) and not nodeid.startswith(FUNCTIONS)
+    return nodeid.startswith(ENGINES) and not nodeid.startswith(BUILD_THEIR_OWN)
 
 
 def covering(items: list[pytest.Item]) -> list[pytest.Item]:

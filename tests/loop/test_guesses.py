@@ -246,7 +246,7 @@ def test_the_copy_of_a_matcher_that_broke_late_has_nothing_to_make_up_for(lane):
 
 
 class SlowCopy(Automaton):
-    """Its copies do not follow anything before they are let go."""
+    """A matcher whose copies follow nothing until the test sets `free`."""
 
     def __init__(self, free: threading.Event) -> None:
         super().__init__(SEED, VOCAB)
@@ -319,7 +319,7 @@ def test_a_copy_follows_the_tokens_whose_mask_came_when_the_row_had_lost_its_slo
 
 
 class BrittleCopy(Automaton):
-    """Its copies break when they follow settled tokens."""
+    """A matcher whose copies break when they follow settled tokens."""
 
     copies = looks = 0
     breaks = False

@@ -107,7 +107,7 @@ def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
 
 
 def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
-    """As `places_of_steps`, beside 100 prompt tokens."""
+    """Return the places of `count` steps beside 100 prompt tokens, which take `ratio` times as long with drafts."""
     found = []
     for _ in range(count):
         verify = gate.decide_beside(ALL, 100, 1)
