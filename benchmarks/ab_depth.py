@@ -31,6 +31,11 @@ QWEN3_06B = {
     "head_dim": 128, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 4096,
     "dtype": "bfloat16", "tie_word_embeddings": True, "eos_token_id": 1,
 }  # fmt: skip
+QWEN3_8B = QWEN3_06B | {
+    "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B}
 QWEN = "qwen3-06b"
 ARMS = "-- --depth 1 -- --depth auto"
 
@@ -63,8 +68,8 @@ CUDA = (
 )  # fmt: skip
 
 
-def make_qwen(directory: Path, positions: int = 4096) -> Path:
-    """A checkpoint directory without weights, for texts of `positions` tokens.
+def make_qwen(directory: Path, positions: int = 4096, size: str = "0.6B") -> Path:
+    """A checkpoint directory without weights, for texts of `positions` tokens; Qwen3's shape of a `size`.
 
     Every token id has a text of its own, so that answers can be compared.
     """
@@ -73,10 +78,10 @@ def make_qwen(directory: Path, positions: int = 4096) -> Path:
     tokenizer = json.loads((demo / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary = tokenizer["model"]["vocab"]
     taken = {*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"])}
-    vocabulary |= {f"Ġ#{n}": n for n in range(QWEN3_06B["vocab_size"]) if n not in taken}
+    vocabulary |= {f"Ġ#{n}": n for n in range(SHAPES[size]["vocab_size"]) if n not in taken}
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text((demo / "tokenizer_config.json").read_text(encoding="utf-8"))
-    (directory / "config.json").write_text(json.dumps({**QWEN3_06B, "max_position_embeddings": positions}, indent=1))
+    (directory / "config.json").write_text(json.dumps({**SHAPES[size], "max_position_embeddings": positions}, indent=1))
     return directory
 
 

@@ -1,8 +1,8 @@
 """What tiers save and cost: the time of a prompt that is new, and of one that the device has given up.
 
-`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9] [--host 1GiB]`, where
-the model 0.6B is a dummy of Qwen3-0.6B's shape, prints both, without a tier, with a host tier that holds all, and with
-a disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as
+`PYTHONPATH=.:benchmarks python benchmarks/kv_tiers.py [--model demo] [--tokens 448] [--rounds 9] [--host 1GiB]`
+prints both (the models 0.6B and 8B are dummies of Qwen3's shapes), without a tier, with a host tier that holds all, and
+with a disk below one that holds a prompt (or, instead of the disk, each `--tier`, such as redis://127.0.0.1:6379/0), as
 ratios of medians. Engines whose KV memory holds one prompt take turns in one process; each prompt is asked for one
 token, new ones first, then again when the others have taken its pages.
 """
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ab_depth import make_qwen
+from ab_depth import SHAPES, make_qwen
 
 from gapless import LLM, SamplingParams
 from gapless.base.tiers import parse_bytes
@@ -63,8 +63,9 @@ def main() -> None:
     options["num_gpu_blocks_override"] = args.tokens // SIZE + 6
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         model = args.model
-        if model == "0.6B":
-            model, options["load_format"] = str(make_qwen(Path(directory) / model, args.tokens + SIZE)), "dummy"
+        if model in SHAPES:
+            path = make_qwen(Path(directory) / model, args.tokens + SIZE, model)
+            model, options["load_format"] = str(path), "dummy"
         engines = {"none": LLM(model, **options), "host": LLM(model, kv_tiers=(f"host:{args.host}",), **options)}
         page = parse_bytes(args.host, args.host) // engines["host"].stats().tier_slots + 1
         one_prompt = (args.tokens // SIZE + 4) * page

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ab_depth import make_qwen
+from ab_depth import SHAPES, make_qwen
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -217,8 +217,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"device": args.device}
         model = args.model
-        if model == "0.6B":
-            model, options["load_format"] = str(make_qwen(Path(directory) / model)), "dummy"
+        if model in SHAPES:
+            path = make_qwen(Path(directory) / model, max(4096, args.tokens), model)
+            model, options["load_format"] = str(path), "dummy"
 
         def engine() -> EngineCore:
             longest = 64 + args.steps
