@@ -213,16 +213,14 @@ def script(arguments: list[str], log: Path | None, lines: int = 40) -> int:
 
 
 def all_tests(out: Path | None) -> int:
-    """Those that mostly compile run beside the others; none of them measures."""
-    compiling = [f"{TESTS}/test_{name}_triton.py" for name in ("attention", "linear", "kernels")]
-    rest = [TESTS, *(f"--ignore={path}" for path in compiling)]
+    """Each file in a process of its own, several at once: most of their time is compiling, and none measures."""
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "--tb=short"]
 
-    def run(which: list[str]) -> int:
-        return script(["-m", "pytest", *which, *options], out and out / f"{Path(which[0]).stem}.txt", lines=8)
+    def run(path: Path) -> int:
+        return script(["-m", "pytest", str(path), *options], out and out / f"{path.stem}.txt", lines=4)
 
-    with ThreadPoolExecutor() as pool:
-        return sum(code != 0 for code in pool.map(run, [rest, *([path] for path in compiling)]))
+    with ThreadPoolExecutor(8) as pool:
+        return sum(code != 0 for code in pool.map(run, sorted((ROOT / TESTS).glob("test_*.py"))))
 
 
 def main() -> None:

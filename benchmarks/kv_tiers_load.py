@@ -99,8 +99,10 @@ def begins(engine: Callable[..., EngineCore]) -> None:
         moved("load")
     text = ", ".join(f"{kind} {statistics.median(each[2:]):.1f} us" for kind, each in found.items())
     print(f"begins, a page of {transfers.slots[0][0].nbytes:,} bytes: {text} of the loop's thread")
-    device, tiny = loop.device, [torch.zeros(MOST_BATCH, 64, dtype=torch.int32)]
-    way = TransferWay(device, AtOnce(device.bulk_out), True, transfers.bulk_out.copy_pages, tiny, [tiny[0].clone()])
+    device, words = loop.device, MOST_BATCH * 64
+    tiny = torch.zeros(MOST_BATCH, 64, dtype=torch.int32, device=device.torch_device)
+    slots = device.host_memory(4 * words).view(torch.int32).view(MOST_BATCH, 64)
+    way = TransferWay(device, AtOnce(device.bulk_out), True, transfers.bulk_out.copy_pages, [tiny], [slots])
     for count in (1, 32, MOST_BATCH):
         batch, spent = MoveBatch(0, [PageMove(0, page, PageCopy(b"", page)) for page in range(count)]), list[int]()
         for _ in range(100):
@@ -181,9 +183,11 @@ def conversations(model: str, options: dict[str, Any], length: int, host: str) -
                     (output,) = llm.generate({"prompt_token_ids": known[number]}, greedy, use_tqdm=False)
                     known[number] += output.outputs[0].token_ids
             rates[name] = count * (turns - 1) / (time.perf_counter() - began)
+            loaded, stored = (stats := llm.stats()).tier_loaded, stats.tier_stored
     text = ", ".join(f"{name} {rate:.2f} requests/s" for name, rate in rates.items())
     print(
-        f"conversations of {length} tokens, three times the device's KV: {text} ({rates['host'] / rates['none']:.2f} x)"
+        f"conversations of {length} tokens, three times the device's KV: {text} ({rates['host'] / rates['none']:.2f} x; "
+        f"{loaded} pages loaded, {stored} stored)"
     )
 
 

@@ -308,7 +308,7 @@ def test_captured_steps_go_on_by_themselves():
     seen = []
 
     def program():
-        batch = triton_begin_decode(words, count, 1, state, history, pages, page_size)
+        batch = triton_begin_decode(words, count, 1, 1, state, history, pages, page_size)
         seen.append(batch)
         tokens = batch[2] * 10 + batch[0]  # position and row
         finish(words, batch[0].int(), None, tokens[:, None], good, world, lines, out)
