@@ -58,14 +58,14 @@ class _Steps(NamedTuple):
     home: tuple[int, int]
     """The words of the outbox that are copied; none where the device writes there itself."""
     eager: bool
-    """Whether some program has no graph."""
+    """Whether some program has no graph, but for one that only writes page tables."""
 
 
 class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
-        """Packets have `words` words, and up to `fill` for slots. At most `slots` of them and `outboxes` outboxes are
+        """Packets have `words` words, and up to `fill` in front of them. At most `slots` of them and `outboxes` outboxes are
         in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
         self.device = device
@@ -193,7 +193,7 @@ class Executor:
             return self._steps
         last, first = self.first + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
-        eager = any(one not in self.graphs for one in keys)
+        eager = any(one not in self.graphs for one in keys if one is not key.load or key.load.loads)
         self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
         self._uploads.clear()
         return self._steps

@@ -36,9 +36,9 @@ def apply_admissions(packet: Packet, tables: Tables) -> None:
     tables.params.index_copy_(0, rows, packet.admissions[:, 1 + STATE_COLUMNS :])
 
 
-def apply_pages(packet: Packet, tables: Tables) -> None:
-    """Write the changes of the page table."""
-    tables.pages.view(-1).index_copy_(0, packet.pages[:, 0].long(), packet.pages[:, 1].contiguous())
+def apply_pages(writes: Tensor, tables: Tables) -> None:
+    """Write changes of the page table, int32 [count, PAGE_WORDS]."""
+    tables.pages.view(-1).index_copy_(0, writes[:, 0].long(), writes[:, 1].contiguous())
 
 
 def decode_batch(

@@ -25,11 +25,15 @@ class Load(NamedTuple):
 
 
 class LoadKey(NamedTuple):
-    """Fills slots of new rows, and their histories. It has no graph: such rows are few, and come with chunks."""
+    """Fills slots of new rows, their histories and page tables. It has no graph: such rows are few, and come with
+    chunks."""
 
     loads: tuple[Load, ...]
     words: int
     """Words of all in the packet"""
+    pages: int = 0
+    """Page table entries, which come last: those that the packet of a captured step has no room for, since a row may
+    find any number of pages"""
 
 
 class AdjustKey(NamedTuple):

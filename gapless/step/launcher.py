@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gapless.base.records import Int64s, Request, StepPlan
 from gapless.device import Device, Fence, RingSlot
+from gapless.kernels.layout import PAGE_WORDS
 from gapless.model.seam import BatchShape
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
@@ -105,7 +106,7 @@ class Launcher:
         )
         self._device = device
         self.program = program
-        fill = most_fill(program.tables.history.shape[1])
+        fill = most_fill(program.tables.history.shape[1]) + PAGE_WORDS * sizes.page_writes
         self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.gate = Gate(sizes.speculation, len(program.tables.state) - 1) if sizes.speculation else None

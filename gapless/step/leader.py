@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.model.seam import BatchShape
 from gapless.step.graphs import StepGraphs
@@ -12,7 +14,7 @@ from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
 from gapless.step.speculation import PLAIN, Gate, Verify
-from gapless.step.wishes import Fill, fill_for
+from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
 class Decision(NamedTuple):
@@ -35,7 +37,7 @@ class Decision(NamedTuple):
     masked: bool
     """Whether some row gets masks."""
     fill: Fill | None = None
-    """Slots of new rows."""
+    """What the packet does not bring."""
 
 
 class Leader:
@@ -73,6 +75,8 @@ class Leader:
             return last
         fill, self._fill = self._fill, None
         decision = self._decided(plan, forward, lists, verify)
+        if beyond := plan.pages[decision.key.forward.packet.page_writes :]:
+            fill = (fill or NO_FILL).with_pages(np.array(self.packer.page_words(beyond), np.int32))
         if fill is not None:
             decision = decision._replace(key=decision.key._replace(load=fill.key), fill=fill)
         # The rows of a step with chunks are not those of its decode tuple alone.
@@ -104,7 +108,7 @@ class Leader:
             key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, places)
         else:
             return None
-        if key is None or len(plan.pages) > key.packet.page_writes:
+        if key is None or not plan.chunks and len(plan.pages) > key.packet.page_writes:
             return None
         return key.adapted if adapted else key
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
-from gapless.base.records import Admission, Int32s, Int64s, Request, StepPlan
+from gapless.base.records import Admission, Int32s, Int64s, PageWrite, Request, StepPlan
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.kernels.layout import (
     ADAPTER_SLOT,
@@ -136,7 +136,8 @@ class Packer:
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, `prompt` positions to score.
 
         `slot` is where the outbox goes. A shape wider than the plan is padded: null rows after the decode rows and
-        after the chunks, page writes that give the null row its null page, tokens that belong to no row.
+        after the chunks, page writes that give the null row its null page, tokens that belong to no row. Page writes
+        beyond the shape are left out.
         """
         header, rows, sizes, pages, admissions, end = offsets(shape)
         words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
@@ -168,12 +169,16 @@ class Packer:
         if prompt:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
+    def page_words(self, pages: Sequence[PageWrite]) -> list[int]:
+        """Return for each its place in the page table, and the page."""
+        width, groups = self._max_pages, self._groups
+        return [n for row, entry, page, group in pages for n in ((row * groups + group) * width + entry, page)]
+
     def _write_pages(self, plan: StepPlan, words: Int32s) -> None:
-        width, groups, count = self._max_pages, self._groups, PAGE_WORDS * len(plan.pages)
+        pages = plan.pages[: len(words) // PAGE_WORDS]
+        count = PAGE_WORDS * len(pages)
         if count:
-            words[:count] = [
-                n for row, entry, page, group in plan.pages for n in ((row * groups + group) * width + entry, page)
-            ]  # fmt: skip
+            words[:count] = self.page_words(pages)
         words[count:] = 0
 
     def _write_tokens(self, plan: StepPlan, words: Int32s) -> None:

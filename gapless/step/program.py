@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT
+from gapless.kernels.layout import GENERATION, HEADER_WORDS, PACKET_SLOT, PAGE_WORDS
 from gapless.kernels.scores import Scored, lines, pieces, publish
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Adjustments, Tables
@@ -102,7 +102,8 @@ class StepProgram:
         return programs[type(key)]
 
     def load(self, key: LoadKey, at: Buffers) -> None:
-        """Write the tokens whose KV new rows found, and fill slots with what rows ask for. Nothing is counted yet."""
+        """Write the tokens and pages of KV that new rows found, and fill slots with what rows ask for. Nothing is
+        counted yet."""
         slots, history = self.adjustments, self.tables.history
         words = at.loads[at.loads.shape[0] - key.words :]
         for row, slot, wishes, past in key.loads:
@@ -113,6 +114,8 @@ class StepProgram:
                 slots.rows[slot].fill_(row)
             history[row, :past].copy_(words[wishes : wishes + past])
             words = words[wishes + past :]
+        if key.pages:
+            apply_pages(words.view(-1, PAGE_WORDS), self.tables)
 
     def forward(self, key: ForwardKey, at: Buffers) -> None:
         """Compute logits from the packet."""
@@ -186,7 +189,7 @@ class StepProgram:
         if key.packet.admissions:
             apply_admissions(packet, tables)
         if key.packet.page_writes:
-            apply_pages(packet, tables)
+            apply_pages(packet.pages, tables)
         return mixed_batch(packet, tables, key.batch, size)
 
     def _rows(self, at: Buffers, batch: int = 0) -> Tensor:

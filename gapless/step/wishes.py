@@ -10,7 +10,7 @@ import numpy as np
 from gapless.base.params import Lane
 from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.records import Admission, Int32s, Request
-from gapless.kernels.layout import WISH_WORDS
+from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.keys import Load, LoadKey
@@ -18,10 +18,18 @@ from gapless.step.speculation import most_drafts
 
 
 class Fill(NamedTuple):
-    """The slots that one step fills, and the words that they get."""
+    """What one step fills besides what its packet brings, and the words for it."""
 
     key: LoadKey
     words: tuple[Int32s, ...]
+
+    def with_pages(self, writes: Int32s) -> Fill:
+        """Return the same with these page table entries, int32 [count * PAGE_WORDS]."""
+        loads, words, _ = self.key
+        return Fill(LoadKey(loads, words + len(writes), len(writes) // PAGE_WORDS), (*self.words, writes))
+
+
+NO_FILL = Fill(LoadKey((), 0), ())
 
 
 def owner_of(row: int, generation: int, rows: int) -> int:
@@ -50,7 +58,8 @@ def _processor_words(request: Request) -> Int32s:
 
 
 def most_fill(max_len: int) -> int:
-    """Return the words that one step may fill slots with: a whole history, and all that one request may ask for."""
+    """Return the words that one step may fill slots and histories with: a whole history, and all that one request may
+    ask for."""
     return max_len + WISH_WORDS
 
 

@@ -154,7 +154,7 @@ def test_begin_mixed_equals_the_reference():
     reference = Tables(state.clone(), params.clone(), history.clone(), pages.clone())
     packet = Packet.of(words, shape)
     apply_admissions(packet, reference)
-    apply_pages(packet, reference)
+    apply_pages(packet.pages, reference)
     want = mixed_batch(packet, reference, BatchShape(2, ((17, 9), (0, 20)), 40), PAGE)
     mine = Tables(state, params, history, pages)
     begin = load_native().begin_mixed

@@ -116,7 +116,7 @@ def check_tables(packet, plan, asked):
     for tensor in tables:
         tensor.fill_(-5)
     apply_admissions(packet, tables)
-    apply_pages(packet, tables)
+    apply_pages(packet.pages, tables)
     pages = {(write.row, write.entry): write.page for write in plan.pages}
     for row in range(ROWS + 1):
         for entry in range(MAX_PAGES):
