@@ -186,8 +186,8 @@ def conversations(model: str, options: dict[str, Any], length: int, host: str) -
             loaded, stored = (stats := llm.stats()).tier_loaded, stats.tier_stored
     text = ", ".join(f"{name} {rate:.2f} requests/s" for name, rate in rates.items())
     print(
-        f"conversations of {length} tokens, three times the device's KV: {text} ({rates['host'] / rates['none']:.2f} x; "
-        f"{loaded} pages loaded, {stored} stored)"
+        f"conversations of {length} tokens, three times the device's KV: {text} "
+        f"({rates['host'] / rates['none']:.2f} x; {loaded} pages loaded, {stored} stored)"
     )
 
 

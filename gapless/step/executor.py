@@ -65,8 +65,8 @@ class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
-        """Packets have `words` words, and up to `fill` in front of them. At most `slots` of them and `outboxes` outboxes are
-        in use at a time."""
+        """Packets have `words` words, and up to `fill` in front of them. At most `slots` packets and `outboxes`
+        outboxes are in use at a time."""
         rows, at = program.outbox.rows, device.torch_device
         self.device = device
         self.program = program

@@ -108,7 +108,7 @@ class Leader:
             key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, places)
         else:
             return None
-        if key is None or not plan.chunks and len(plan.pages) > key.packet.page_writes:
+        if key is None or (not plan.chunks and len(plan.pages) > key.packet.page_writes):
             return None
         return key.adapted if adapted else key
 
