@@ -57,7 +57,7 @@ class Pump:
             if way.on_its_way and (ended := way.ended()) is not None:
                 self.bytes[name] += len(ended[0].moves) * self.page_bytes
             if begin and not way.on_its_way:
-                way.begin(batch)
+                way.begin(batch, time.monotonic_ns())
         return any(way.on_its_way for way in self.ways)
 
 
@@ -107,7 +107,7 @@ def begins(engine: Callable[..., EngineCore]) -> None:
         batch, spent = MoveBatch(0, [PageMove(0, page, PageCopy(b"", page)) for page in range(count)]), list[int]()
         for _ in range(100):
             before = time.thread_time_ns()
-            way.begin(batch)
+            way.begin(batch, time.monotonic_ns())
             spent.append(time.thread_time_ns() - before)
             device.drain()
             assert way.ended()

@@ -85,9 +85,9 @@ class Transfers:
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
         if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most(passed))) is not None:
-            begun += self.bulk_in.begin(batch)
+            begun += self.bulk_in.begin(batch, self._polled_at)
         if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most(passed, begun))) is not None:
-            begun += self.bulk_out.begin(batch)
+            begun += self.bulk_out.begin(batch, self._device.clock())
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
@@ -106,8 +106,10 @@ class Transfers:
         what waited for it may be planned now."""
         loaded, stored = self.bulk_in.ended(), self.bulk_out.ended()
         if loaded is not None:
-            self.host.gate.moved(HOST, len(loaded[0].moves), self.bulk_in.took_ns)
+            seen_at = self._device.clock()
             self.host.loaded(*loaded)
+            took = self.bulk_in.took_ns + self._device.clock() - seen_at  # what it takes the loop is part of it
+            self.host.gate.moved(HOST, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
         came = self.host.below is not None and self.host.below.poll()
@@ -163,7 +165,7 @@ class Transfers:
         self.host.gate = self.host.gate.fresh()
         null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups, however many there are
         for way in (self.bulk_out, self.bulk_in, self.bulk_in):
-            way.begin(null)
+            way.begin(null, self._device.clock())
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
@@ -216,9 +218,9 @@ class TransferWay:
         found, self._from, self._until = (self._from, self._until), 0, 0
         return found
 
-    def begin(self, batch: MoveBatch) -> int:
-        """Begin a transfer; return its pages."""
-        self._began, count = self._device.clock(), len(batch.moves)
+    def begin(self, batch: MoveBatch, since: int) -> int:
+        """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
+        self._began, count = since, len(batch.moves)
         batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
         sums, arrived = self._sums[:count], self._arrived.tensor.view(torch.int64)[:count]
         self._stream.launch(
