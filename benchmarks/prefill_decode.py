@@ -66,6 +66,10 @@ def figures(samples: Sequence[Sample]) -> list[float]:
     return [percentile(values, percent) for values, percent in asked]
 
 
+def show(name: str, row: Sequence[object], width: str = ">12.2f") -> None:
+    print(f"{name:<26}" + "".join(f"{value:{width}}" for value in row), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -90,15 +94,16 @@ def main() -> None:
     lengths, answers = LogUniform(options.shortest, options.longest), Lengths(options.output)
     found: dict[str, list[list[float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        logs = options.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
         urls = {
             side: [
-                stack.enter_context(
-                    serving(name, {**words, "devices": env, "flags": more}, options.logs or Path(folder))
-                )
+                stack.enter_context(serving(name, {**words, "devices": env, "flags": more}, logs))
                 for name, env, more in servers
             ]
             for side, servers in sides.items()
         }
+        show("ms; last: medians", COLUMNS, ">12")
         for count in range(1 + options.rounds):
             source = IdSource(range(3, options.vocabulary))
             prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
@@ -107,12 +112,11 @@ def main() -> None:
                 samples = asyncio.run(load(urls[side], prompts, times))
                 if count:
                     found[side].append(figures(samples))
-    print(f"{'ms, medians of the rounds':<26}" + "".join(f"{name:>12}" for name in COLUMNS))
+                    show(f"{side}, round {count}", found[side][-1])
     middle = {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
     for side, row in middle.items():
-        print(f"{side:<26}" + "".join(f"{value:>12.2f}" for value in row))
-    ratios = [a / b if b else 0.0 for a, b in zip(middle["apart"], middle["mixed"], strict=True)]
-    print(f"{'apart / mixed':<26}" + "".join(f"{ratio:>12.2f}" for ratio in ratios))
+        show(side, row)
+    show("apart / mixed", [a / b if b else 0.0 for a, b in zip(middle["apart"], middle["mixed"], strict=True)])
 
 
 if __name__ == "__main__":
