@@ -14,7 +14,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -39,14 +40,15 @@ def devices(gpus: Sequence[str], *engines: int) -> str:
 
 
 @contextmanager
-def serving(name: str, words: dict[str, str], folder: Path) -> Iterator[str]:
-    """A server while it runs, as its URL."""
-    server = Server(Spec(name, SERVE), words, folder / f"{name}.log")
-    server.start()
+def serving(servers: Sequence[Server]) -> Iterator[None]:
+    """These servers while they run; they start together."""
     try:
-        yield server.url
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Server.start, servers))
+        yield
     finally:
-        server.stop()
+        for server in servers:
+            server.stop()
 
 
 async def load(urls: Sequence[str], prompts: Sequence[Prompt], times: Times) -> list[Sample]:
@@ -70,6 +72,23 @@ def show(name: str, row: Sequence[object], width: str = ">12.2f") -> None:
     print(f"{name:<26}" + "".join(f"{value:{width}}" for value in row), flush=True)
 
 
+def play(urls: dict[str, list[str]], options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """The figures of each round, by side; the sides take turns."""
+    lengths, answers = LogUniform(options.shortest, options.longest), Lengths(options.output)
+    found: dict[str, list[list[float]]] = {side: [] for side in urls}
+    show("ms; last: medians", COLUMNS, ">12")
+    for count in range(1 + options.rounds):
+        source = IdSource(range(3, options.vocabulary))
+        prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
+        times = Arrivals(options.rate).times(options.requests, count)
+        for side in sorted(urls, reverse=count % 2 > 0):
+            samples = asyncio.run(load(urls[side], prompts, times))
+            if count:
+                found[side].append(figures(samples))
+                show(f"{side}, round {count}", found[side][-1])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -91,28 +110,19 @@ def main() -> None:
         "mixed": [(f"mixed-{number}", devices(gpus, number), flags) for number in (0, 1)],
     }
     words = {"python": sys.executable, "model": options.model}
-    lengths, answers = LogUniform(options.shortest, options.longest), Lengths(options.output)
-    found: dict[str, list[list[float]]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         logs = options.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        urls = {
+        made = {
             side: [
-                stack.enter_context(serving(name, {**words, "devices": env, "flags": more}, logs))
+                Server(Spec(name, SERVE), {**words, "devices": env, "flags": more}, logs / f"{name}.log")
                 for name, env, more in servers
             ]
             for side, servers in sides.items()
         }
-        show("ms; last: medians", COLUMNS, ">12")
-        for count in range(1 + options.rounds):
-            source = IdSource(range(3, options.vocabulary))
-            prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
-            times = Arrivals(options.rate).times(options.requests, count)
-            for side in sorted(sides, reverse=count % 2 > 0):
-                samples = asyncio.run(load(urls[side], prompts, times))
-                if count:
-                    found[side].append(figures(samples))
-                    show(f"{side}, round {count}", found[side][-1])
+        with serving([server for servers in made.values() for server in servers]):
+            urls = {side: [server.url for server in servers] for side, servers in made.items()}
+            found = play(urls, options)
     middle = {side: [median(values) for values in zip(*rounds, strict=True)] for side, rounds in found.items()}
     for side, row in middle.items():
         show(side, row)

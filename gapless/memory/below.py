@@ -20,8 +20,9 @@ LOOKUP_NS = 50_000_000
 """What a tier has not answered by then, it has not."""
 CLAIM_NS = 10_000_000_000
 """What a request claims from a peer may take this long to be computed there, and again to be loaded."""
-JOB_PAGES, JOB_BYTES = 32, 8 << 20
-"""Pages and bytes of one job, at most: a tier answers no question while it moves them."""
+JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
+"""Pages of one job, at most, and its bytes, or more where they take less time than this: a tier answers no question
+while it moves them."""
 MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
@@ -138,7 +139,7 @@ class LowerTiers:
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
         self._late_ns, self._lookup_ns = late_ns, lookup_ns
-        self._job_pages = max(1, min(JOB_PAGES, JOB_BYTES // len(slot(0, 0))))
+        self._least_pages = JOB_BYTES // len(slot(0, 0))
         self._number = 0
         self._waiting: dict[int, list[Search]] = {}
         """The searches that wait for a question or a load, by its number"""
@@ -154,6 +155,8 @@ class LowerTiers:
         """Copies under stores to each tier"""
         self._page_seconds = [0.0 for _ in lines]
         """What storing a page takes, a moving mean"""
+        self._latest_ns = [0.0 for _ in lines]
+        """What a page took in the latest store"""
 
     # For requests.
 
@@ -196,12 +199,17 @@ class LowerTiers:
                     break
                 wanted.setdefault(search.found[key], []).append(LowerMove(group, copy, key))
         for place, moves in wanted.items():
-            for first in range(0, len(moves), self._job_pages):
-                self.load(search, place, moves[first : first + self._job_pages])
+            most = self._job_pages(self._gate.page_ns(place))
+            for first in range(0, len(moves), most):
+                self.load(search, place, moves[first : first + most])
         for group, copy in had:
             group.unpin(copy)
         search.found, search.fetched = {}, True
         search.late_at = self._clock() + self._patience(search)
+
+    def _job_pages(self, page_ns: float) -> int:
+        """Return how many pages a job has, at most, where one takes `page_ns`; 0 where that is not known."""
+        return max(1, min(JOB_PAGES, max(self._least_pages, int(JOB_NS / page_ns) if page_ns else 0)))
 
     def _patience(self, search: Search) -> int:
         return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
@@ -379,7 +387,7 @@ class LowerTiers:
         """Begin the next store, of copies that are still there."""
         fresh, moves = self._fresh[place], list[LowerMove]()
         while fresh and not isinstance(move := fresh[0], str):
-            if len(moves) >= min(self._job_pages, most_stored(move.group)):
+            if len(moves) >= min(self._job_pages(self._latest_ns[place]), most_stored(move.group)):
                 break
             fresh.popleft()
             if move.copy.gone:
@@ -401,7 +409,9 @@ class LowerTiers:
         counts.dropped_failed += len(job.moves) - len(end.checksums)
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
-        self._page_seconds[place] += (end.seconds / len(job.moves) - self._page_seconds[place]) / 8
+        page_seconds = end.seconds / len(job.moves)
+        self._page_seconds[place] += (page_seconds - self._page_seconds[place]) / 8
+        self._latest_ns[place] = 1e9 * page_seconds
         if bad := [key for _, _, key in job.moves if key in job.doubted]:
             line.drop(bad)
 

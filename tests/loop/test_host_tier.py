@@ -210,7 +210,7 @@ def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkey
     logged(monkeypatch, calls, loop, "turn", lambda: "turn")
     logged(monkeypatch, calls, loop.launcher, "launch", lambda plan, _: "launch" if plan.decode else "first")
     for way in (loop.transfers.bulk_in, loop.transfers.bulk_out):
-        logged(monkeypatch, calls, way, "begin", lambda _: "transfer")
+        logged(monkeypatch, calls, way, "begin", lambda *_: "transfer")
         logged(monkeypatch, calls, way, "ended", lambda: "transfer")
     rounds(loop)
     turns = " ".join(calls).split("turn")
@@ -226,7 +226,7 @@ def test_a_load_that_no_running_request_is_beside_is_one_transfer(monkeypatch):
     known = prompts(1, 280)[0]
     run(loop, [ask(1, known)])
     evict(loop)
-    logged(monkeypatch, sizes_, loop.transfers.bulk_in, "begin", lambda batch: len(batch.moves))
+    logged(monkeypatch, sizes_, loop.transfers.bulk_in, "begin", lambda batch, _: len(batch.moves))
     loop.transfers.page_ns = 1e9  # beside running rows it would begin few
     run(loop, [ask(2, known)])
     assert sizes_ == [69]
@@ -251,7 +251,7 @@ def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatc
     transfers.page_ns, transfers.host.running = 1000, 1
     monkeypatch.setattr(transfers.host, "next_load", lambda pages: most.append(pages) or "batch")
     monkeypatch.setattr(transfers.host, "next_store", most.append)
-    monkeypatch.setattr(transfers.bulk_in, "begin", lambda batch: 60)
+    monkeypatch.setattr(transfers.bulk_in, "begin", lambda batch, _: 60)
     device.host_now += 10**6
     transfers.poll()
     assert most == [100, 40]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,15 @@ from test_host_tier import SHAPE, SLOT, ask, prompts
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
 from gapless.loop.loop import NEWS_SECONDS
-from gapless.memory.below import JOB_PAGES
-from gapless.memory.gate import HOST
+from gapless.memory.below import JOB_PAGES, LowerTiers
+from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
+from gapless.memory.gate import HOST, LoadGate
+from gapless.memory.ledger import Ledger
+from gapless.memory.pages import PagePool
 from gapless.testing.sim import SimDevice
 from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
 from gapless.tiers.redis import RedisTier
-from gapless.tiers.seam import Found, Namespace, TierSetup
+from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
 NAMESPACE = Namespace.of({"model": "checksum"})
@@ -294,6 +298,22 @@ def test_copies_that_made_room_before_their_store_are_counted_as_gone(engine):
     one.settle()
     assert counts.dropped_gone > 10 and counts.stored and len(one.tiers[0].kept) == counts.stored
     assert max(JOB_PAGES, 2) > 11 // 4, "a store holds few of the host's slots"
+
+
+@pytest.mark.parametrize("page_seconds, pages", [(0.0, 2), (0.005, 2), (0.002, 4), (0.0001, 32)])
+def test_jobs_are_larger_where_pages_take_less(page_seconds, pages):
+    """Pages of 4 MiB, two of which a job always has."""
+    sent = []
+    line = SimpleNamespace(store=lambda job, some: sent.append((job, len(some))))
+    tiers = LowerTiers((line,), lambda group, slot: memoryview(bytes(4 << 20)), lambda: 0, 1, 1, LoadGate())
+    group = GroupCopies(0, PagePool(300, 16, Ledger()), 300, HostCounts())
+    for _ in range(4):
+        for number in range(40):
+            tiers.offer(group, PageCopy(bytes([number]), number))
+        tiers.store(0)
+        job, count = sent[-1]
+        tiers.ended(0, JobEnd(job, (), False, 0, page_seconds * count))
+    assert count == pages
 
 
 def test_short_prefixes_are_not_asked_for(engine):
