@@ -236,7 +236,7 @@ class RaceChecker:
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if cuda is not None:
+        if cuda is not None and plan.may_wait:
             cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:

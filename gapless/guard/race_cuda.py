@@ -20,13 +20,6 @@ from .race_index import LIST
 from .race_pools import Pools
 from .race_streams import CudaStreams
 
-# Operators after which the host has waited for the current stream: their result, or its size, went to the host.
-_WAITING = {
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-    "is_nonzero", "equal", "_assert_async", "repeat_interleave",
-    # Composites, which inference mode shows whole.
-    "item", "argwhere", "allclose",
-}  # fmt: skip
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
 
@@ -102,7 +95,7 @@ class CudaWatch(CudaStreams):
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         copies = plan.copies
-        if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
+        if plan.way == LIST and not _by_mask(args):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]

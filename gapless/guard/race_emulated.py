@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import emulated_streams, marks
+from . import emulated_graphs, emulated_streams, marks
 from .clocks import Agent
 from .race_agents import Launched
 from .race_checker import RaceChecker
@@ -22,6 +22,9 @@ class EmulatedWatch(CudaWatch):
     def current(self, device: int) -> Agent:
         handle = emulated_streams.current_stream().cuda_stream
         return self._known_agents.get((0, handle)) or self.agent(0, handle)
+
+    def captures(self) -> bool:
+        return emulated_graphs.is_capturing()
 
     def is_device(self, tensor: Tensor) -> bool:
         return tensor in marks.DEVICE

@@ -49,7 +49,7 @@ class CudaStreams(Protocol):
         ...
 
     def ran(self, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operator ran: if the host had to wait for it, the host has learnt what its stream knows."""
+        """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
         ...
 
     def reads_on_host(self, tensor: Tensor) -> bool:

@@ -23,7 +23,7 @@ from .sync_ops import SyncOps, mark
 
 LONG = object()
 """Returned for a call that has to go the long way."""
-_PLAN = OperatorPlan(None, "", (), False, True, 0, False, "")
+_PLAN = OperatorPlan(None, "", (), False, True, 0, False, False, "")
 """The plan of all calls that make new tensors, for the checker of races: what they read it is given."""
 
 _PLAIN = (Tensor, Parameter)
