@@ -161,9 +161,8 @@ class Agents:
         with self._lock:
             stream.acquire(self.give())
 
-    def enqueue_again(self, stream: Agent) -> None:
-        """Do what `enqueue` does, unless the thread has done and learnt nothing since its last call for this stream."""
-        actor = self.here()
+    def enqueue_again(self, stream: Agent, actor: Agent | Launched) -> None:
+        """Do what `enqueue` does for the calling thread, `actor`, unless that has done and learnt nothing since."""
         news = actor.news
         if stream.enqueued_news.get(actor.index) != news or isinstance(actor, Launched):
             self.enqueue(stream)

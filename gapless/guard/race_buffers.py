@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from . import marks
+from .clocks import Agent
 from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
@@ -34,6 +35,10 @@ class Buffer:
     """The number of the stack that first used a buffer without a name; -1 for one with a name."""
     writes: int = 0
     """The number of writes that were seen."""
+    on_device: bool = False
+    """Whether this is known to be device memory."""
+    pool: Agent | None = None
+    """The stream on which the allocator gave it out, if that was seen."""
 
 
 def region_of(tensor: Tensor) -> Region | None:
@@ -164,7 +169,8 @@ class WatchedBuffers:
     def _begin(self, storage: Any, site: int) -> Buffer:
         """Return the buffer of a storage, a new one unless it has one already."""
         buffer: Buffer | None = getattr(storage, _BUFFER, None)
-        start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        start = storage.data_ptr()
+        end = start + storage.nbytes()
         if buffer is None or buffer.keep is not self._mine or buffer.end != end:
             buffer = Buffer(start, end, Ranges(start), "", None, self._mine, False, site)
             setattr(storage, _BUFFER, buffer)

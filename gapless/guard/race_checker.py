@@ -104,13 +104,18 @@ class RaceChecker:
         return made
 
     def saw(
-        self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[int, Agent | None]:
+        self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int = 2,
+        together: Uses | None = None,
+    ) -> tuple[int, Agent | Launched | None]:  # fmt: skip
         """The calling thread is about to run this operator.
 
-        Returns the number of its stack, -1 if it took none, and the stream that it is given to.
+        Its stack begins `depth` frames up, since those before are not the user's. `together` holds its tensors and what
+        it does to each, where the caller has them. Returns the number of its stack, -1 if it took none, and the stream
+        that it is given to.
         """
-        uses = together = race_ops.tensors(plan, args, kwargs)
+        if together is None:
+            together = race_ops.tensors(plan, args, kwargs)
+        uses = together
         if not self.everything:
             starts, ends = self.buffers.edges
             uses = [use for use in together if _may_reach(use[0], starts, ends)]
@@ -118,26 +123,16 @@ class RaceChecker:
             return -1, None
         # One function for all of it: this is what an operator costs.
         actor = host = self.agents.here()
-        # From the dispatcher's frame on, since this one is never the user's.
-        site = self.sites.here(2, host.label)
-        me, now = host.index, host.time
+        site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
-        stream: Agent | None = None
+        stream: Agent | Launched | None = None
         with self.lock:
             for tensor, kind in uses:
-                if cuda is not None:
-                    # All tensors of an operator are on one device, those of a copy apart.
-                    on_device = cuda.is_device(tensor)
-                    if stream is None or plan.copies or not on_device:
-                        found_stream = cuda.stream_for(tensor, together)
-                        stream = found_stream if on_device else stream
-                        actor = found_stream or host
-                    else:
-                        actor = stream
-                    actor.news += 1
-                    me, now = actor.index, actor.time
                 if named and (region := region_of(tensor)) is not None:
                     found = buffers.find(region[0], region[1])
+                    if found and cuda is not None:
+                        actor = cuda.stream_for(tensor, together) or host
+                        actor.news += 1
                     for buffer in found:
                         fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args)
                     if found:
@@ -145,6 +140,16 @@ class RaceChecker:
                 if not self.everything or (place := buffers.place(tensor, site)) is None:
                     continue
                 buffer, region = place
+                if cuda is not None:
+                    if buffer.on_device or cuda.is_device(tensor):
+                        buffer.on_device = True
+                        # All tensors of an operator are on one device, those of a copy apart.
+                        if stream is None or plan.copies:
+                            stream = cuda.now(host, tensor)
+                        actor = stream
+                    else:
+                        actor = cuda.stream_for(tensor, together) or host
+                        actor.news += 1
                 if plan.way and tensor is args[0]:
                     try:
                         region = region[0], region[1], region[2], choose(plan.way, args, region[0])
@@ -159,16 +164,16 @@ class RaceChecker:
                 ):
                     self._hold(actor, buffer, region, tensor, site)
                 shadow = buffer.shadow
-                if shadow.owner == me and len(shadow.log) < PARTS_KEPT:
+                if shadow.owner == actor.index and len(shadow.log) < PARTS_KEPT:
                     # A short form of `_put` for most accesses: memory that no other agent has touched.
                     if region[3] is None:
-                        shadow.log[kind, region] = now, site
+                        shadow.log[kind, region] = actor.time, site
                     else:
-                        shadow.pick(kind, region, now, site)
+                        shadow.pick(kind, region, actor.time, site)
                     if kind != READ:
                         buffer.writes += 1
                 else:
-                    fresh |= self._put(actor, buffer, kind, region, site)
+                    fresh |= self._put(actor, buffer, kind, region, site, tensor)
         if fresh:
             self.raise_pending()
         return site, stream
@@ -191,7 +196,7 @@ class RaceChecker:
                 region = _stated(buffer, plan.custom, tensor, args, region)
             elif plan.way and tensor is args[0]:
                 region = _chosen(buffer, plan.way, args, region)
-            return self._put(actor, buffer, kind, _clipped(region, buffer), site)
+            return self._put(actor, buffer, kind, _clipped(region, buffer), site, tensor)
         except IndexUnknown:
             self.unknown_index += 1
         except IndexError:
@@ -200,13 +205,14 @@ class RaceChecker:
 
     def ran(
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int,
-        stream: Agent | None,
+        stream: Agent | Launched | None, on_device: bool = False,
     ) -> None:  # fmt: skip
         """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did.
 
-        `site` and `stream` are what `saw` returned.
+        `site` and `stream` are what `saw` returned. `on_device`: the results are known to be on a device.
         """
-        if site < 0 and self.cuda is not None and self.cuda.captures():
+        cuda = self.cuda
+        if site < 0 and cuda is not None and cuda.captures():
             return
         if plan.makes and self.everything:
             actor = host = self.agents.here()
@@ -217,23 +223,21 @@ class RaceChecker:
                 if place is None or place[0].shadow.owner:
                     continue  # a tensor that existed before has been touched
                 buffer, region = place
-                if self.cuda is not None:
-                    on_device = self.cuda.is_device(tensor)
-                    if on_device and stream is not None and not plan.copies:
-                        actor = stream
-                    else:
-                        together = () if on_device else race_ops.tensors(plan, args, kwargs)
-                        actor = self.cuda.stream_for(tensor, together) or host
-                    actor.news += 1
-                    with self.lock:
-                        if not self.cuda.made(plan, buffer, tensor, actor, site):
+                if cuda is not None:
+                    if on_device or cuda.is_device(tensor):
+                        buffer.on_device = True
+                        actor = cuda.now(host, tensor) if stream is None or plan.copies else stream
+                        if not cuda.made(plan, buffer, actor, site):
                             continue
+                    else:
+                        actor = cuda.stream_for(tensor, race_ops.tensors(plan, args, kwargs)) or host
+                        actor.news += 1
                 # No other thread has it yet, so this needs no lock and meets no race.
                 buffer.writes = 1
                 buffer.shadow.owner = actor.index
                 buffer.shadow.log[WRITE, region] = actor.time, site
-        if self.cuda is not None:
-            self.cuda.ran(plan, args, kwargs)
+        if cuda is not None and plan.may_wait:
+            cuda.ran(plan, args, kwargs)
 
     def reach(self, what: Any, kind: int, rows: Any = None) -> None:
         """Note an access to a tensor or array outside of any operator."""
@@ -245,7 +249,7 @@ class RaceChecker:
             fresh = False
             with self.lock:
                 for buffer in self._buffers_of(what, region, site):
-                    fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site)
+                    fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site, what)
             if fresh:
                 self.raise_pending()
 
@@ -261,7 +265,7 @@ class RaceChecker:
                 buffer for buffer in self._buffers_of(tensor, region, site)
                 if buffer.start <= region[0] and region[1] <= buffer.end
             ]  # fmt: skip
-            fresh = any([self._put(actor, buffer, kind, region, site) for buffer in found])
+            fresh = any([self._put(actor, buffer, kind, region, site, tensor) for buffer in found])
         if fresh:
             self.raise_pending()
 
@@ -277,7 +281,7 @@ class RaceChecker:
                     if isinstance(buffer.shadow, Rows):
                         self.unknown_index += 1
                     else:
-                        self._put(self.agents.here(), buffer, kind, _clipped(region, buffer), site)
+                        self._put(self.agents.here(), buffer, kind, _clipped(region, buffer), site, tensor)
 
     def reused(self, buffer: Buffer, stream: Agent, waited_for: set[int], site: int) -> bool:
         """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
@@ -343,8 +347,10 @@ class RaceChecker:
             return [] if place is None else [place[0]]
         return found
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int) -> bool:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, what: Any) -> bool:
         """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
+        if buffer.pool is not None and buffer.pool.index != actor.index and self.cuda is not None:
+            self.cuda.lent(buffer, buffer.pool, what)
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)

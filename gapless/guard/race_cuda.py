@@ -13,19 +13,13 @@ from torch import Tensor
 from . import marks, race_ops
 from .clocks import Agent, VectorClock
 from .patches import Patches
+from .race_agents import Launched
 from .race_buffers import Buffer, Checksum
 from .race_checker import RaceChecker
 from .race_index import LIST
 from .race_pools import Pools
 from .race_streams import CudaStreams
 
-# Operators after which the host has waited for the current stream: their result, or its size, went to the host.
-_WAITING = {
-    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-    "is_nonzero", "equal", "_assert_async", "repeat_interleave",
-    # Composites, which inference mode shows whole.
-    "item", "argwhere", "allclose",
-}  # fmt: skip
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
 
@@ -78,14 +72,17 @@ class CudaWatch(CudaStreams):
         handle = self._raw_stream(device)
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
-    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
+    def now(self, host: Agent | Launched, tensor: Tensor) -> Agent | Launched:
+        stream = self.current(tensor.device.index or 0)
+        self._checker.agents.enqueue_again(stream, host)
+        return stream
+
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | Launched | None:
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
         if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
             return None
-        stream = self.current(on_gpu.device.index or 0)
-        self._checker.agents.enqueue_again(stream)
-        return stream
+        return self.now(self._checker.agents.here(), on_gpu)
 
     def captures(self) -> bool:
         return bool(self._cuda.is_current_stream_capturing())
@@ -98,7 +95,7 @@ class CudaWatch(CudaStreams):
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         copies = plan.copies
-        if not copies and plan.name not in _WAITING and not (plan.way == LIST and _by_mask(args)):
+        if plan.way == LIST and not _by_mask(args):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -120,12 +117,13 @@ class CudaWatch(CudaStreams):
         # A non-blocking copy to the host without a destination makes a pinned one.
         return not (race_ops.non_blocking(plan, args, kwargs) and all(self.is_pinned(tensor) for tensor in host))
 
-    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
-        if not self.is_device(tensor):
-            return True
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Agent | Launched, site: int) -> bool:
         if isinstance(actor, Agent):
-            self._pools.took(tensor, buffer, actor, site)
+            self._pools.took(buffer, actor, site)
         return plan.name not in _EMPTY
+
+    def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> None:
+        self._pools.lent(buffer, pool, tensor)
 
     def reads_on_host(self, tensor: Tensor) -> bool:
         return False  # a GPU's tensor is copied to the host by an operator, which is seen

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .race_index import way
+from .race_index import LIST, way
 from .race_report import READ, WRITE
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
@@ -18,6 +18,15 @@ _NO_MEMORY = {
 }  # fmt: skip
 
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
+
+
+# Operators after which the host has waited for the current stream: their result, or its size, went to the host.
+_WAITING = {
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+    "is_nonzero", "equal", "_assert_async", "repeat_interleave",
+    # Composites, which inference mode shows whole.
+    "item", "argwhere", "allclose",
+}  # fmt: skip
 
 
 class Arg(NamedTuple):
@@ -44,6 +53,8 @@ class OperatorPlan(NamedTuple):
     """How an index chooses what the operator touches of its first argument; 0 if none does."""
     copies: bool
     """Whether it copies between tensors, which may lie on host and device."""
+    may_wait: bool
+    """Whether the host may wait for the device in it."""
     custom: str
     """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
 
@@ -52,20 +63,13 @@ def plan(op: Any) -> OperatorPlan:
     """Make the plan of an operator. One without a schema is not followed; a view only computes an address."""
     schema = getattr(op, "_schema", None)
     if schema is None or _is_view(schema):
-        return OperatorPlan(op, "", (), True, False, 0, False, "")
+        return OperatorPlan(op, "", (), True, False, 0, False, False, "")
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
     args = () if name in _NO_MEMORY else _arguments(schema)
-    return OperatorPlan(
-        op,
-        name,
-        args,
-        not args and not makes,
-        makes,
-        way(name),
-        name in _COPIES,
-        "" if space == "aten" else schema.name,
-    )
+    chosen, copies, custom = way(name), name in _COPIES, "" if space == "aten" else schema.name
+    may_wait = copies or name in _WAITING or chosen == LIST
+    return OperatorPlan(op, name, args, not args and not makes, makes, chosen, copies, may_wait, custom)
 
 
 def non_blocking(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ FREED_BLOCKS_KEPT = 256
 
 @dataclass(slots=True)
 class _Block:
-    """Device memory that was allocated while `pool` was current, where it returns when its tensors are gone."""
+    """Device memory that returns to `pool` when its tensors are gone."""
 
     buffer: Buffer
     pool: Agent
@@ -43,25 +43,35 @@ class Pools:
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
         self._live: dict[int, _Block] = {}
-        """Blocks in use, by the id of their buffer, which the block keeps alive."""
+        """Blocks that others than their pool have used, by the id of their buffer, which the block keeps alive."""
         self._gone: deque[int] = deque()
         """The keys of storages that have died, which may happen at any moment and on any thread."""
         self._free: dict[int, list[_Block]] = {}
         """Freed blocks that another stream may still use, by the number of the stream that allocated them."""
 
-    def took(self, tensor: Tensor, buffer: Buffer, stream: Agent, site: int) -> None:
-        """Note that the stream's pool gives out memory for `tensor`; the caller holds the checker's lock."""
-        storage, key, gone = tensor.untyped_storage(), id(buffer), self._gone
-        nbytes = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        while gone:
-            self._put_back(self._live.pop(gone.popleft()))
-        block = self._live[key] = _Block(buffer, stream, nbytes)
-        block.storage = weakref.ref(storage, lambda _: gone.append(key))
-        waiting = self._free.get(stream.index)
-        if waiting:
-            self._free[stream.index] = [
-                b for b in waiting[-FREED_BLOCKS_KEPT:] if not self._reuse(b, stream, nbytes, site)
-            ]
+    def took(self, buffer: Buffer, stream: Agent, site: int) -> None:
+        """Note that the stream's pool gives out memory, which no other thread has yet."""
+        buffer.pool = stream
+        if self._gone or self._free:
+            with self._checker.lock:
+                self._take(buffer, stream, site)
+
+    def _take(self, buffer: Buffer, stream: Agent, site: int) -> None:
+        while self._gone:
+            self._put_back(self._live.pop(self._gone.popleft()))
+        waiting, nbytes = self._free.pop(stream.index, []), _block_bytes(buffer)
+        left = [b for b in waiting[-FREED_BLOCKS_KEPT:] if not self._reuse(b, stream, nbytes, site)]
+        if left:
+            self._free[stream.index] = left
+
+    def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> _Block:
+        """Follow memory that another than its pool uses, which is rare, until it is freed."""
+        key, gone = id(buffer), self._gone
+        block = self._live.get(key)
+        if block is None:
+            block = self._live[key] = _Block(buffer, pool, _block_bytes(buffer))
+            block.storage = weakref.ref(tensor.untyped_storage(), lambda _: gone.append(key))
+        return block
 
     def _put_back(self, block: _Block) -> None:
         if not self._checker.reused(block.buffer, block.pool, block.users, -1):
@@ -75,6 +85,10 @@ class Pools:
     def keep_for(self, tensor: Tensor, stream: Agent) -> None:
         """Note `record_stream`: the memory is not given out again before this stream is done with it."""
         place = self._checker.buffers.place(tensor, self._checker.sites.here())
-        block = None if place is None else self._live.get(id(place[0]))
-        if block is not None:
-            block.users.add(stream.index)
+        if place is not None and (pool := place[0].pool) is not None:
+            with self._checker.lock:
+                self.lent(place[0], pool, tensor).users.add(stream.index)
+
+
+def _block_bytes(buffer: Buffer) -> int:
+    return -(-(buffer.end - buffer.start) // BLOCK_BYTES) * BLOCK_BYTES

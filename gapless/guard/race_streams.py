@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .clocks import Agent
+from .race_agents import Launched
 from .race_buffers import Buffer, Checksum
 from .race_ops import OperatorPlan
 
@@ -19,7 +20,7 @@ class CudaStreams(Protocol):
         """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
         ...
 
-    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | None:
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | Launched | None:
         """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         ...
 
@@ -35,12 +36,20 @@ class CudaStreams(Protocol):
         """Return whether copies from and to this host tensor can run beside the host."""
         ...
 
-    def made(self, plan: OperatorPlan, buffer: Buffer, tensor: Tensor, actor: Any, site: int) -> bool:
-        """`actor` made this tensor; returns whether it wrote it. On a device an allocation alone writes nothing."""
+    def now(self, host: Agent | Launched, tensor: Tensor) -> Agent | Launched:
+        """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
+        ...
+
+    def made(self, plan: OperatorPlan, buffer: Buffer, actor: Agent | Launched, site: int) -> bool:
+        """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
+        ...
+
+    def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> None:
+        """Another than the stream that allocated this memory is about to use it."""
         ...
 
     def ran(self, plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """An operator ran: if the host had to wait for it, the host has learnt what its stream knows."""
+        """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
         ...
 
     def reads_on_host(self, tensor: Tensor) -> bool:

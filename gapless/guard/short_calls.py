@@ -17,12 +17,14 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from . import marks
-from .race_ops import Arg, OperatorPlan
+from .race_ops import OperatorPlan
 from .race_report import READ
 from .sync_ops import SyncOps, mark
 
 LONG = object()
 """Returned for a call that has to go the long way."""
+_PLAN = OperatorPlan(None, "", (), False, True, 0, False, False, "")
+"""The plan of all calls that make new tensors, for the checker of races: what they read it is given."""
 
 _PLAIN = (Tensor, Parameter)
 _SCALARS = (int, float, bool, NoneType, str, torch.dtype, torch.memory_format, torch.Size)
@@ -46,11 +48,9 @@ class Short(NamedTuple):
 
     run: Callable[[Short, SyncOps, Any, tuple[Any, ...], dict[str, Any] | None], Any]
     """Runs it, or returns LONG."""
-    plan: OperatorPlan
-    """What it reads and makes, for the checker of races."""
-    tensors: tuple[int, ...]
+    tensors: tuple[int, ...] = ()
     """Positions at which a tensor may stand; it waits for one that stands where a number does."""
-    most: int
+    most: int = 8
     """The largest number of positional arguments that is known to write nothing."""
 
 
@@ -108,6 +108,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
         return LONG
     device = host = False
     known, tensors = marks.DEVICE.refs, short.tensors
+    uses: list[tuple[Tensor, int]] = []
     try:
         for at, value in enumerate(args):
             kind = type(value)
@@ -116,6 +117,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
                     return LONG
                 # `value in marks.DEVICE`, written out here and below: as a call it takes 0.2 us more for each tensor.
                 storage = value.untyped_storage()
+                uses.append((value, READ))
                 ref = known.get(id(storage))
                 if ref is not None and ref() is storage:
                     device = True
@@ -130,6 +132,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
                         if at not in tensors:
                             return LONG
                         storage = one.untyped_storage()
+                        uses.append((one, READ))
                         ref = known.get(id(storage))
                         if ref is not None and ref() is storage:
                             device = True
@@ -149,18 +152,18 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
                 mark(out)
             return out
         named = kwargs or {}
-        site, actor = checker.saw(short.plan, args, named)
+        site, actor = checker.saw(_PLAN, args, named, 4, uses)
         out = func(*args, **named)
         if device:
             mark(out)
         if checker.follows_results:
-            checker.ran(short.plan, args, named, out, site, actor)
+            checker.ran(_PLAN, args, named, out, site, actor, device)
         return out
 
 
-def _short(run: Any, name: str, tensors: tuple[int, ...], most: int = 8, many: bool = False) -> Short:
-    uses = tuple(Arg(at, "", READ, many) for at in tensors)
-    return Short(run, OperatorPlan(None, name, uses, False, True, 0, False, ""), tensors, most)
+def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    # With one argument it counts the hits, for which the host waits.
+    return LONG if len(args) != 3 else _new(short, ops, func, args, kwargs)
 
 
 def _both(names: str) -> list[Any]:
@@ -185,32 +188,23 @@ _TWO = _both(
 )
 
 SHORT: dict[Any, Short] = {
-    **{func: _short(_view, "view", ()) for func in _VIEWS},
-    **{func: _short(_new, "one", (0,)) for func in _ONE},
-    **{func: _short(_new, "two", (0, 1)) for func in _TWO},
-    **{func: _short(_dense_view, "view", ()) for func in (Tensor.reshape, torch.reshape, Tensor.contiguous)},
-    **{func: _short(_new, "one", (0,), most=1) for func in (F.silu, F.gelu, F.relu, F.sigmoid, F.tanh)},
-    **{func: _short(_new, "one", (0,)) for func in (F.softmax, F.log_softmax)},
-    **{func: _short(_new, "cat", (0,), many=True) for func in (torch.cat, torch.stack)},
-    Tensor.__getitem__: _short(_item, "view", ()),
-    Tensor.to: _short(_to, "to", (0,)),
-    F.linear: _short(_new, "linear", (0, 1, 2)),
-    F.scaled_dot_product_attention: _short(_new, "attention", (0, 1, 2, 3)),
-    F.rms_norm: _short(_new, "norm", (0, 2)),
-    F.layer_norm: _short(_new, "norm", (0, 2, 3)),
-    torch.where: _short(_new, "where", (0, 1, 2)),
-    torch.addmm: _short(_new, "addmm", (0, 1, 2)),
+    **{func: Short(_view) for func in _VIEWS},
+    **{func: Short(_new, (0,)) for func in _ONE},
+    **{func: Short(_new, (0, 1)) for func in _TWO},
+    **{func: Short(_dense_view) for func in (Tensor.reshape, torch.reshape, Tensor.contiguous)},
+    **{func: Short(_new, (0,), most=1) for func in (F.silu, F.gelu, F.relu, F.sigmoid, F.tanh)},
+    **{func: Short(_new, (0,)) for func in (F.softmax, F.log_softmax)},
+    **{func: Short(_new, (0,)) for func in (torch.cat, torch.stack)},
+    Tensor.__getitem__: Short(_item),
+    Tensor.to: Short(_to, (0,)),
+    F.linear: Short(_new, (0, 1, 2)),
+    F.scaled_dot_product_attention: Short(_new, (0, 1, 2, 3)),
+    F.rms_norm: Short(_new, (0, 2)),
+    F.layer_norm: Short(_new, (0, 2, 3)),
+    torch.where: Short(_where, (0, 1, 2)),
+    torch.addmm: Short(_new, (0, 1, 2)),
 }
 """The calls that may go the short way, by what a function mode is given."""
-# With one argument it counts the hits, for which the host waits.
-_WHERE = SHORT.pop(torch.where)
-
-
-def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    return LONG if len(args) != 3 else _new(short, ops, func, args, kwargs)
-
-
-SHORT[torch.where] = _WHERE._replace(run=_where)
 
 GETTERS = frozenset(
     [

@@ -64,7 +64,7 @@ class Finder:
 
         `hidden` names further folders to leave out; more may be added to it later.
         """
-        self._most = 2 * most
+        self._most = most
         self._hidden = hidden
         self._floor = floor
         self._kinds: dict[int, int] = {}
@@ -72,21 +72,24 @@ class Finder:
 
     def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
         """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
-        kinds, most, found = self._kinds, self._most, [first]
+        kinds, left, found = self._kinds, self._most, [first]
         for _ in _FRAMES_LOOKED_AT:
             if frame is None:
                 break
-            code = frame.f_code
-            number = id(code)
-            kind = kinds.get(number)
-            if kind is None:
-                kind = self._judge(code)
-            if kind == SHOWN:
-                found += (number, frame.f_lasti)
-                if len(found) > most:
+            number = id(frame.f_code)
+            try:
+                kind = kinds[number]
+            except KeyError:
+                kind = self._judge(frame.f_code)
+            if kind:
+                if kind == SHOWN:
+                    found.append(number)
+                    found.append(frame.f_lasti)
+                    left -= 1
+                    if not left:
+                        break
+                elif kind == FLOOR or len(found) > 1:
                     break
-            elif kind and (kind == FLOOR or len(found) > 1):
-                break
             frame = frame.f_back
         return tuple(found)
 

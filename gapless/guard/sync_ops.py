@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,8 +39,8 @@ def _read(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
 
 def read_rule(watch: ThreadState, tensor: Tensor) -> str:
     """Return host-read, or host-size when the tensor is the result of the last reduction."""
-    is_size = watch.reduced and watch.reduced == id(tensor.untyped_storage())
-    return "host-size" if is_size else "host-read"
+    reduced = watch.reduced()
+    return "host-size" if reduced is not None and reduced is tensor.untyped_storage() else "host-read"
 
 
 def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
@@ -313,7 +314,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op.fresh and not watch.to_host and (device or (not tensors and _makes_on_device(watch))):
             mark(out)
             if op.reduces and isinstance(out, Tensor):
-                watch.reduced = id(out.untyped_storage())
+                watch.reduced = weakref.ref(out.untyped_storage())
         return out
 
     def _placed(self, func: Any, args: Args, kwargs: dict[str, Any]) -> Any:

@@ -76,8 +76,8 @@ class ThreadState:
         """The call that runs makes a tensor on an emulated device."""
         self.reported = False
         """The call that runs has been reported."""
-        self.reduced = 0
-        """The id of the storage that the last max or sum made; it only decides between two texts."""
+        self.reduced: Callable[[], Any] = lambda: None
+        """Returns the storage that the last max or sum made, while it lives; it only decides between two texts."""
         self.late: list[Finding] = []
         """Findings to be reported when the region ends."""
         self.grown: list[tuple[int, int]] = []

@@ -282,6 +282,15 @@ def test_opaque_tensors_are_marked_themselves():
     assert opaque in marks.DEVICE
 
 
+def test_a_read_that_follows_a_dropped_sum_is_not_called_a_size(t):
+    """What is read may have the id that the sum's storage had."""
+    with guard.no_sync(mode="record") as region:
+        for _ in range(50):
+            t.sum()
+            (t[0] + 1).item()
+    assert {entry.finding.rule for entry in region.report.entries()} == {"host-read"}
+
+
 def test_checks_that_only_a_cpu_makes_are_no_findings(t):
     with guard.no_sync():
         torch.nn.functional.one_hot(t.long(), 4)

@@ -148,6 +148,15 @@ def memory_is_given_out_again(wait):
         compute.wait_event(side.record_event())
     torch.empty(100, device="cuda")  # RACES
 
+def memory_that_another_stream_writes_first_is_given_out_again(wait):
+    x = torch.empty(4, device="cuda")
+    with torch.cuda.stream(side):
+        x.fill_(1)
+    if wait:
+        compute.wait_stream(side)
+    del x
+    torch.empty(100, device="cuda")  # RACES
+
 def reading_a_list_waits(wait):
     home, x = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
     home.copy_(x, non_blocking=True)
@@ -169,6 +178,14 @@ def inference(wait):
             x.sum().item()
         with torch.cuda.stream(side):
             x @ x  # RACES
+
+def inference_on_a_list(wait):
+    with torch.inference_mode():
+        x = torch.ones(4, device="cuda")
+        if wait:
+            side.wait_stream(compute)
+        with torch.cuda.stream(side):
+            torch.cat([x, x])  # RACES
 
 def what_is_only_allocated_is_not_written():
     x = torch.empty(4, device="cuda")
