@@ -300,9 +300,10 @@ class EngineConfig:
         return role_plan(self.role, self.kv_peer_listen, self.kv_peers, files)
 
     @property
-    def tls_without_peers(self) -> str | None:
-        """Return the field of a file for TLS between peers that is given where there are none."""
-        return next((name for name in TLS_FIELDS if getattr(self, name) and not self.peer_plan), None)
+    def file_without_peers(self) -> str | None:
+        """Return the field of a file for peers that is given where there are none."""
+        names = ("kv_peer_key_file", *TLS_FIELDS)
+        return next((name for name in names if getattr(self, name) and not self.peer_plan), None)
 
     @property
     def processors(self) -> dict[str, str]:

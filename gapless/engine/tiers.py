@@ -28,7 +28,7 @@ class EngineTiers:
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ConfigError."""
-        if unused := config.tls_without_peers:  # only now: serve --pd gives the roles to its children
+        if unused := config.file_without_peers:  # only now: serve --pd gives the roles to its children
             raise ConfigError(f"{unused} is for engines with peers: add --role, or leave it out")
         self.kinds = [kind for kind in config.tiers if kind != "host"]
         self._config = config

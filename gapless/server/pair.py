@@ -71,7 +71,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
     `argv` are the flags of `serve`, which both children get, with their roles added.
     """
     try:
-        if engine.role is not None or engine.peer_plan or engine.tls_without_peers:
+        if engine.role is not None or engine.peer_plan or engine.file_without_peers:
             raise ConfigError(
                 "pd gives each of its two servers a role and peers: leave role and every kv_peer flag out"
             )

@@ -96,7 +96,7 @@ class DiskTier(BlockingTier):
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
         """Those of pages that are there, the least recently used first"""
         self._generation = self._written = 0
-        self._lock: int | None = None
+        self._file = self._log = self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.directory)
@@ -105,8 +105,7 @@ class DiskTier(BlockingTier):
             self.direct = all(_aligned(memory) for memory in setup.memory) and _takes_direct(self._file)
             self._recover()
         except OSError as error:
-            if self._lock is not None:
-                os.close(self._lock)
+            self._let_go()
             raise ConfigError(f"kv_tiers: disk:{setup.target}: {error.strerror or error}") from error
 
     def _recover(self) -> None:
@@ -171,9 +170,12 @@ class DiskTier(BlockingTier):
         try:
             self._rewrite()
         finally:
-            for handle in (self._file, self._log, self._lock):
-                if handle is not None:
-                    os.close(handle)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for handle in (self._file, self._log, self._lock):
+            if handle >= 0:
+                os.close(handle)
 
     # Slots.
 

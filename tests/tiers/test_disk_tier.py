@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from tier_rig import SLOT, content, has, key, loaded, page, setup_of, slot_of, stored
@@ -190,6 +191,15 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path):
     for target in (tmp_path / "a-file" / "below", "/proc/nowhere"):
         with pytest.raises(ConfigError, match=f"kv_tiers: disk:{target}: [A-Z]"):
             DiskTier(setup_of(str(target)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc/self/fd, which is Linux's")
+def test_a_tier_that_cannot_open_leaves_no_file_open(tmp_path):
+    (tmp_path / PAGES).mkdir()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        DiskTier(setup_of(str(tmp_path)))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_tier_too_small_for_a_page_is_refused(tmp_path):

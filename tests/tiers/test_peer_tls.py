@@ -290,10 +290,10 @@ def test_the_files_for_tls_come_together():
             role_plan("both", None, [], some)
 
 
-@pytest.mark.parametrize("name", ["certfile", "keyfile", "ca_certs"])
-def test_files_for_tls_without_peers_are_refused_by_an_engine_and_by_a_pair(name, capsys):
-    config = EngineConfig(device="cpu", **{f"kv_peer_ssl_{name}": "/a.pem"})
-    with pytest.raises(ConfigError, match=f"kv_peer_ssl_{name} is for engines with peers: add --role, or leave it out"):
+@pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "key_file"])
+def test_files_for_peers_are_refused_without_any_by_an_engine_and_by_a_pair(name, capsys):
+    config = EngineConfig(device="cpu", **{f"kv_peer_{name}": "/a.pem"})
+    with pytest.raises(ConfigError, match=f"kv_peer_{name} is for engines with peers: add --role, or leave it out"):
         build_core(config)
     assert serve_pair([], config, ServerConfig(pd="1p1d")) == 1
     assert "leave role and every kv_peer flag out" in capsys.readouterr().err
