@@ -42,13 +42,14 @@ def devices(gpus: Sequence[str], *engines: int) -> str:
 @contextmanager
 def serving(servers: Sequence[Server]) -> Iterator[None]:
     """These servers while they run; they start together."""
+    pool = ThreadPoolExecutor()
     try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(Server.start, servers))
+        list(pool.map(Server.start, servers))
         yield
     finally:
-        for server in servers:
+        for server in servers:  # where one could not start, this ends the start of the others
             server.stop()
+        pool.shutdown()
 
 
 async def load(urls: Sequence[str], prompts: Sequence[Prompt], times: Times) -> list[Sample]:

@@ -66,7 +66,7 @@ LINES = {
     "forms of output": 1_550,
     "guesses of matchers that end no request and delay no mask, nor do their copies": 160,
     "KV events for routers": 550,
-    "pages of prefixes that come before a captured step, and transfers as large as the time that they take": 45,
+    "pages of prefixes that come before a captured step, and jobs of tiers by the time that they take": 52,
     "KV in host memory: one share of time both ways, counts without the warm-up, loads beside adapters": 854,
     "KV is loaded only where that takes less than computing, by means without first times": 161,
     "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,

@@ -21,8 +21,8 @@ LOOKUP_NS = 50_000_000
 CLAIM_NS = 10_000_000_000
 """What a request claims from a peer may take this long to be computed there, and again to be loaded."""
 JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
-"""Pages of one job, at most, and its bytes, or more where they take less time than this: a tier answers no question
-while it moves them."""
+"""A job has up to 8 MiB, or what the tier moves in 8 ms if that is more, and at most 32 pages: a tier answers no
+question meanwhile."""
 MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
@@ -139,7 +139,7 @@ class LowerTiers:
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
         self._late_ns, self._lookup_ns = late_ns, lookup_ns
-        self._least_pages = JOB_BYTES // len(slot(0, 0))
+        self._page_bytes = len(slot(0, 0))
         self._number = 0
         self._waiting: dict[int, list[Search]] = {}
         """The searches that wait for a question or a load, by its number"""
@@ -155,8 +155,8 @@ class LowerTiers:
         """Copies under stores to each tier"""
         self._page_seconds = [0.0 for _ in lines]
         """What storing a page takes, a moving mean"""
-        self._latest_ns = [0.0 for _ in lines]
-        """What a page took in the latest store"""
+        self._latest_ns = [[0.0, 0.0] for _ in lines]
+        """What a page took in the latest store and the latest load that moved any"""
 
     # For requests.
 
@@ -199,7 +199,7 @@ class LowerTiers:
                     break
                 wanted.setdefault(search.found[key], []).append(LowerMove(group, copy, key))
         for place, moves in wanted.items():
-            most = self._job_pages(self._gate.page_ns(place))
+            most = self._job_pages(place, True)
             for first in range(0, len(moves), most):
                 self.load(search, place, moves[first : first + most])
         for group, copy in had:
@@ -207,9 +207,12 @@ class LowerTiers:
         search.found, search.fetched = {}, True
         search.late_at = self._clock() + self._patience(search)
 
-    def _job_pages(self, page_ns: float) -> int:
-        """Return how many pages a job has, at most, where one takes `page_ns`; 0 where that is not known."""
-        return max(1, min(JOB_PAGES, max(self._least_pages, int(JOB_NS / page_ns) if page_ns else 0)))
+    def _job_pages(self, place: int, loads: bool) -> int:
+        """Return how many pages the next job of a tier has, at most."""
+        mean_ns = self._gate.page_ns(place) if loads else 1e9 * self._page_seconds[place]
+        latest_ns, least = self._latest_ns[place][loads], JOB_BYTES // self._page_bytes
+        fast = int(JOB_NS / max(latest_ns, mean_ns)) if latest_ns else 0
+        return max(1, min(JOB_PAGES, max(least, fast)))
 
     def _patience(self, search: Search) -> int:
         return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
@@ -357,6 +360,8 @@ class LowerTiers:
         job = self.jobs.pop(end.job)
         for search in self._waiting.pop(end.job, ()):
             search.open.pop(end.job, None)
+        if end.nbytes:
+            self._latest_ns[place][job.loads] = 1e9 * end.seconds * self._page_bytes / end.nbytes
         if job.loads:
             self.loaded(place, job, end)
         else:
@@ -387,7 +392,7 @@ class LowerTiers:
         """Begin the next store, of copies that are still there."""
         fresh, moves = self._fresh[place], list[LowerMove]()
         while fresh and not isinstance(move := fresh[0], str):
-            if len(moves) >= min(self._job_pages(self._latest_ns[place]), most_stored(move.group)):
+            if len(moves) >= min(self._job_pages(place, False), most_stored(move.group)):
                 break
             fresh.popleft()
             if move.copy.gone:
@@ -409,9 +414,7 @@ class LowerTiers:
         counts.dropped_failed += len(job.moves) - len(end.checksums)
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
-        page_seconds = end.seconds / len(job.moves)
-        self._page_seconds[place] += (page_seconds - self._page_seconds[place]) / 8
-        self._latest_ns[place] = 1e9 * page_seconds
+        self._page_seconds[place] += (end.seconds / len(job.moves) - self._page_seconds[place]) / 8
         if bad := [key for _, _, key in job.moves if key in job.doubted]:
             line.drop(bad)
 

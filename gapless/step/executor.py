@@ -73,13 +73,13 @@ class Executor:
         # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
         size, first = _aligned(rows * program.width), _aligned(fill)
         self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
-        """The lists among the words that travel. What fills slots ends where the first begins."""
+        """The lists among the words that travel. What fills new rows ends where the first begins."""
         self.first = first + len(LISTS) * size
         """The packet's first word among them"""
         self.packets: Ring = device.ring(slots, 4 * (self.first + words))
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
         self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
-        """What travels, on the device: what fills slots, lists, packet."""
+        """What travels, on the device: what fills new rows, lists, packet."""
         logits = torch.zeros(program.samples, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self.home = self.outboxes.memory.view(torch.int32)
@@ -144,7 +144,7 @@ class Executor:
             _words(self._packet)[self.places[name]][: len(indices)] = indices
 
     def fill(self, parts: Sequence[Int32s]) -> None:
-        """Write what fills slots in front of the next packet."""
+        """Write what fills new rows in front of the next packet."""
         assert self._packet is not None
         first = self.buffers.loads.numel()
         np.concatenate(parts, out=_words(self._packet)[first - sum(map(len, parts)) : first])

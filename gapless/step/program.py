@@ -1,6 +1,6 @@
 """The programs of one step, as they run on the compute stream: no host read, no address that changes.
 
-load:    fill the slots of new rows that adjust their logits
+load:    fill the slots of new rows that adjust their logits, histories, and page tables beyond the packet
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
 adjust:  biases, penalties, processors and masks, for the rows that ask for any; and where their filters end
 cut:     where the filters of other rows end, for the rows that have any
@@ -48,7 +48,7 @@ class Buffers(NamedTuple):
     words: Tensor
     """int32, the packet from its header on"""
     loads: Tensor
-    """int32, what slots are filled with, up to its end"""
+    """int32, what new rows are filled with beside the packet, up to its end"""
     cut: Tensor
     """int32 [R * W], the list of that lane; `score` and `adjust` likewise"""
     score: Tensor

@@ -84,10 +84,12 @@ class Transfers:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
+        since = self._device.clock()
         if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most(passed))) is not None:
-            begun += self.bulk_in.begin(batch, self._polled_at)
+            begun += self.bulk_in.begin(batch, since)
+        since = self._device.clock()
         if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most(passed, begun))) is not None:
-            begun += self.bulk_out.begin(batch, self._device.clock())
+            begun += self.bulk_out.begin(batch, since)
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
@@ -201,8 +203,9 @@ class TransferWay:
         self._raised: Exception | None = None
         """What the program of the transfer on its way has raised"""
         self.bytes = self.ns = self.took_ns = 0
-        """What transfers have moved, how long they were on their way, since the start, and how long the latest was"""
-        self._began = self._from = self._until = 0
+        """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
+        its preparation"""
+        self._since = self._began = self._from = self._until = 0
 
     @property
     def on_its_way(self) -> bool:
@@ -220,7 +223,7 @@ class TransferWay:
 
     def begin(self, batch: MoveBatch, since: int) -> int:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
-        self._began, count = since, len(batch.moves)
+        self._since, self._began, count = since, self._device.clock(), len(batch.moves)
         batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
         sums, arrived = self._sums[:count], self._arrived.tensor.view(torch.int64)[:count]
         self._stream.launch(
@@ -271,8 +274,8 @@ class TransferWay:
 
     def _count(self, batch: MoveBatch, until: int) -> None:
         self.bytes += sum([self._page_bytes[move.group] for move in batch.moves])
-        self.took_ns = until - self._began
-        self.ns += self.took_ns
+        self.took_ns = until - self._since
+        self.ns += until - self._began
         if not self._until or self._began - self._until > ONE_STRETCH_NS:
             self._from = self._began
         self._until = until

@@ -1,4 +1,4 @@
-"""Slots of rows that adjust their logits: what they hold for a request, and how a step fills them."""
+"""What fills new rows beside their packet: slots of those that adjust their logits, histories, and page tables."""
 
 from __future__ import annotations
 

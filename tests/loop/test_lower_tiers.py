@@ -25,7 +25,7 @@ from gapless.memory.pages import PagePool
 from gapless.testing.sim import SimDevice
 from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
 from gapless.tiers.redis import RedisTier
-from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup
+from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
 from gapless.tiers.worker import TierWorker
 
 NAMESPACE = Namespace.of({"model": "checksum"})
@@ -300,19 +300,34 @@ def test_copies_that_made_room_before_their_store_are_counted_as_gone(engine):
     assert max(JOB_PAGES, 2) > 11 // 4, "a store holds few of the host's slots"
 
 
-@pytest.mark.parametrize("page_seconds, pages", [(0.0, 2), (0.005, 2), (0.002, 4), (0.0001, 32)])
-def test_jobs_are_larger_where_pages_take_less(page_seconds, pages):
-    """Pages of 4 MiB, two of which a job always has."""
-    sent = []
-    line = SimpleNamespace(store=lambda job, some: sent.append((job, len(some))))
-    tiers = LowerTiers((line,), lambda group, slot: memoryview(bytes(4 << 20)), lambda: 0, 1, 1, LoadGate())
-    group = GroupCopies(0, PagePool(300, 16, Ledger()), 300, HostCounts())
-    for _ in range(4):
-        for number in range(40):
-            tiers.offer(group, PageCopy(bytes([number]), number))
-        tiers.store(0)
-        job, count = sent[-1]
-        tiers.ended(0, JobEnd(job, (), False, 0, page_seconds * count))
+@pytest.mark.parametrize("times, pages", [
+    ([0.005], 2), ([0.002], 4), ([0.0001], 32), ([0.0001, 0.005], 2), ([0.005, 0.0001, 0.005], 2), ([0.002, 0.0], 4),
+])  # fmt: skip
+@pytest.mark.parametrize("loads", [False, True])
+def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
+    """Pages of 4 MiB, two of which a job always has. A job that moved nothing says nothing."""
+    sent, size = [], 4 << 20
+    line = SimpleNamespace(
+        store=lambda job, some: sent.append((job, len(some))), load=lambda job, some, _: sent.append((job, len(some))),
+        ask=lambda number, keys, _: None,
+    )  # fmt: skip
+    tiers = LowerTiers((line,), lambda group, slot: memoryview(bytes(size)), lambda: 0, 1, 1, LoadGate())
+    group = GroupCopies(0, PagePool(3000, 16, Ledger()), 3000, HostCounts())
+    for turn, seconds in enumerate((*times[:1], *times, 0.0)):  # the first load does not count for the gate
+        digests = [b"%d %d" % (turn, number) for number in range(40)]
+        sent.clear()
+        if loads:
+            search = tiers.ask([key_of(0, digest) for digest in digests])
+            search.found = {key_of(0, digest): 0 for digest in digests}
+            tiers.fetch(search, [(group, digest) for digest in digests])
+        else:
+            for digest in digests:
+                tiers.offer(group, PageCopy(digest, 0))
+            tiers.store(0)
+        job, count = sent[0]
+        tiers.ended(
+            0, JobEnd(job, (1,) * count if seconds else (), False, size * count if seconds else 0, seconds * count)
+        )
     assert count == pages
 
 

@@ -60,6 +60,7 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     leader.decide = watch
     drive(loop, (*SETTINGS, {"temperature": 0.0, "prompt_logprobs": 1}))
     counters = loop.counters
+    # Others are steps whose last prompt goes on after them, and those that exceed each bucket.
     assert min(counters.graph_misses, counters.graph_steps, others) >= 20 and scored and all(scored)
     assert counters.graph_steps + counters.graph_misses + others == counters.steps
     device.close()

@@ -11,11 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from page_cases import check_changes, check_definition
 
-from gapless.kernels import all_triton
+from gapless.kernels import all_triton, pages_triton
 
 
-@pytest.mark.parametrize("words", [1, 7, 4096, 4097, 70_000])
-def test_rows_are_copied_and_each_word_counts_by_its_place(words):
+@pytest.mark.parametrize("words, programs", [(1, 2), (7, 8), (4096, 2), (4097, 8), (70_000, 2), (70_000, 8)])
+def test_rows_are_copied_and_each_word_counts_by_its_place(words, programs, monkeypatch):
+    monkeypatch.setattr(pages_triton, "STORING", programs)  # memory of the CPU is stored to
     check_definition(all_triton.KERNELS, words, "cpu", words, True)
 
 
