@@ -75,15 +75,26 @@ def pytest_collection() -> Generator[None, Any, Any]:
     """Garbage is looked for among what tests make: walks over all that they import take a fifth of the time."""
     gc.disable()
     result = yield
-    gc.collect()
-    gc.freeze()
+    freeze_all()
     gc.enable()
     return result
+
+
+def freeze_all() -> None:
+    """Have later collections look at later objects alone."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
     """Libraries say what is left at exit."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_past() -> None:
+    """What earlier files have imported and left is not walked again: some tests collect after each of many engines."""
+    freeze_all()
 
 
 @pytest.fixture(scope="session")
