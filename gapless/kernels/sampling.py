@@ -80,7 +80,17 @@ def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tenso
     return logits
 
 
-# An operator of torch, so that a recorded step looks at its rows each time that it runs.
+def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
+    """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
+    low = torch.zeros_like(target)
+    for bit in reversed(range(32 + _bits(key.shape[1]))):
+        middle = low + (1 << bit)
+        enough = torch.where(key >= middle, amount, 0).sum(-1, keepdim=True) >= target
+        low = torch.where(enough, middle, low)
+    return low
+
+
+# Operators of torch, so that a recorded step looks at its rows each time that it runs, and holds no search bit by bit.
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
 _LIBRARY.impl("draw", _draw_hot, "CPU")
@@ -88,6 +98,9 @@ _LIBRARY.impl("draw", _draw, "CUDA")
 _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
 _LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
 _LIBRARY.impl("own_logits", _own_logits, "CUDA")
+_LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
+_LIBRARY.impl("reach", _reach, "CPU")
+_LIBRARY.impl("reach", _reach, "CUDA")
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
@@ -102,11 +115,11 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     units, key = (weight * UNITS).long(), order_keys(logits)
     top_k, top_p = params[:, L.TOP_K : L.TOP_K + 1].long(), _real(params, L.TOP_P).double()
     top_k = torch.where(top_k > 0, top_k, vocab).clamp(max=vocab)
-    last_k = _reach(key, torch.ones_like(key), top_k)
+    last_k = torch.ops.gapless.reach.default(key, torch.ones_like(key), top_k)
     units = units.masked_fill(key < last_k, 0)
     total = units.sum(-1, keepdim=True)
     needed = (top_p * total.double()).ceil().long().clamp(min=1)
-    last_p = torch.where(top_p < 1.0, _reach(key, units, torch.minimum(needed, total)), 0)
+    last_p = torch.where(top_p < 1.0, torch.ops.gapless.reach.default(key, units, torch.minimum(needed, total)), 0)
     kept = (key >= last_k) & (key >= last_p) & (weight >= _real(params, L.MIN_P))
     last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
     ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
@@ -144,13 +157,3 @@ def order_keys(logits: Tensor) -> Tensor:
     # As integers, floats of one sign are in order; negative ones are turned round.
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() + 2**31
     return (order << _bits(vocab)) + torch.arange(vocab - 1, -1, -1, device=logits.device)
-
-
-def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
-    """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
-    low = torch.zeros_like(target)
-    for bit in reversed(range(32 + _bits(key.shape[1]))):
-        middle = low + (1 << bit)
-        enough = torch.where(key >= middle, amount, 0).sum(-1, keepdim=True) >= target
-        low = torch.where(enough, middle, low)
-    return low
