@@ -16,19 +16,28 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch._C import (
+    _pop_torch_dispatch_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_dispatch_stack,
+    _push_on_torch_function_stack,
+)
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
 
 from gapless import guard
 from gapless.device.record import Tape
 from gapless.guard import watch
 from gapless.guard.patches import Patches
+from gapless.guard.race_device import Scheduled
+from gapless.guard.race_mode import RaceMode
 from gapless.guard.report import SyncReport
+from gapless.guard.sync_calls import SyncCalls
+from gapless.guard.sync_ops import SyncOps
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
 from gapless.step.leader import Leader
@@ -135,7 +144,7 @@ class StepGuard:
         if self._capturing or self._resting or self._inside():
             return plain(program, key, at)
         checked = vars(program).setdefault("checked", set())
-        if (kind := _kind(key)) in checked and not _get_current_dispatch_mode_stack():
+        if (kind := _kind(key)) in checked and _watched_by_guards():
             return self._again(plain, program, key, at)
         if "executor" not in vars(program):
             guard.device_tensor(list(at))
@@ -167,7 +176,8 @@ class StepGuard:
         if here is None or self._resting:  # then the checker that is here is another
             return plain(device, program, *args)
         with here.silence():
-            replays = isinstance(getattr(program, "__self__", None), Tape)
+            started = program.program if isinstance(program, Scheduled) else program
+            replays = isinstance(getattr(started, "__self__", None), Tape)
             return _unseen(plain, device, program, *args) if replays else plain(device, program, *args)
 
     def _device_seen(self, plain: Callable[..., Any], *args: Any) -> Any:
@@ -269,12 +279,30 @@ def _kind(key: Any) -> Any:
     return type(key), (tuple(parts) if hasattr(key, "_fields") else frozenset(parts))
 
 
+def _watched_by_guards() -> bool:
+    """Whether no other mode, such as a recorder's, sees this thread's operators."""
+    return all(isinstance(mode, (SyncOps, RaceMode)) for mode in _get_current_dispatch_mode_stack())
+
+
 def _unseen(plain: Callable[..., Any], *args: Any) -> Any:
-    """A call that this thread's region does not see; another mode, such as a recorder's, still does."""
-    if watch.current() is None or len(_get_current_dispatch_mode_stack()) > 1:
+    """A call that this thread's region does not see; no_race and any other mode still do."""
+    ops = _get_current_dispatch_mode()
+    if not isinstance(ops, SyncOps):
         return plain(*args)
-    with DisableTorchFunction(), _DisableTorchDispatch():
+    with _without_region(), RaceMode(ops.races) if ops.races else nullcontext():
         return plain(*args)
+
+
+@contextmanager
+def _without_region() -> Iterator[None]:
+    """The two modes of a region are those that were entered last."""
+    ops, calls = _pop_torch_dispatch_stack(None), _pop_torch_function_stack()
+    assert isinstance(ops, SyncOps) and isinstance(calls, SyncCalls)
+    try:
+        yield
+    finally:
+        _push_on_torch_function_stack(calls)
+        _push_on_torch_dispatch_stack(ops)
 
 
 def _mark(launcher: Any) -> None:
