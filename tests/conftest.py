@@ -17,6 +17,7 @@ from loops_under_guard import (
     covering,
     is_raced_again,
     is_raced_once,
+    is_raced_too,
     loops_under_no_race,
     shares_engines,
 )
@@ -52,8 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # so that the test's own parameters come first in its name
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With --guard-races chosen: the loop's oracles twice, so that one run of pytest does both."""
-    if metafunc.config.getoption("--guard-races") == "chosen" and is_raced_again(metafunc.definition.nodeid):
+    """With --guard-races chosen: the loop's oracles twice, so that one run of pytest does both; see `covering`."""
+    if metafunc.config.getoption("--guard-races") == "chosen" and is_raced_too(metafunc.definition.nodeid):
         metafunc.parametrize("raced", (False, True), ids=("plain", "raced"), indirect=True)
 
 
@@ -139,7 +140,7 @@ def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, race
     """no_sync looks away from broken engines, and from what runs again: a step takes four times as long under it."""
     path = request.path
     broken = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
-    again = raced and is_raced_again(request.node.nodeid)
+    again = raced and is_raced_again(request.node)
     with guarded_steps.rest() if broken or again else nullcontext():
         yield
 

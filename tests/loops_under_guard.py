@@ -1,12 +1,13 @@
 """Puts engines under no_race: each table, page, packet and outbox by its name, on every device.
 
 `pytest --guard-races every` does it for all that it runs. With `--guard-races chosen`, which `make test` says, tests of
-whole engines, which share those of their file, run once, under it; the loop's oracles and a share of the simulator's
-seeds run again under it.
+whole engines, which share those of their file, run once, under it, as do the loop's tests; its oracles of many seeds
+and a share of the simulator's seeds run again under it, with fewer.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,8 +28,8 @@ RACED = (
     "_oracle.py::", "/test_loop_groups.py::", "/test_host_tier.py::", "/test_lower_tiers.py::",
     "::test_no_seed_of_the_simulator_fails",
 )  # fmt: skip
-"""Tests of the loop that run again, by parts of their names: those with random mixtures of all that a step may do, with
-several page groups, and with tiers."""
+"""Tests of the loop that run under no_race, by parts of their names: those with random mixtures of all that a step may
+do, with several page groups, and with tiers."""
 UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_")
 """Tests among them that do not, by parts of their names: their loops are broken on purpose."""
 ENGINES = "tests/engine/"
@@ -41,8 +42,13 @@ ENOUGH = {"seed": 1, "batch": 1, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""
 
 
-def is_raced_again(nodeid: str) -> bool:
-    """Whether a test function is among those that run again under no_race."""
+def is_raced_again(item: pytest.Item) -> bool:
+    """Whether a test runs again under no_race, with fewer seeds than without it: it asks whether it is raced."""
+    return is_raced_too(item.nodeid) and "raced" in inspect.signature(item.function).parameters  # type: ignore[attr-defined]
+
+
+def is_raced_too(nodeid: str) -> bool:
+    """Whether a test function is among those of the loop that run under no_race."""
     return (
         any(part in nodeid for part in RACED) and not any(part in nodeid for part in UNRACED) and ENGINES not in nodeid
     )
@@ -62,20 +68,28 @@ def covering(items: list[pytest.Item]) -> list[pytest.Item]:
     """All tests, but of the raced ones of each function only those that let every value of every parameter occur.
 
     A race is an order that is missing, which is seen in one run of a program whatever the threads did; and two
-    parameters change a program each by itself.
+    parameters change a program each by itself. What is raced and does all that it does otherwise runs once.
     """
     raced: dict[Any, dict[pytest.Item, dict[str, Any]]] = {}
     for item in items:
-        if values := _values(item):
-            raced.setdefault((item.path, getattr(item, "originalname", "")), {})[item] = values
-    left = {item for cases in raced.values() for item in cases.keys() - _chosen(cases)}
-    return [item for item in items if item not in left]
+        if (values := _values(item)).get("raced"):
+            raced.setdefault((item.path, item.originalname), {})[item] = values  # type: ignore[attr-defined]
+    kept = {item for cases in raced.values() for item in _chosen(cases)}
+    once = {_case(item) for item in kept if not is_raced_again(item)}
+    left = {item for cases in raced.values() for item in cases} - kept
+    return [item for item in items if item in kept or not (item in left or _case(item) in once)]
 
 
 def _values(item: pytest.Item) -> dict[str, Any]:
-    """The parameters of a test that runs again under no_race."""
+    """The parameters of a test that runs with and without no_race."""
     call = getattr(item, "callspec", None)
-    return {name: id(value) for name, value in call.params.items()} if call and call.params.get("raced") else {}
+    return {name: value if name == "raced" else id(value) for name, value in call.params.items()} if call else {}
+
+
+def _case(item: pytest.Item) -> Any:
+    """What a test and the same one under no_race have in common."""
+    values = {name: value for name, value in _values(item).items() if name != "raced"}
+    return item.path, getattr(item, "originalname", ""), frozenset(values.items())
 
 
 def _chosen(cases: dict[pytest.Item, dict[str, Any]]) -> set[pytest.Item]:
