@@ -266,10 +266,10 @@ def test_sizes_that_cannot_be_are_refused_with_the_mend(directory, fields, words
 
 
 def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
-    core = build_core(config(directory, num_gpu_blocks_override=3), SimDevice(0))
+    core = build_core(config(directory, num_gpu_blocks_override=3, enforce_eager=True), SimDevice(0))
     assert core.info.max_model_len == 32
     core.close()
-    core = build_core(config(directory, num_gpu_blocks_override=None), SimDevice(0))
+    core = build_core(config(directory, num_gpu_blocks_override=None, enforce_eager=True), SimDevice(0))
     assert (core.info.max_model_len, core.info.pages) == (96, 4 * 6 + 1), "no more than the rows can ever use"
     core.close()
 
@@ -323,7 +323,7 @@ def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):
 
 
 def test_a_broken_invariant_is_the_end_of_the_engine(directory, monkeypatch):
-    core = build_core(config(directory), SimDevice(0))
+    core = build_core(config(directory, enforce_eager=True), SimDevice(0))
     monkeypatch.setattr(core.loop.planner, "plan", lambda: 1 // 0)
     core.submit(next(requests(0.0)))
     with pytest.raises(EngineDeadError, match="ZeroDivisionError"):

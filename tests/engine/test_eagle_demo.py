@@ -83,10 +83,15 @@ def test_drafts_are_those_of_the_training_code(monkeypatch):
             assert scores[head.tokens == draft] >= scores.max() - 1e-2
 
 
-@pytest.mark.parametrize("drafts", [1, 4, 8])
-def test_tokens_are_those_without_drafts_at_every_depth(drafts):
+@pytest.fixture(scope="module")
+def reference():
+    """The answers without drafts."""
     with LLM("demo", **SMALL, depth="1") as llm:
-        reference = answers(llm)
+        return answers(llm)
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 8])
+def test_tokens_are_those_without_drafts_at_every_depth(drafts, reference):
     accepted = drafted = preempted = 0
     for depth in ("1", "2", "4", "8") if drafts == DRAFTS else ("2",):
         with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
