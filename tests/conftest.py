@@ -137,7 +137,7 @@ def raced(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def resting_steps(request: pytest.FixtureRequest, guarded_steps: StepGuard, raced: bool) -> Iterator[None]:
-    """no_sync looks away from broken engines, and from what runs again: a step takes four times as long under it."""
+    """no_sync looks away from broken engines, and from what runs again: a step takes twice as long under it."""
     path = request.path
     broken = {path.parent.name, path.name} & {*BROKEN} and path.name != "test_regress_syncs.py"
     again = raced and is_raced_again(request.node)

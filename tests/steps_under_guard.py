@@ -16,18 +16,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch._C import (
-    _pop_torch_dispatch_stack,
-    _pop_torch_function_stack,
-    _push_on_torch_dispatch_stack,
-    _push_on_torch_function_stack,
-)
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch._C import DisableTorchFunction
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gapless import guard
 from gapless.device.record import Tape
@@ -36,7 +31,6 @@ from gapless.guard.patches import Patches
 from gapless.guard.race_device import Scheduled
 from gapless.guard.race_mode import RaceMode
 from gapless.guard.report import SyncReport
-from gapless.guard.sync_calls import SyncCalls
 from gapless.guard.sync_ops import SyncOps
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
@@ -97,7 +91,7 @@ class StepGuard:
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Look away: for the like of what is looked at elsewhere, since a step takes four times as long meanwhile."""
+        """Look away: for the like of what is looked at elsewhere, since a step takes twice as long meanwhile."""
         before, self._resting = self._resting, True
         try:
             yield
@@ -286,23 +280,22 @@ def _watched_by_guards() -> bool:
 
 def _unseen(plain: Callable[..., Any], *args: Any) -> Any:
     """A call that this thread's region does not see; no_race and any other mode still do."""
-    ops = _get_current_dispatch_mode()
-    if not isinstance(ops, SyncOps):
+    modes = _get_current_dispatch_mode_stack()
+    # A mode of the region may have no_race in it.
+    if not modes or not isinstance(modes[-1], SyncOps) or modes[-1].around:
         return plain(*args)
-    with _without_region(), RaceMode(ops.races) if ops.races else nullcontext():
+    with DisableTorchFunction(), _left(modes[-1]):
         return plain(*args)
 
 
 @contextmanager
-def _without_region() -> Iterator[None]:
-    """The two modes of a region are those that were entered last."""
-    ops, calls = _pop_torch_dispatch_stack(None), _pop_torch_function_stack()
-    assert isinstance(ops, SyncOps) and isinstance(calls, SyncCalls)
+def _left(innermost: SyncOps) -> Iterator[None]:
+    """Without a mode that was entered last."""
+    innermost.__exit__(None, None, None)
     try:
         yield
     finally:
-        _push_on_torch_function_stack(calls)
-        _push_on_torch_dispatch_stack(ops)
+        innermost.__enter__()
 
 
 def _mark(launcher: Any) -> None:

@@ -84,9 +84,8 @@ def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
     """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
     low = torch.zeros_like(target)
     for bit in reversed(range(32 + _bits(key.shape[1]))):
-        middle = low + (1 << bit)
-        enough = torch.where(key >= middle, amount, 0).sum(-1, keepdim=True) >= target
-        low = torch.where(enough, middle, low)
+        enough = torch.where(key >= low + (1 << bit), amount, 0).sum(-1, keepdim=True) >= target
+        low = low + (enough.long() << bit)
     return low
 
 
@@ -99,8 +98,7 @@ _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Ten
 _LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
 _LIBRARY.impl("own_logits", _own_logits, "CUDA")
 _LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
-_LIBRARY.impl("reach", _reach, "CPU")
-_LIBRARY.impl("reach", _reach, "CUDA")
+_LIBRARY.impl("reach", _reach, "CompositeExplicitAutograd")
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:

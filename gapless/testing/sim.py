@@ -135,9 +135,6 @@ class SimStream:
         awaited = self.queue[0].awaited
         return awaited is None or awaited.at is not None
 
-    def pop(self) -> _Op:
-        return self.queue.popleft()
-
     def awaited(self) -> SimFence | None:
         """Return the fence that holds the head back, if one does."""
         return None if self.ready() or not self.queue else self.queue[0].awaited
@@ -306,7 +303,7 @@ class SimDevice:
         return stream if stream in ready else ready[0]
 
     def execute(self, stream: SimStream) -> None:
-        op = stream.pop()
+        op = stream.queue.popleft()
         stream.passed_over = 0
         self.trace.append((stream.name, op.index, op.what))
         start = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0)

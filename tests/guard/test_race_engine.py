@@ -10,6 +10,7 @@ import pytest
 import torch
 from harness import captures_at_once, checksum_loop, run, script, sizes
 from loops_under_guard import watch
+from steps_under_guard import steps_under_no_sync
 
 from gapless.base.errors import EngineError
 from gapless.device import CpuDevice
@@ -71,6 +72,29 @@ def test_the_engine_is_silent(kind, seeds):
         assert races == [], f"seed {seed}\n{races[0]}"
         captured += loop.counters.graph_steps
     assert captured > seeds
+
+
+def operators_seen(graphs: bool) -> int:
+    """Count the operators of a script that are seen when it runs for the second time."""
+    shape, seen = sizes(1), []
+    with no_race() as checker:
+        options = captures_at_once(shape) if graphs else {}
+        loop = checksum_loop(SimDevice(9), shape, 4, kernels=plain.KERNELS, **options)
+        watch(checker, loop)
+        run(loop, script(1, shape.max_len))
+        saw = checker.saw
+        checker.saw = lambda *args: (seen.append(args[0]), saw(*args))[1]
+        run(loop, script(1, shape.max_len))
+    return len(seen)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_operators_of_programs_that_no_sync_has_checked_are_seen(graphs):
+    """With both, as `make test` runs engines: such programs run outside of no_sync, and not of no_race."""
+    alone = operators_seen(graphs)
+    with steps_under_no_sync() as checked:
+        assert operators_seen(graphs) == alone > 1_000
+    assert checked.steps > 20 and not checked.trouble()
 
 
 # Faults, each one fence or lease less.
