@@ -6,8 +6,8 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 63, 68, 97, 110)]
-"""The seeds that together reach all that the test looks for in the least time, chosen among the first 130"""
+SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 63, 68, 110, 207)]
+"""The seeds that together reach all that the test looks for in the least time, chosen among the first 210"""
 
 
 def test_no_seed_of_a_pair_fails_and_they_reach_what_they_are_for(guarded_steps):
