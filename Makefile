@@ -54,7 +54,7 @@ QUICK = tests/base tests/device tests/engine tests/guard tests/hub tests/memory 
 quick: export OMP_NUM_THREADS = 1
 quick: export PYTHONDONTWRITEBYTECODE =
 quick: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) \
 		$(addprefix --deselect=,$(SLOW_ONES)) $(ARGS)
 
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
