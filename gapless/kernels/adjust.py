@@ -33,16 +33,16 @@ def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: A
     at = listed_rows(index, rows, tables, slots)
     counts = _count(at, slots)
     for place, own in enumerate(torch.split(logits, rows.shape[0])):
+        if place:  # the draft before is a token of the row
+            draft = at.history.gather(1, at.length.clamp(max=at.history.shape[1] - 1))
+            counts = counts.scatter_add(1, draft, torch.ones_like(draft, dtype=torch.int32))
+            at = at._replace(length=at.length + 1)
         x = own.index_select(0, index).float()
         x = _biased(x, at.wishes)
         x = _penalized(x, counts, at.params)
         x = _only_allowed(x, at.wishes)
         x = _without_bad_words(x, at)
         slots.logits[place].index_copy_(0, at.slots, x)
-        # At the next place, the draft here is a token of the row.
-        draft = at.history.gather(1, at.length.clamp(max=at.history.shape[1] - 1))
-        counts = counts.scatter_add(1, draft, torch.ones_like(draft, dtype=torch.int32))
-        at = at._replace(length=at.length + 1)
 
 
 def listed_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> _Rows:
