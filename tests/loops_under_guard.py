@@ -42,9 +42,9 @@ ENOUGH = {"seed": 1, "batch": 1, "share": 1, "mood": 1}
 """How many values are raced of a parameter that only draws other numbers, or moves streams in another order."""
 
 
-def is_raced_again(item: pytest.Item) -> bool:
+def is_raced_again(item: pytest.Function) -> bool:
     """Whether a test runs again under no_race, with fewer seeds than without it: it asks whether it is raced."""
-    return is_raced_too(item.nodeid) and "raced" in inspect.signature(item.function).parameters  # type: ignore[attr-defined]
+    return is_raced_too(item.nodeid) and "raced" in inspect.signature(item.function).parameters
 
 
 def is_raced_too(nodeid: str) -> bool:
@@ -70,10 +70,10 @@ def covering(items: list[pytest.Item]) -> list[pytest.Item]:
     A race is an order that is missing, which is seen in one run of a program whatever the threads did; and two
     parameters change a program each by itself. What is raced and does all that it does otherwise runs once.
     """
-    raced: dict[Any, dict[pytest.Item, dict[str, Any]]] = {}
+    raced: dict[Any, dict[pytest.Function, dict[str, Any]]] = {}
     for item in items:
-        if (values := _values(item)).get("raced"):
-            raced.setdefault((item.path, item.originalname), {})[item] = values  # type: ignore[attr-defined]
+        if isinstance(item, pytest.Function) and (values := _values(item)).get("raced"):
+            raced.setdefault((item.path, item.originalname), {})[item] = values
     kept = {item for cases in raced.values() for item in _chosen(cases)}
     once = {_case(item) for item in kept if not is_raced_again(item)}
     left = {item for cases in raced.values() for item in cases} - kept
@@ -92,14 +92,14 @@ def _case(item: pytest.Item) -> Any:
     return item.path, getattr(item, "originalname", ""), frozenset(values.items())
 
 
-def _chosen(cases: dict[pytest.Item, dict[str, Any]]) -> set[pytest.Item]:
+def _chosen(cases: dict[pytest.Function, dict[str, Any]]) -> set[pytest.Function]:
     """The diagonal of the table of all values, and whatever has a value that is not in it."""
     axes = {name: list({values[name]: None for values in cases.values()}) for name in next(iter(cases.values()))}
     axes = {name: found[: ENOUGH.get(name)] for name, found in axes.items()}
     table = [(item, v) for item, v in cases.items() if all(v[name] in found for name, found in axes.items())]
     longest = max(axes, key=lambda name: len(axes[name]))
 
-    def off_diagonal(case: tuple[pytest.Item, dict[str, Any]]) -> bool:
+    def off_diagonal(case: tuple[pytest.Function, dict[str, Any]]) -> bool:
         place = axes[longest].index(case[1][longest])
         return any(found.index(case[1][name]) != place % len(found) for name, found in axes.items())
 

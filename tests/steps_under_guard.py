@@ -91,7 +91,7 @@ class StepGuard:
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Look away: for the like of what is looked at elsewhere, since a step takes twice as long meanwhile."""
+        """Check no step meanwhile, where others like it are checked: the check doubles a step's time."""
         before, self._resting = self._resting, True
         try:
             yield
