@@ -288,13 +288,14 @@ class World:
             self._renew()
         while self._coming and self._coming[0].arrives <= self.turns and not self._renews:
             self._arrive(self._coming.pop(0))
-        for client in self._open():
-            if client.job.leaves is not None and client.job.leaves <= self.turns:
-                self.loop.abort(client.job.key)
-                client.finish("left")
+        leaving = self.turns
         self.turns += 1
         began, steps = self.device.host_now, self.loop.counters.steps
         try:
+            for client in self._open():  # an abort too may find that the device has failed
+                if client.job.leaves is not None and client.job.leaves <= leaving:
+                    self.loop.abort(client.job.key)
+                    client.finish("left")
             turn = self.loop.turn()
             for key, _ in turn.started:
                 self.clients[key].admitted = self.turns
