@@ -104,13 +104,14 @@ def step_cases(batch: int) -> Iterator[Case]:
     pages = torch.ones(batch + 1, LONGEST // PAGE_SIZE, dtype=torch.int32, device="cuda")
     words = torch.zeros(HEADER_WORDS + batch + 64, dtype=torch.int32, device="cuda")
     words[HEADER_WORDS : HEADER_WORDS + batch] = rows.int()
-    begin = (words, Counts.of_decode(batch, 16), Tables(state, params, history, pages), PAGE_SIZE)
+    begin = (words, Counts.of_decode(batch, 16), Tables(state, params, history, pages, pages[:, None, :0]), PAGE_SIZE)
     yield Case("begin_decode", lambda: begin_triton.begin_decode(*begin), lambda: plain.begin_decode(*begin), 0)
     yield mixed_case(batch, state, params, history, pages)
     tokens, good = torch.ones(batch, dtype=torch.int64, device="cuda"), torch.ones_like(rows, dtype=torch.bool)
     there = torch.zeros(2, 4 * (batch + 1), dtype=torch.int32, device="cuda")
     mapped = torch.zeros(there.shape, dtype=torch.int32, pin_memory=True)
-    tables, out = Tables(state, params, history, pages), torch.empty(batch, 1, dtype=torch.int32, device="cuda")
+    tables = Tables(state, params, history, pages, pages[:, None, :0])
+    out = torch.empty(batch, 1, dtype=torch.int32, device="cuda")
     ends = [(words, rows.int(), None, tokens[:, None], good, tables, lines, out) for lines in (there, mapped)]
     yield Case("finish", lambda: finish_triton.finish(*ends[0]), lambda: plain.finish(*ends[0]), 0)
     # Torch has no way to write the host's memory from a GPU by an index of the device's.
@@ -166,7 +167,7 @@ def mixed_case(batch: int, state: Tensor, params: Tensor, history: Tensor, pages
     words = torch.tensor([*head, *places, *[7] * chunk], dtype=torch.int32, device="cuda")
     state[batch, COMPUTED] = 0
     counts = Counts(batch + 1, batch, writes, 0, batch + chunk)
-    args = (words, counts, Tables(state, params, history, pages), PAGE_SIZE)
+    args = (words, counts, Tables(state, params, history, pages, pages[:, None, :0]), PAGE_SIZE)
     return Case("begin_mixed", lambda: mixed_triton.begin_mixed(*args), None, 0)
 
 

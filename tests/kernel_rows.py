@@ -22,13 +22,14 @@ def state_rows() -> None:
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
     STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
     STATED["gapless::cut"] = lambda args: [
-        (table, args[2].numpy()[args[1].numpy() % len(args[2])]) for table in args[3:5]
+        (table, args[2].numpy()[args[1].numpy() % len(args[2])]) for table in args[3:6]
     ]
     STATED["gapless::sample"] = sample
     STATED["gapless::own_logits"] = lambda args: [(args[1], args[2].numpy())]
     STATED["gapless::adjust"] = adjust
-    STATED["gapless::mask"] = mask
-    STATED["gapless::reply"] = reply
+    STATED["gapless::leave_masked"] = leave_masked
+    STATED["gapless::mask"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[2:6])
+    STATED["gapless::reply"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[3:6])
     STATED["gapless::adapt"] = lambda args: [(table, args[2].numpy()) for table in args[3:5]]
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::accept"] = accept
@@ -41,10 +42,15 @@ def state_rows() -> None:
 
 
 def sample(args: Sequence[Any]) -> Rows:
-    _, rows, state, params, adjusted = args
+    _, rows, state, params, masks, adjusted = args
     numbers = rows.numpy()
     own = [] if adjusted is None else [(adjusted, each_place(adjusted, params.numpy()[numbers, ADJUST_SLOT]))]
-    return [(state, numbers), (params, numbers), *own]
+    return [(state, numbers), (params, numbers), (masks, numbers), *own]
+
+
+def leave_masked(args: Sequence[Any]) -> Rows:
+    _, masks, own = args
+    return [(masks, own.numpy() // max(1, masks.shape[1]))]
 
 
 def adjust(args: Sequence[Any]) -> Rows:
@@ -59,23 +65,6 @@ def each_place(adjusted: Tensor, slots: Any) -> tuple[Any, Any]:
     """The logits of these slots after any number of drafts."""
     places = len(adjusted)
     return np.arange(places).repeat(len(slots)), np.tile(slots, places)
-
-
-def mask(args: Sequence[Any]) -> Rows:
-    index, rows, state, params, history, wishes, adjusted, _, places = args
-    numbers = rows.numpy()[index.numpy()]
-    slots = each_place(adjusted[:places], params.numpy()[numbers, ADJUST_SLOT])
-    return [*masked_rows(numbers, state, params, history, wishes), (adjusted, slots)]
-
-
-def reply(args: Sequence[Any]) -> Rows:
-    index, rows, _, state, params, history, wishes, *_ = args
-    return masked_rows(rows.numpy()[index.numpy()], state, params, history, wishes)
-
-
-def masked_rows(numbers: Any, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor) -> Rows:
-    tables = [(table, numbers) for table in (state, params, history)]
-    return [*tables, (wishes, params.numpy()[numbers, ADJUST_SLOT])]
 
 
 def rope_and_write(args: Sequence[Any]) -> Rows:

@@ -38,7 +38,7 @@ from gapless.step.leader import Leader
 from gapless.step.program import Buffers, StepProgram
 from gapless.testing.sim import SimDevice
 
-PROGRAMS = ("forward", "adjust", "cut", "sample", "reply", "score")
+PROGRAMS = ("forward", "mask", "adjust", "cut", "sample", "reply", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (

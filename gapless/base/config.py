@@ -146,9 +146,9 @@ class EngineConfig:
     )
     max_adjusted_seqs: int = _scheduling(
         0,
-        "requests running at once with penalties, logit_bias, allowed_token_ids, bad_words, logits_processors or a "
-        "form of output, more of them wait; each takes 8 bytes of device memory a token of the vocabulary; 0 chooses "
-        "(max-num-seqs, 128 MiB at most)",
+        "requests running at once with penalties, logit_bias, allowed_token_ids, bad_words or logits_processors, more "
+        "of them wait; each takes 8 bytes of device memory a token of the vocabulary; 0 chooses (max-num-seqs, 128 MiB "
+        "at most)",
         low=0,
         high=16_384,
     )

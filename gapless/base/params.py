@@ -56,6 +56,7 @@ class Lane(Enum):
 
     ADJUST = "adjust"
     """The only lane whose rows lease slots, which have its name"""
+    MASK = "mask"
     CUT = "cut"
     SCORE = "score"
     PROMPT = "prompt"
@@ -147,7 +148,7 @@ class SamplingParams:
         f"{MAX_BAD_WORDS}, of {MAX_BAD_TOKENS} tokens in all", lane=Lane.ADJUST,
     )  # fmt: skip
     structured_outputs: StructuredOutputs | None = param(
-        None, "the form that the output must have (guides/structured.md)", lane=Lane.ADJUST, wire=False
+        None, "the form that the output must have (guides/structured.md)", lane=Lane.MASK, wire=False
     )
     logits_processors: Sequence[str | Mapping[str, Any]] | None = param(
         None, f"processors of this engine by name, or objects with the name as `qualname` and up to {MAX_ARGUMENTS} "
@@ -155,7 +156,7 @@ class SamplingParams:
     )  # fmt: skip
     prefix_allowed_tokens_fn: Callable[[int, Any], Sequence[int]] | None = param(
         None, "Python function of transformers' `generate`: (0, ids of prompt and output) -> ids that may come next "
-        "(guides/sampling.md)", lane=Lane.ADJUST, wire=False,
+        "(guides/sampling.md)", lane=Lane.MASK, wire=False,
     )  # fmt: skip
     stop: str | Sequence[str] | None = param(None, "strings that end the output, wherever token borders lie")
     stop_token_ids: Sequence[int] | None = param(None, "tokens that end the output")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.device import Device
+from gapless.kernels.layout import mask_words
 from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
 from gapless.loop.build import Sizes
@@ -83,7 +84,8 @@ def _kv_bytes(
     free, total = device.memory()
     if device.kind != "cuda":
         return min(CPU_KV_BYTES, int(free * CPU_KV_SHARE))
-    tables = (rows + 1) * (max_len + len(model.groups()) * -(-max_len // config.block_size)) * 4
+    words = max_len + len(model.groups()) * -(-max_len // config.block_size)
+    tables = (rows + 1) * (words + _places(config) * mask_words(model.vocab_size)) * 4
     tables += (_slots(config, rows, model.vocab_size) + 1) * slot_bytes(model.vocab_size, _places(config))
     step = sum(step_bytes(config, model, rows, step_tokens))
     return max(0, int(total * config.gpu_memory_utilization) - (total - free) - step - tables)

@@ -193,7 +193,7 @@ triton_adjust = operator(
 
 def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
     """See `seam.Kernels.adjust`."""
-    state, params, history, _ = tables
+    state, params, history, *_ = tables
     triton_adjust(
         logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
     )  # fmt: skip

@@ -78,7 +78,7 @@ triton_begin_decode = operator(
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     """See `seam.Kernels.begin_decode`."""
-    state, _, history, pages = tables
+    state, _, history, pages, _ = tables
     rows, writes, places = counts.rows, counts.page_writes, counts.places
     columns = triton_begin_decode(words, rows, places, writes, state, history, pages, page_size)
     return DecodeBatch(*columns.unbind())

@@ -40,7 +40,7 @@ SLOT = 8 + 2**COUNT_BITS
 """Words of a pass: what the passes before found, then the sums of its digits."""
 
 _LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(L.LENGTH), tl.constexpr(L.MIN_LEN), tl.constexpr(L.STOP_IDS)
-_DRAFTED = tl.constexpr(L.DRAFTED)
+_DRAFTED, _MASKED, _LATE = tl.constexpr(L.DRAFTED), tl.constexpr(L.MASKED), tl.constexpr(L.LATE)
 _TEMPERATURE, _TOP_K = tl.constexpr(L.TEMPERATURE), tl.constexpr(L.TOP_K)
 _TOP_P, _MIN_P = tl.constexpr(L.TOP_P), tl.constexpr(L.MIN_P)
 _CUT_VALUE, _CUT_ID = tl.constexpr(L.CUT_VALUE), tl.constexpr(L.CUT_ID)
@@ -57,12 +57,17 @@ _PREFIX, _WANTED, _ABOVE, _LAST, _STAY, _SUMS = (tl.constexpr(word) for word in 
 
 
 @triton.jit
-def load_allowed(row, token, line, param, VOCAB: tl.constexpr, place=0):
-    """Load logits of a row in their own dtype: -inf past the vocabulary and, below the minimum length, at stop ids.
+def load_allowed(logits, token, line, param, row, place, masks, VOCAB: tl.constexpr, ROOM: tl.constexpr):
+    """Load logits of a row in their own dtype: -inf past the vocabulary, where its mask leaves a token out and, below
+    the minimum length, at stop ids.
 
-    They are those after `place` drafts.
+    They are those after `place` drafts; `masks` has ROOM places a row.
     """
-    x = tl.load(row + token, mask=token < VOCAB, other=float("-inf"))
+    x = tl.load(logits + token, mask=token < VOCAB, other=float("-inf"))
+    if (tl.load(param + _MASKED) != 0) & (tl.load(line + _LATE) == 0):
+        masks += (row * ROOM + place) * ((VOCAB + 31) // 32)
+        word = tl.load(masks + token // 32, mask=token < VOCAB, other=0)
+        x = tl.where(((word >> (token % 32)) & 1) == 0, float("-inf"), x)
     if tl.load(line + _LENGTH) + place + 1 <= tl.load(param + _MIN_LEN):
         for stop in range(_STOPS):
             x = tl.where(token == tl.load(param + _STOP_IDS + stop), float("-inf"), x)
@@ -71,7 +76,8 @@ def load_allowed(row, token, line, param, VOCAB: tl.constexpr, place=0):
 
 @triton.jit
 def _listed(index, rows, state, settings, batch, EARLY: tl.constexpr):
-    """What a program works on: a sample, its row's lines of the tables, its place, and whether it is no padding."""
+    """What a program works on: a sample, its row and that one's lines of the tables, its place, and whether it is no
+    padding."""
     if EARLY:
         cuda.gdc_launch_dependents()
     entry = tl.program_id(0)
@@ -80,15 +86,18 @@ def _listed(index, rows, state, settings, batch, EARLY: tl.constexpr):
     row, place = tl.load(rows + sample % batch).to(tl.int64), sample // batch
     line, param = state + row * _STATE, settings + row * _PARAMS
     runs = (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
-    return sample.to(tl.int64), line, param, place, (row != 0) & (sample != before) & runs
+    return sample.to(tl.int64), row, line, param, place, (row != 0) & (sample != before) & runs
 
 
 @triton.jit
-def _load_tile(logits, sample, line, param, place, asks, VOCAB: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr):
+def _load_tile(
+    logits, sample, line, param, row, place, masks, asks,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     """Load logits of a program's tokens, all -inf unless the row `asks`. On return the passes before have ended."""
     x, token = tl.full([TILE], float("-inf"), logits.dtype.element_ty), tl.program_id(1) * TILE + tl.arange(0, TILE)
     if asks:
-        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB, place)
+        x = load_allowed(logits + sample * VOCAB, token, line, param, row, place, masks, VOCAB, ROOM)
     if EARLY:
         # All programs wait, so that a pass that has ended has all before it ended.
         cuda.gdc_wait()
@@ -237,16 +246,17 @@ def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["batch", "slots", "top_k"])
-def begin_kernel(logits, index, rows, state, settings, batch, search, tops, slots, top_k,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr, EARLY: tl.constexpr,
+def begin_kernel(logits, index, rows, state, settings, masks, batch, search, tops, slots, top_k,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, CLEARED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The key of the best token of each program; and top-k's first pass, or else zeros for the passes after it."""
-    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
+    sample, row, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     own, first = search + tl.program_id(0) * _words(slots), tl.program_id(1) == 0
     if first & (top_k == 0):
         word = tl.arange(0, CLEARED)
         tl.store(own + word, tl.zeros([CLEARED], tl.int64), mask=word < _words(slots))
-    key = _key(_load_tile(logits, sample, line, param, place, used, VOCAB, TILE, False))
+    key = _key(_load_tile(logits, sample, line, param, row, place, masks, used, VOCAB, ROOM, TILE, False))
     tl.store(tops + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(key, axis=0).to(tl.int64))
     if used & _wanted(param, False, VOCAB) & (top_k != 0):
         _add_counts(own + _SLOTS + _SUMS, key, 0, BITS - _COUNT_BITS)
@@ -255,13 +265,13 @@ def begin_kernel(logits, index, rows, state, settings, batch, search, tops, slot
 
 
 @triton.jit(do_not_specialize=["batch", "slots", "counts", "level", "shift"])
-def weigh_kernel(logits, index, rows, state, settings, batch, search, tops, slots, counts, level, shift,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+def weigh_kernel(logits, index, rows, state, settings, masks, batch, search, tops, slots, counts, level, shift,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass of top-p by weight, after the `counts` of top-k."""
-    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
+    sample, row, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     asks, own = used & _wanted(param, True, VOCAB), search + tl.program_id(0) * _words(slots)
-    x = _load_tile(logits, sample, line, param, place, asks, VOCAB, TILE, EARLY)
+    x = _load_tile(logits, sample, line, param, row, place, masks, asks, VOCAB, ROOM, TILE, EARLY)
     if asks:
         slot, temperature = own + _SLOTS + level * _SLOT, _real(param, _TEMPERATURE)
         top = _value(_top_key(tops, LANES), logits)
@@ -296,7 +306,10 @@ def _likely(logits, top_key, top, temperature, min_p, BITS: tl.constexpr):
 
 
 @triton.jit
-def _nth(logits, line, param, place, parts, key, rank, VOCAB: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr):
+def _nth(
+    logits, line, param, row, place, masks, parts, key, rank,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
     """The id of a row's token that has this rank, from 1, among those of a key, whose last digit `parts` counts."""
     lane, splits = tl.arange(0, LANES), tl.num_programs(1)
     own = parts + (tl.program_id(0) * splits + lane) * _COUNTS + (key % _COUNTS).to(tl.int32)
@@ -304,13 +317,13 @@ def _nth(logits, line, param, place, parts, key, rank, VOCAB: tl.constexpr, TILE
     split = tl.sum((tl.cumsum(count, axis=0) < rank).to(tl.int32), axis=0)
     seen = tl.sum(tl.where(lane < split, count, 0), axis=0)
     token = split * TILE + tl.arange(0, TILE)
-    same = (_key(load_allowed(logits, token, line, param, VOCAB, place)) == key).to(tl.int32)
+    same = (_key(load_allowed(logits, token, line, param, row, place, masks, VOCAB, ROOM)) == key).to(tl.int32)
     return tl.min(tl.where((same != 0) & (tl.cumsum(same, axis=0) + seen == rank), token, _KEEP_ID), axis=0)
 
 
 @triton.jit
-def _settle(logits, line, param, place, own, tops, parts, counts, slots, top_p,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
+def _settle(logits, line, param, row, place, masks, own, tops, parts, counts, slots, top_p,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The value and the id of the last token that stays, into the table."""
     temperature, top_key = _real(param, _TEMPERATURE), _top_key(tops, LANES)
@@ -330,24 +343,25 @@ def _settle(logits, line, param, place, own, tops, parts, counts, slots, top_p,
         if (left > 0) & (value > float("-inf")):
             bits = value.to(tl.int32, bitcast=True)
             if left < _KEEP_ID:
-                last = _nth(logits, line, param, place, parts, key, left, VOCAB, TILE, LANES)
+                last = _nth(logits, line, param, row, place, masks, parts, key, left, VOCAB, ROOM, TILE, LANES)
     tl.store(line + 2 * place + _CUT_VALUE, bits)
     tl.store(line + 2 * place + _CUT_ID, last)
 
 
 @triton.jit(do_not_specialize=["batch", "slots", "counts", "level", "shift"])
-def count_kernel(logits, index, rows, state, settings, batch, search, tops, parts, slots, counts, level, shift,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr, EARLY: tl.constexpr,
+def count_kernel(logits, index, rows, state, settings, masks, batch, search, tops, parts, slots, counts, level, shift,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One pass by counts: of top-k but the first, or the last one of top-p. The last of all `slots` settles rows."""
-    sample, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
+    sample, row, line, param, place, used = _listed(index, rows, state, settings, batch, EARLY)
     top_p, own = level >= counts, search + tl.program_id(0) * _words(slots)
     asks = used & (level >= 0)
     if top_p:
         asks &= _wanted(param, True, VOCAB)
     else:
         asks &= _wanted(param, False, VOCAB)
-    x = _load_tile(logits, sample, line, param, place, asks, VOCAB, TILE, EARLY)
+    x = _load_tile(logits, sample, line, param, row, place, masks, asks, VOCAB, ROOM, TILE, EARLY)
     if asks:
         slot = own + _SLOTS + level * _SLOT
         if top_p:
@@ -365,12 +379,18 @@ def count_kernel(logits, index, rows, state, settings, batch, search, tops, part
         tl.debug_barrier()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
             logits += sample * VOCAB
-            place = tl.load(index + tl.program_id(0)) // batch  # again: held until now, it would spill
-            _settle(logits, line, param, place, own, tops, parts, counts, slots, top_p, VOCAB, TILE, BITS, LANES)
+            again = tl.load(index + tl.program_id(0))  # held until now, what follows from it would spill
+            row = tl.load(rows + again % batch).to(tl.int64)
+            _settle(
+                logits, line, param, row, again // batch, masks, own, tops, parts, counts, slots, top_p,
+                VOCAB, ROOM, TILE, BITS, LANES,
+            )  # fmt: skip
 
 
-def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, top_k: bool, top_p: bool) -> None:
-    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
+def _cut(
+    logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, top_k: bool, top_p: bool
+) -> None:
+    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     entries, vocab = index.shape[0], logits.shape[1]
     tile = FEW_ROWS_TILE if entries <= FEW_ROWS else TILE
     splits, bits = triton.cdiv(vocab, tile), 8 * logits.element_size()
@@ -383,8 +403,8 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)
     early = entries <= EARLY_TO and is_hopper(logits.device)
-    given, grid = (logits, index, rows, state, params, rows.shape[0], search, tops), (entries, splits)
-    own = {"VOCAB": vocab, "TILE": tile, "EARLY": early, "num_warps": 4}
+    given, grid = (logits, index, rows, state, params, masks, rows.shape[0], search, tops), (entries, splits)
+    own = {"VOCAB": vocab, "ROOM": masks.shape[1], "TILE": tile, "EARLY": early, "num_warps": 4}
     cleared = triton.next_power_of_2(8 + ((bits - COUNT_BITS) // WEIGH_BITS + 1) * SLOT)
     begin_kernel[grid](*given, slots, int(top_k), BITS=bits, CLEARED=cleared, **own)
     own |= {"LANES": lanes, **launch_options(early)}
@@ -399,12 +419,12 @@ def _cut(logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Ten
 
 
 triton_cut = operator(
-    "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, bool top_k, bool top_p)"
-    " -> ()",
+    "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks, bool top_k, "
+    "bool top_p) -> ()",
     _cut,
 )
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
     """See `seam.Kernels.cut`. For 16-bit logits 2 launches, 4 with top-p, 5 with both; top-k begins with a memset."""
-    triton_cut(logits, index, rows, tables.state, tables.params, *filters)
+    triton_cut(logits, index, rows, tables.state, tables.params, tables.masks, *filters)

@@ -26,8 +26,10 @@ _MAX_STEP = tl.constexpr(L.MAX_STEP_WORD)
 _ERROR, _INERT = tl.constexpr(int(Flag.ERROR)), tl.constexpr(int(Flag.INERT))
 _HELD = tl.constexpr(int(Flag.HELD))
 
-STOPS_AT_ONCE = 4
-"""Stop ids of a row that a program compares together."""
+
+def stops_at_once(block: int) -> int:
+    """Return how many stop ids of a row a program of `block` rows compares together: as many as its registers hold."""
+    return 4 if block < 1024 else 2
 
 
 @triton.jit
@@ -129,7 +131,7 @@ def _launch(
     finish_kernel[(1,)](
         words, rows, rows if sizes is None else sizes, tokens, finite, state, params, history, lines, out,
         count, samples, lines.shape[0], lines.stride(0), history.shape[1], sizes is not None, width, line,
-        triton.next_power_of_2(line), block, STOPS_AT_ONCE, num_warps=block // 32,
+        triton.next_power_of_2(line), block, stops_at_once(block), num_warps=block // 32,
     )  # fmt: skip
 
 
@@ -145,5 +147,5 @@ def finish(
     out: Tensor,
 ) -> None:  # fmt: skip
     """See `seam.Kernels.finish`. `lines` may be pinned host memory, which a GPU writes as its own."""
-    state, params, history, _ = tables
+    state, params, history, *_ = tables
     triton_finish(words, rows, sizes, tokens, finite, state, params, history, lines, out)

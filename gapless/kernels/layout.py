@@ -22,9 +22,9 @@ KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
 
 # Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, that of
-# its adapter, how many tokens are drafted for it at a time, whose answers it shares (0: none), what the registry of
-# sampling parameters says, stop ids. Reals are stored as the bits of a float32.
-MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, DRAFTS, TENANT, FIRST_PARAM = range(7)
+# its adapter, whether it gets masks, how many tokens are drafted for it at a time, whose answers it shares (0: none),
+# what the registry of sampling parameters says, stop ids. Reals are stored as the bits of a float32.
+MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, MASKED, DRAFTS, TENANT, FIRST_PARAM = range(8)
 PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
 SEED_LOW = PARAM_OF["seed"]
@@ -49,10 +49,10 @@ DIGEST_BEGIN, DIGEST_MIX, DIGEST_SHIFT = 0x85EBCA6B, 0x9E3779B1, 15
 """A digest is 32 bits: the tenant's number times the first; then for each token, the last one first, (digest ^ token)
 times the second, and that ^ itself shifted right."""
 
-# Words of a slot's wishes: three counts, where the output begins, whose masks the slot gets, a bit for each logits
-# processor, what these are given, then lists one after the other: ids that have a bias, the biases, allowed ids, for
-# each bad word where it ends among their tokens, these tokens. Reals are the bits of a float32.
-BIASES, ALLOWED, BAD_WORDS, OUTPUT, OWNER, PROCESSORS, ARGUMENTS = range(7)
+# Words of a slot's wishes: three counts, where the output begins, a bit for each logits processor, what these are
+# given, then lists one after the other: ids that have a bias, the biases, allowed ids, for each bad word where it ends
+# among their tokens, these tokens. Reals are the bits of a float32.
+BIASES, ALLOWED, BAD_WORDS, OUTPUT, PROCESSORS, ARGUMENTS = range(6)
 WISHES = ARGUMENTS + MAX_PROCESSORS * MAX_ARGUMENTS
 MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
 """Each with and without a leading space"""
@@ -63,12 +63,11 @@ IN_PROMPT = 1 << 30
 BANNED = -1e30
 """The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
 
-# Words of a slot's mail. The host writes masks: the tag of the mask at each place, which draft each mask after the
+# Words of a row's mail. The host writes masks: the tag of the mask at each place, which draft each mask after the
 # first follows, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. It also writes what it
 # expects: the tag of the row's tokens, and the number and ids of the tokens after them. The device writes replies:
-# their tag, the tokens that the row got, the number of its next drafts, these drafts. A tag is one int64: the slot's
-# OWNER, and in the low half a number of tokens of its row. An owner is another number each time that a row leases the
-# slot; 0 gets no masks.
+# their tag, the tokens that the row got, the number of its next drafts, these drafts. A tag is one int64: the row's
+# generation, and in the low half a number of its tokens.
 MAIL_TAG = 0
 MAIL_TOLD = MAIL_TAG + 2 * (1 + MAX_DRAFTS)
 MAIL_TOKENS = MAIL_TOLD + 2

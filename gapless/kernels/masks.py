@@ -1,6 +1,6 @@
 """Masks in torch: which tokens may come next, for rows whose matchers decide; and the replies to those who make them.
 
-Host and device share a record for each slot, the slot's mail (`layout` says what it holds). No fence orders them: the
+Host and device share a record for each row, the row's mail (`layout` says what it holds). No fence orders them: the
 writer of a record's part writes its tag last, and the reader looks at that tag first. The host writes the masks of a
 row's next tokens only after it has read the last reply, and that reply proves that the masks before were read.
 
@@ -20,15 +20,13 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.drafts import drafts_of
-from gapless.kernels.tables import Adjustments, Tables
+from gapless.kernels.tables import Tables
 
 
 class MaskedRows(NamedTuple):
-    """The listed rows that get masks, F rows. Others, and padding, have the null row and its slot."""
+    """The listed rows that get masks, F rows. Others, and padding, are the null row."""
 
     rows: Tensor
-    """int64 [F]"""
-    slots: Tensor
     """int64 [F]"""
     tags: Tensor
     """int64 [F]"""
@@ -42,58 +40,59 @@ class MaskedRows(NamedTuple):
         return tables.history[self.rows[:, None], at.long()]
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
+def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int) -> None:
     """See `seam.Kernels.mask`."""
-    at = _masked_rows(index, rows, tables, slots)
+    at = _masked_rows(index, rows, tables)
     place = torch.arange(places, device=mail.device)
-    tags = mail.view(torch.int64)[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places].index_select(0, at.slots)
+    tags = mail.view(torch.int64)[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places].index_select(0, at.rows)
     # After the tags: a mask, and the draft before it, are complete before its tag says so.
-    along = mail[:, L.MAIL_ALONG : L.MAIL_ALONG + places - 1].index_select(0, at.slots)
+    along = mail[:, L.MAIL_ALONG : L.MAIL_ALONG + places - 1].index_select(0, at.rows)
     there = tags == at.tags[:, None] + place
     there[:, 1:] &= (along == at.drafts(tables, places - 1)) & (place[1:] <= drafts_of(at.state, places)[:, None])
-    there = there.int().cumprod(1).bool() & (at.slots > 0)[:, None]
-    vocab, words = slots.logits.shape[2], L.mask_words(slots.logits.shape[2])
-    bit = torch.arange(32, device=mail.device, dtype=torch.int32)
-    for number, logits in enumerate(slots.logits[:places]):
-        first = L.MAIL_MASK + number * words
-        own = mail[:, first : first + words].index_select(0, at.slots)
-        banned = ((own[:, :, None] >> bit) & 1 == 0).flatten(1)[:, :vocab] & there[:, number, None]
-        x = logits.index_select(0, at.slots)
-        logits.index_copy_(0, at.slots, x.masked_fill(banned, -torch.inf))
-    late = ~there[:, 0] & (at.slots > 0)
+    there = there.int().cumprod(1).bool() & (at.rows > 0)[:, None]
+    words = tables.masks.shape[2]
+    posted = mail[:, L.MAIL_MASK : L.MAIL_MASK + places * words].index_select(0, at.rows).view(-1, places, words)
+    kept = torch.where(there[:, :, None], posted, tables.masks[:, :places].index_select(0, at.rows))
+    tables.masks[:, :places].index_copy_(0, at.rows, kept)
+    late = ~there[:, 0] & (at.rows > 0)
     tables.state[:, L.LATE].index_copy_(0, at.rows, late.int())
     if places > 1:
-        kept = at.state[:, L.LENGTH] + there[:, 1:].sum(1)
-        drafted = torch.where(there[:, 0], kept, at.state[:, L.DRAFTED])
+        length = at.state[:, L.LENGTH] + there[:, 1:].sum(1)
+        drafted = torch.where(there[:, 0], length, at.state[:, L.DRAFTED])
         tables.state[:, L.DRAFTED].index_copy_(0, at.rows, drafted.int())
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
-    most: int = 0,
-) -> None:  # fmt: skip
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, mail: Tensor, drafts: int, most: int = 0
+) -> None:
     """See `seam.Kernels.reply`."""
-    at, given = _masked_rows(index, rows, tables, slots), tokens.index_select(0, index)
+    at, given = _masked_rows(index, rows, tables), tokens.index_select(0, index)
     if most:
         _expect(at, given, tables, mail, most)
         at = at._replace(state=tables.state.index_select(0, at.rows))
     goes_on = (given[:, 0] != L.NO_TOKEN) & at.state[:, L.ACTIVE].bool()
-    slot = torch.where(goes_on, at.slots, 0)
-    mail[:, L.MAIL_TOKENS : L.MAIL_TOKENS + tokens.shape[1]].index_copy_(0, slot, given)
-    mail[:, L.MAIL_DRAFTED].index_copy_(0, slot, drafts_of(at.state, drafts + 1).int())
-    mail[:, L.MAIL_DRAFTS : L.MAIL_DRAFTS + drafts].index_copy_(0, slot, at.drafts(tables, drafts))
-    mail.view(torch.int64)[:, L.MAIL_TOLD // 2].index_copy_(0, slot, at.tags)
+    row = torch.where(goes_on, at.rows, 0)
+    mail[:, L.MAIL_TOKENS : L.MAIL_TOKENS + tokens.shape[1]].index_copy_(0, row, given)
+    mail[:, L.MAIL_DRAFTED].index_copy_(0, row, drafts_of(at.state, drafts + 1).int())
+    mail[:, L.MAIL_DRAFTS : L.MAIL_DRAFTS + drafts].index_copy_(0, row, at.drafts(tables, drafts))
+    mail.view(torch.int64)[:, L.MAIL_TOLD // 2].index_copy_(0, row, at.tags)
+
+
+def banned(words: Tensor, vocab: int) -> Tensor:
+    """Return bool [N, vocab], the tokens that masks int32 [N, words] leave out."""
+    bit = torch.arange(32, device=words.device, dtype=torch.int32)
+    return ((words[:, :, None] >> bit) & 1 == 0).flatten(1)[:, :vocab]
 
 
 def _expect(at: MaskedRows, given: Tensor, tables: Tables, mail: Tensor, most: int) -> None:
     """Make drafts of what the mail expects after the tokens `given` [F, W], where these are what it expected."""
     count, place = (given >= 0).sum(1), torch.arange(given.shape[1], device=given.device)
-    tags = mail.view(torch.int64)[:, L.MAIL_AHEAD // 2].index_select(0, at.slots)
+    tags = mail.view(torch.int64)[:, L.MAIL_AHEAD // 2].index_select(0, at.rows)
     # After the tags, like masks.
-    expected = mail[:, L.MAIL_EXPECTED].index_select(0, at.slots)
-    run = mail[:, L.MAIL_RUN : L.MAIL_RUN + L.MOST_EXPECTED].index_select(0, at.slots)
+    expected = mail[:, L.MAIL_EXPECTED].index_select(0, at.rows)
+    run = mail[:, L.MAIL_RUN : L.MAIL_RUN + L.MOST_EXPECTED].index_select(0, at.rows)
     right = ((given == run[:, : given.shape[1]]) | (place >= count[:, None])).all(1)
-    right &= (tags == at.tags - count) & (count > 0) & (at.slots > 0) & at.state[:, L.ACTIVE].bool()
+    right &= (tags == at.tags - count) & (count > 0) & (at.rows > 0) & at.state[:, L.ACTIVE].bool()
     params, length = tables.params.index_select(0, at.rows), at.state[:, L.LENGTH]
     room = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - length)
     left = torch.where(right, torch.minimum(expected - count, room).clamp(0, most), 0)
@@ -107,12 +106,10 @@ def _expect(at: MaskedRows, given: Tensor, tables: Tables, mail: Tensor, most: i
     tables.state[:, L.DRAFTED].index_copy_(0, at.rows, drafted.int())
 
 
-def _masked_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> MaskedRows:
+def _masked_rows(index: Tensor, rows: Tensor, tables: Tables) -> MaskedRows:
     rows = rows.index_select(0, index).long()
-    own = tables.params[:, L.ADJUST_SLOT].index_select(0, rows).long()
-    owner = slots.wishes[:, L.OWNER].index_select(0, own).long()
-    masked = owner > 0
+    masked = tables.params[:, L.MASKED].index_select(0, rows) != 0
     masked &= torch.cat((torch.ones_like(masked[:1]), index[1:] != index[:-1]))  # a second look may find another tag
-    rows, own = torch.where(masked, rows, 0), torch.where(masked, own, 0)
+    rows = torch.where(masked, rows, 0)
     state = tables.state.index_select(0, rows)
-    return MaskedRows(rows, own, owner << 32 | state[:, L.LENGTH].long(), state)
+    return MaskedRows(rows, state[:, L.GENERATION].long() << 32 | state[:, L.LENGTH].long(), state)

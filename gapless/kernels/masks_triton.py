@@ -1,7 +1,7 @@
-"""Masks in Triton. One program a row decides whether its mask has come; then the tiles of the row take it.
+"""Masks in Triton: one program a row decides whether its mask has come, and fetches it.
 
-The mail is in pinned host memory. Tags are looked at afresh each time, and masks by another launch, which begins when
-the tags have been read: so no mask is older than its tag.
+The mail is in pinned host memory. Tags are looked at afresh each time, and masks are read behind a fence that follows
+the tags: so no mask is older than its tag.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
-from gapless.kernels.tables import Adjustments, Tables
+from gapless.kernels.tables import Tables
 
 LOOKS = 16
 """How often a program looks for a late mask: each takes a GPU about a microsecond, across the bus."""
-WORDS = 32
-"""Words of a mask that a program takes"""
+WORDS = 8192
+"""Words of a mask that a program asks for at a time, at most: they cross the bus together"""
 
-_STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
+_STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
-_SLOT, _OWNER, _LATE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.OWNER), tl.constexpr(L.LATE)
+_MASKED, _LATE = tl.constexpr(L.MASKED), tl.constexpr(L.LATE)
 _TAG, _TOLD, _TOKENS = tl.constexpr(L.MAIL_TAG), tl.constexpr(L.MAIL_TOLD), tl.constexpr(L.MAIL_TOKENS)
 _MASK, _NO_TOKEN = tl.constexpr(L.MAIL_MASK), tl.constexpr(L.NO_TOKEN)
 _COUNT, _DRAFTS, _ALONG = tl.constexpr(L.MAIL_DRAFTED), tl.constexpr(L.MAIL_DRAFTS), tl.constexpr(L.MAIL_ALONG)
@@ -32,26 +32,25 @@ _AHEAD, _EXPECTED, _RUN = tl.constexpr(L.MAIL_AHEAD), tl.constexpr(L.MAIL_EXPECT
 
 
 @triton.jit
-def _masked(index, rows, settings, wishes):
-    """The sample of this program's entry, its row, and its slot: 0 where it gets no masks, or is padding."""
+def _masked(index, rows, settings):
+    """The sample of this program's entry, and its row: 0 where it gets no masks, or is padding."""
     entry = tl.program_id(0)
     sample = tl.load(index + entry)
     before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
     row = tl.load(rows + sample).to(tl.int64)
-    slot = tl.load(settings + row * _PARAMS + _SLOT).to(tl.int64)
-    masked = (tl.load(wishes + slot * _WISH_WORDS + _OWNER) != 0) & (sample != before)
-    return sample, row, tl.where(masked, slot, 0)
+    masked = (tl.load(settings + row * _PARAMS + _MASKED) != 0) & (sample != before)
+    return sample, tl.where(masked, row, 0)
 
 
 @triton.jit
-def _tag(line, wishes, slot):
-    return (tl.load(wishes + slot * _WISH_WORDS + _OWNER).to(tl.int64) << 32) | tl.load(line + _LENGTH).to(tl.int64)
+def _tag(line):
+    return (tl.load(line + _GENERATION).to(tl.int64) << 32) | tl.load(line + _LENGTH).to(tl.int64)
 
 
 @triton.jit
-def _place(mail, slot, word_count, WORD: tl.constexpr):
-    """The address of a tag."""
-    return (mail + slot * word_count + WORD).to(tl.pointer_type(tl.int64))
+def _place(own, WORD: tl.constexpr):
+    """The address of a tag in a row's mail."""
+    return (own + WORD).to(tl.pointer_type(tl.int64))
 
 
 @triton.jit
@@ -68,79 +67,78 @@ def _drafted(line, PLACES: tl.constexpr):
     return tl.minimum(tl.maximum(tl.load(line + _DRAFTED) - tl.load(line + _LENGTH), 0), PLACES - 1)
 
 
-@triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
-def late_kernel(
-    index, rows, state, settings, history, wishes, mail, word_count,
-    HISTORY: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
-):  # fmt: skip
-    """Decides for one row whether its mask has come. One that has ended, or was given up, is not waited for.
+@triton.jit
+def _fetch(words, masks, COUNT: tl.constexpr, WORDS: tl.constexpr):
+    """Copies a mask of COUNT words out of the mail, WORDS at a time."""
+    for first in tl.static_range(0, COUNT, WORDS):
+        word = first + tl.arange(0, WORDS)
+        tl.store(masks + word, tl.load(words + word, mask=word < COUNT, cache_modifier=".cv"), mask=word < COUNT)
 
-    Of its drafts, those are left whose masks are there: they are not waited for either. LANES: more than PLACES, a
-    power of two.
+
+@triton.jit(do_not_specialize=["mail_words"], do_not_specialize_on_alignment=["rows"])
+def mask_kernel(
+    index, rows, state, settings, history, masks, mail, mail_words,
+    HISTORY: tl.constexpr, ROOM: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
+    COUNT: tl.constexpr, WORDS: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Decides for one row whether its mask has come, and fetches it. One that has ended, or was given up, is not waited
+    for.
+
+    Of its drafts, those are left whose masks are there: they are not waited for either. ROOM: places of `masks`. LANES:
+    more than PLACES, a power of two. COUNT: words of a mask; masks begin at multiples of ALIGN.
     """
-    _, row, slot = _masked(index, rows, settings, wishes)
-    if slot != 0:
-        line = state + row * _STATE
-        expected, place = _tag(line, wishes, slot), _place(mail, slot, word_count, _TAG)
+    _, row = _masked(index, rows, settings)
+    if row != 0:
+        line, own = state + row * _STATE, mail + tl.multiple_of(row * mail_words, ALIGN)
+        expected, place = _tag(line), _place(own, _TAG)
         found = tl.load(place, volatile=True)
         if tl.load(line + _ACTIVE) != 0:
             for _ in range(LOOKS):
                 if found != expected:
                     found = tl.load(place, volatile=True)
         tl.store(line + _LATE, (found != expected).to(tl.int32))
+        kept = 0
         if PLACES > 1:
             lane, drafted, length = tl.arange(0, LANES), _drafted(line, PLACES), tl.load(line + _LENGTH)
             draft = (lane >= 1) & (lane <= drafted)
             tags = tl.load(place + lane, mask=draft, other=0, volatile=True)
             _fence(state)  # the drafts of masks are read after the tags
-            along = tl.load(mail + slot * word_count + _ALONG + lane - 1, mask=draft, other=0, volatile=True)
-            own = tl.load(history + row * HISTORY + length + lane - 1, mask=draft, other=_NO_TOKEN)
-            there = draft & (tags == expected + lane) & (along == own)
+            along = tl.load(own + _ALONG + lane - 1, mask=draft, other=0, volatile=True)
+            drafts = tl.load(history + row * HISTORY + length + lane - 1, mask=draft, other=_NO_TOKEN)
+            there = draft & (tags == expected + lane) & (along == drafts)
             kept = tl.min(tl.where((lane >= 1) & (there == 0), lane, LANES), axis=0) - 1
             tl.store(line + _DRAFTED, length + kept, mask=found == expected)
+        else:
+            _fence(state)
+        if found == expected:
+            for each in range(kept + 1):
+                to = masks + tl.multiple_of((row * ROOM + each) * COUNT, ALIGN)
+                _fetch(own + _MASK + tl.multiple_of(each * COUNT, ALIGN), to, COUNT, WORDS)
 
 
-@triton.jit(do_not_specialize=["word_count", "slots"], do_not_specialize_on_alignment=["rows"])
-def mask_kernel(
-    index, rows, state, settings, wishes, adjusted, mail, word_count, slots,
-    VOCAB: tl.constexpr, PLACES: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
-    _, row, slot = _masked(index, rows, settings, wishes)
-    line, place = state + row * _STATE, tl.program_id(2)
-    if slot != 0 and tl.load(line + _LATE) == 0 and place <= _drafted(line, PLACES):
-        word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
-        words = mail + slot * word_count + _MASK + place * ((VOCAB + 31) // 32) + word
-        allowed = tl.load(words, mask=word * 32 < VOCAB, other=-1, cache_modifier=".cv")
-        bit = tl.arange(0, 32)[None, :]
-        token = word[:, None] * 32 + bit
-        banned = ((allowed[:, None] >> bit) & 1) == 0
-        none = tl.full([WORDS, 32], float("-inf"), tl.float32)
-        tl.store(adjusted + (place * slots + slot) * VOCAB + token, none, mask=banned & (token < VOCAB))
-
-
-@triton.jit(do_not_specialize=["word_count"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(do_not_specialize=["mail_words"], do_not_specialize_on_alignment=["rows"])
 def reply_kernel(
-    index, rows, tokens, state, settings, history, wishes, mail, word_count,
+    index, rows, tokens, state, settings, history, mail, mail_words,
     HISTORY: tl.constexpr, WIDTH: tl.constexpr, DRAFTS: tl.constexpr, MOST: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """LANES: WIDTH as a power of two, which is more than DRAFTS and MOST."""
-    sample, row, slot = _masked(index, rows, settings, wishes)
-    line, own = state + row * _STATE, mail + slot * word_count
-    if slot != 0 and tl.load(tokens + sample * WIDTH) != _NO_TOKEN and tl.load(line + _ACTIVE) != 0:
+    sample, row = _masked(index, rows, settings)
+    line, own = state + row * _STATE, mail + row * mail_words
+    if row != 0 and tl.load(tokens + sample * WIDTH) != _NO_TOKEN and tl.load(line + _ACTIVE) != 0:
         lane, count, length = tl.arange(0, LANES), _drafted(line, DRAFTS + 1), tl.load(line + _LENGTH)
         given = tl.load(tokens + sample * WIDTH + lane, mask=lane < WIDTH, other=_NO_TOKEN)
         tl.store(own + _TOKENS + lane, given, mask=lane < WIDTH)
         after, left = history + row * HISTORY + length + lane, 0
         if MOST > 0:
             got = tl.sum((given >= 0).to(tl.int32), axis=0)
-            tag = tl.load(_place(mail, slot, word_count, _AHEAD), volatile=True)
+            tag = tl.load(_place(own, _AHEAD), volatile=True)
             _fence(state)  # what is expected is read after its tag
             run = tl.load(own + _RUN + lane, mask=lane < got, other=0, volatile=True)
             right = tl.sum(((lane < got) & (run != given)).to(tl.int32), axis=0) == 0
             asked = settings + row * _PARAMS
             room = tl.minimum(tl.load(asked + _ASKED), tl.load(asked + _MAX_LEN) - 1 - length)
             left = tl.minimum(tl.minimum(tl.load(own + _EXPECTED, volatile=True) - got, room), MOST)
-            left = tl.where(right & (tag == _tag(line, wishes, slot) - got), left, 0)
+            left = tl.where(right & (tag == _tag(line) - got), left, 0)
             ahead = tl.load(own + _RUN + got + lane, mask=lane < left, other=0, volatile=True)
             before = tl.load(after, mask=lane < left, other=0)
             others = tl.sum(((lane < left) & (before != ahead)).to(tl.int32), axis=0)
@@ -154,31 +152,28 @@ def reply_kernel(
             drafts = tl.where(lane < left, ahead, drafts)
         tl.store(own + _DRAFTS + lane, drafts, mask=lane < count)
         _fence(state)
-        tl.store(_place(mail, slot, word_count, _TOLD), _tag(line, wishes, slot))
+        tl.store(_place(own, _TOLD), _tag(line))
 
 
 def _mask(
-    index: Tensor, rows: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor, adjusted: Tensor,
-    mail: Tensor, places: int,
+    index: Tensor, rows: Tensor, state: Tensor, params: Tensor, history: Tensor, masks: Tensor, mail: Tensor,
+    places: int,
 ) -> None:  # fmt: skip
-    _check(state, params, history, wishes, adjusted, mail)
-    count, (_, slots, vocab), words = index.shape[0], adjusted.shape, mail.stride(0)
-    lanes = triton.next_power_of_2(places + 1)
-    late_kernel[(count,)](
-        index, rows, state, params, history, wishes, mail, words, history.shape[1], places, lanes, LOOKS, num_warps=1
-    )
-    tiles = triton.cdiv(L.mask_words(vocab), WORDS)
-    mask_kernel[(count, tiles, places)](
-        index, rows, state, params, wishes, adjusted, mail, words, slots, vocab, places, WORDS, num_warps=4
-    )
+    _check(state, params, history, masks, mail)
+    (_, room, words), lanes = masks.shape, triton.next_power_of_2(places + 1)
+    block, align = min(WORDS, triton.next_power_of_2(words)), 1 if words % 4 or mail.stride(0) % 4 else 4
+    mask_kernel[(index.shape[0],)](
+        index, rows, state, params, history, masks, mail, mail.stride(0), history.shape[1], room, places, lanes, LOOKS,
+        words, block, align, num_warps=8,
+    )  # fmt: skip
 
 
 def _reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor,
-    mail: Tensor, drafts: int, most: int,
+    index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, mail: Tensor,
+    drafts: int, most: int,
 ) -> None:  # fmt: skip
-    _check(state, params, history, wishes, tokens, mail)
-    given, width = (index, rows, tokens, state, params, history, wishes, mail), tokens.shape[1]
+    _check(state, params, history, tokens, mail)
+    given, width = (index, rows, tokens, state, params, history, mail), tokens.shape[1]
     lanes = triton.next_power_of_2(width)
     reply_kernel[(index.shape[0],)](*given, mail.stride(0), history.shape[1], width, drafts, most, lanes, num_warps=1)
 
@@ -190,25 +185,24 @@ def _check(*tables: Tensor) -> None:
 
 
 triton_mask = operator(
-    "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor wishes, "
-    "Tensor(b!) adjusted, Tensor mail, int places) -> ()",
+    "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor(b!) masks, "
+    "Tensor mail, int places) -> ()",
     _mask,
 )
 triton_reply = operator(
     "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-    "Tensor wishes, Tensor(c!) mail, int drafts, int most) -> ()",
+    "Tensor(c!) mail, int drafts, int most) -> ()",
     _reply,
 )
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
+def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int) -> None:
     """See `seam.Kernels.mask`. `mail` may be pinned host memory, which a GPU reads and writes as its own."""
-    triton_mask(index, rows, *tables[:3], slots.wishes, slots.logits, mail, places)
+    triton_mask(index, rows, *tables[:3], tables.masks, mail, places)
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
-    most: int = 0,
-) -> None:  # fmt: skip
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, mail: Tensor, drafts: int, most: int = 0
+) -> None:
     """See `seam.Kernels.reply`. `mail` likewise."""
-    triton_reply(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts, most)
+    triton_reply(index, rows, tokens, *tables[:3], mail, drafts, most)

@@ -140,7 +140,7 @@ triton_begin_mixed = operator(
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    by_row, by_token = triton_begin_mixed(words, *counts, *tables, page_size)
+    by_row, by_token = triton_begin_mixed(words, *counts, *tables[:4], page_size)
     *columns, starts = by_row.unbind()
     rows, sizes, last, kv_lens = (column[:-1] for column in columns)
     return MixedBatch(rows, sizes, last, kv_lens, starts, *by_token.unbind())

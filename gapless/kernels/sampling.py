@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.kernels import layout as L
+from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
@@ -23,16 +24,17 @@ UNITS = 2.0**40
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
-    places = logits.shape[0] // max(1, rows.shape[0])
+    places, masks = logits.shape[0] // max(1, rows.shape[0]), _masks_of(rows, state, params, tables)
     if places > 1:
         place = torch.arange(logits.shape[0], device=rows.device) // rows.shape[0]
         state, params = at_place(state.repeat(places, 1), place), params.repeat(places, 1)
+        masks = torch.where(masks.repeat(places) > 0, masks.repeat(places) + place, 0)
     if adjusted is not None:
         slots = params[:, L.ADJUST_SLOT]
         if places > 1:
             slots = torch.where(slots > 0, place.int() * adjusted.shape[1] + slots, 0)
         logits = torch.ops.gapless.own_logits.default(logits, adjusted.flatten(0, 1), slots)
-    logits = _allowed(logits, state, params)
+    logits = _allowed(logits, state, params, tables.masks, masks)
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
 
@@ -80,6 +82,19 @@ def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tenso
     return logits
 
 
+def _leave_masked(x: Tensor, masks: Tensor, own: Tensor) -> None:
+    """Write -inf to what the masks leave out, of which each row has its `own`, or none where that is 0."""
+    if masks.shape[2]:
+        x.masked_fill_(banned(masks.flatten(0, 1).index_select(0, own), x.shape[1]) & (own > 0)[:, None], -torch.inf)
+
+
+def _leave_masked_of_few(x: Tensor, masks: Tensor, own: Tensor) -> None:
+    """Do the same, but look at rows with masks alone: here tables may be read at once."""
+    asking = own.nonzero().squeeze(1)  # san: ok(the CPU's implementation)
+    if asking.numel():
+        x[asking] = x[asking].masked_fill(banned(masks.flatten(0, 1)[own[asking]], x.shape[1]), -torch.inf)
+
+
 def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
     """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
     low = torch.zeros_like(target)
@@ -97,6 +112,9 @@ _LIBRARY.impl("draw", _draw, "CUDA")
 _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
 _LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
 _LIBRARY.impl("own_logits", _own_logits, "CUDA")
+_LIBRARY.define("leave_masked(Tensor(a!) x, Tensor masks, Tensor own) -> ()")
+_LIBRARY.impl("leave_masked", _leave_masked_of_few, "CPU")
+_LIBRARY.impl("leave_masked", _leave_masked, "CUDA")
 _LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
 _LIBRARY.impl("reach", _reach, "CompositeExplicitAutograd")
 
@@ -106,7 +124,9 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     place, vocab = index // rows.shape[0], logits.shape[1]
     rows = rows.index_select(0, index % rows.shape[0])
     state, params = at_place(tables.state.index_select(0, rows), place), tables.params.index_select(0, rows)
-    logits = _allowed(logits.index_select(0, index), state, params)
+    masks = _masks_of(rows, state, params, tables)
+    masks = torch.where(masks > 0, masks + place, 0)
+    logits = _allowed(logits.index_select(0, index), state, params, tables.masks, masks)
     best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
@@ -135,14 +155,23 @@ def _real(params: Tensor, column: int) -> Tensor:
     return params[:, column : column + 1].view(torch.float32)
 
 
-def _allowed(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
-    """Return a float32 copy of `logits` in which stop ids are -inf below the minimum length."""
+def _masks_of(rows: Tensor, state: Tensor, params: Tensor, tables: Tables) -> Tensor:
+    """Return int64 [N], which of all places' masks the first place of each row has; 0 where it has none."""
+    masked = (params[:, L.MASKED] != 0) & (state[:, L.LATE] == 0)
+    return torch.where(masked, rows.long() * tables.masks.shape[1], 0)
+
+
+def _allowed(logits: Tensor, state: Tensor, params: Tensor, masks: Tensor, own: Tensor) -> Tensor:
+    """Return a float32 copy of `logits` in which stop ids are -inf below the minimum length, and so is what masks leave
+    out; `own` int64 [N] says which of `masks` [rows, P, words] each has, 0 for none."""
     vocab, stops = logits.shape[1], params[:, L.STOP_IDS :]
     early = state[:, L.LENGTH : L.LENGTH + 1] + 1 <= params[:, L.MIN_LEN : L.MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.
     limit = torch.where(banned, -torch.inf, torch.inf)
-    return logits.float().scatter_reduce(1, stops.long().clamp(0, vocab - 1), limit, "amin")
+    x = logits.float().scatter_reduce(1, stops.long().clamp(0, vocab - 1), limit, "amin")
+    torch.ops.gapless.leave_masked.default(x, masks, own)
+    return x
 
 
 def _bits(vocab: int) -> int:

@@ -62,20 +62,23 @@ def _runs(line, place):
 
 
 @triton.jit
-def _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB: tl.constexpr):
+def _load(
+    logits, adjusted, slots, sample, token, line, param, row, place, masks, VOCAB: tl.constexpr, ROOM: tl.constexpr
+):
     """Load float32 logits of a row at a place, from its slot if it has one."""
     slot = tl.load(param + _ADJUST_SLOT).to(tl.int64)
     if slot == 0:
-        x = load_allowed(logits + sample * VOCAB, token, line, param, VOCAB, place).to(tl.float32)
+        x = load_allowed(logits + sample * VOCAB, token, line, param, row, place, masks, VOCAB, ROOM).to(tl.float32)
     else:
-        x = load_allowed(adjusted + (place * slots + slot) * VOCAB, token, line, param, VOCAB, place)
+        own = adjusted + (place * slots + slot) * VOCAB
+        x = load_allowed(own, token, line, param, row, place, masks, VOCAB, ROOM)
     return x
 
 
 @triton.jit(do_not_specialize=["slots", "batch"], do_not_specialize_on_alignment=["rows"])
 def best_kernel(
-    logits, adjusted, slots, rows, state, settings, batch, values, ids,
-    VOCAB: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    logits, adjusted, slots, rows, state, settings, masks, batch, values, ids,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best value of one chunk of a row, and its first token. NaN counts as infinite."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -87,7 +90,7 @@ def best_kernel(
     best_id = first
     for index in range(blocks):
         token = first + index * BLOCK
-        x = _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB)
+        x = _load(logits, adjusted, slots, sample, token, line, param, row, place, masks, VOCAB, ROOM)
         x = tl.where(x != x, float("inf"), x)
         best_id = tl.where(x > best, token, best_id)
         best = tl.where(x > best, x, best)
@@ -99,8 +102,9 @@ def best_kernel(
 
 @triton.jit(do_not_specialize=["slots", "batch"], do_not_specialize_on_alignment=["rows"])
 def drawn_kernel(
-    logits, adjusted, slots, rows, state, settings, batch, values, noisy, noisy_ids,
-    VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
+    logits, adjusted, slots, rows, state, settings, masks, batch, values, noisy, noisy_ids,
+    VOCAB: tl.constexpr, ROOM: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -124,7 +128,7 @@ def drawn_kernel(
         for index in range(BLOCKS):
             block = (first + index * BLOCK) // 4 + quarter
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
-            x = _load(logits, adjusted, slots, sample, token, line, param, place, VOCAB)
+            x = _load(logits, adjusted, slots, sample, token, line, param, row, place, masks, VOCAB, ROOM)
             kept = (x > lowest) | ((x == lowest) & (token <= last))
             # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
             if tl.max(kept.to(tl.int32)) != 0:
@@ -166,9 +170,9 @@ def _blocks(samples: int) -> int:
 
 
 def _sample(
-    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, adjusted: Tensor | None
+    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, adjusted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous()
+    assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     samples, vocab = logits.shape
     blocks = _blocks(samples)
     splits = triton.cdiv(vocab, blocks * BLOCK)
@@ -182,9 +186,10 @@ def _sample(
     if adjusted is None:  # then no row has a slot
         adjusted = best
     batch = max(1, rows.shape[0])
-    given, grid = (logits, adjusted, adjusted.shape[1], rows, state, params, batch, best), (samples, splits)
-    best_kernel[grid](*given, best_ids, vocab, blocks, BLOCK, lanes)
-    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, splits, blocks, BLOCK, lanes)
+    given, grid = (logits, adjusted, adjusted.shape[1], rows, state, params, masks, batch, best), (samples, splits)
+    room = masks.shape[1]
+    best_kernel[grid](*given, best_ids, vocab, room, blocks, BLOCK, lanes)
+    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, room, splits, blocks, BLOCK, lanes)
     choose_kernel[(samples,)](
         rows, params, batch, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )
@@ -192,12 +197,13 @@ def _sample(
 
 
 triton_sample = operator(
-    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor? adjusted) -> (Tensor, Tensor)",
+    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, Tensor? adjusted) -> "
+    "(Tensor, Tensor)",
     _sample,
 )
 
 
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
-    tokens, finite = triton_sample(logits, rows, tables.state, tables.params, adjusted)
+    tokens, finite = triton_sample(logits, rows, tables.state, tables.params, tables.masks, adjusted)
     return tokens, finite

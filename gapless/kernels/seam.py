@@ -165,11 +165,12 @@ class Kernels(NamedTuple):
     """(logits [P * N, vocab] of any float dtype, index int32 [F], rows int32 [N], tables, filters that listed rows
     have): for each row rows[index[i] % N], finds where its top-k, top-p and min-p end after its first index[i] // N
     drafts, and writes that to CUT_VALUE and CUT_ID of that place in `state`. Tokens rank by logit, equal ones by id;
-    stop ids below the minimum length are out first; top-p counts what top-k leaves; the best token always stays. An
-    entry of the null row, or equal to the entry before it, is padding: it writes nothing."""
+    what masks leave out and stop ids below the minimum length are out first; top-p counts what top-k leaves; the best
+    token always stays. An entry of the null row, or equal to the entry before it, is padding: it writes nothing."""
     sample: Callable[[Tensor, Tensor, Tables, Tensor | None], tuple[Tensor, Tensor]]
     """(logits [P * N, vocab] of any float dtype, rows int32 [N], tables, adjusted float32 [P, slots, vocab] or None): a
-    row with a slot (ADJUST_SLOT) has the logits of that slot instead of its own -> tokens int64 [P * N], and bool [P *
+    row with a slot (ADJUST_SLOT) has the logits of that slot instead of its own, and a MASKED one that is not LATE only
+    tokens of its mask at that place -> tokens int64 [P * N], and bool [P *
     N] whether some logit is finite and none NaN or +inf. Logits p * N + n are those of the place p of row n, after its
     first p drafts; what places after its last draft give means nothing. A row draws by its temperature among the tokens
     that its cut keeps, or takes the best where that is 0; below the minimum length stop ids are out. Implementations
@@ -216,17 +217,17 @@ class Kernels(NamedTuple):
     frequency and presence penalties over the row's history, then -inf where only others are allowed, and BANNED at the
     last tokens of bad words that the output ends with otherwise. For rows with penalties or processors, it first counts
     the tokens of the history that came since the last call. Padding as in `cut`; a row without a slot is left out."""
-    mask: Callable[[Tensor, Tensor, Tables, Adjustments, Tensor, int], None] = mask
-    """(index int32 [F], rows int32 [N], tables, adjustments, mail int32 [slots, M], places), after `adjust`: for each
-    row rows[index[i]] whose slot has an OWNER, looks whether the slot's mail has the mask of its next token. If so, the
-    other tokens of the vocabulary get -inf in the slot; if not, the row is LATE, and `finish` holds it. Likewise at the
-    places after, up to its drafts; DRAFTED of a row that is not late then leaves out the drafts without a mask. Padding
-    as in `cut`; an entry whose slot has no owner is left out."""
-    reply: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments, Tensor, int, int], None] = reply
-    """(index, rows, tokens int32 [R, W], tables, adjustments, mail, drafts, most), after `finish`, whose `out` are the
-    tokens, and after what drafts: writes the tokens that each such row got, and up to `drafts` that it may get next, to
-    the mail of its slot, if the row goes on. Before that, a row that got the tokens that its mail expects gets those
-    expected next as its drafts, up to `most`, unless its drafts begin with them."""
+    mask: Callable[[Tensor, Tensor, Tables, Tensor, int], None] = mask
+    """(index int32 [F], rows int32 [N], tables, mail int32 [rows, M], places), before any other use of masks: for each
+    row rows[index[i]] that is MASKED, looks whether its mail has the mask of its next token. If so, that is its mask in
+    the tables; if not, the row is LATE, and `finish` holds it. Likewise at the places after, up to its drafts; DRAFTED
+    of a row that is not late then leaves out the drafts without a mask. Padding as in `cut`; an entry of another row is
+    left out."""
+    reply: Callable[[Tensor, Tensor, Tensor, Tables, Tensor, int, int], None] = reply
+    """(index, rows, tokens int32 [R, W], tables, mail, drafts, most), after `finish`, whose `out` are the tokens, and
+    after what drafts: writes the tokens that each such row got, and up to `drafts` that it may get next, to its mail,
+    if the row goes on. Before that, a row that got the tokens that its mail expects gets those expected next as its
+    drafts, up to `most`, unless its drafts begin with them."""
     adapt: Callable[[Tensor, Tensor, Tensor, AdapterPart], None] = adapt
     """(x [T, in], y [T, out], slots int64 [T], part): y += (x @ down.T) @ up in place, with the tables' slot of each
     token, a projection's columns by its own ranks; equal numbers for tokens of slot 0."""

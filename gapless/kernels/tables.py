@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.layout import PARAM_COLUMNS, STATE_COLUMNS, WISH_WORDS
+from gapless.kernels.layout import PARAM_COLUMNS, STATE_COLUMNS, WISH_WORDS, mask_words
 
 COUNTED_TILE = 1024
 """Tokens of the vocabulary that one program of a GPU counts at least"""
@@ -21,21 +21,26 @@ class Tables(NamedTuple):
     the mask of the next token is late, up to which length the history holds drafts of tokens to come.
     `params` [rows, PARAM_COLUMNS]: bounds, sampling settings, stop ids (padded with NO_TOKEN).
     `history` [rows, max_len]: token ids. `pages` [rows, groups * max_pages]: the page table, one part a page group.
+    `masks` [rows, P, mask_words]: which tokens may come next, and after each draft, of a MASKED row that is not LATE.
     """
 
     state: Tensor
     params: Tensor
     history: Tensor
     pages: Tensor
+    masks: Tensor
 
     @classmethod
-    def new(cls, rows: int, max_len: int, max_pages: int, device: torch.device) -> Tables:
-        """Tables for `rows` requests, the null row not counted."""
+    def new(
+        cls, rows: int, max_len: int, max_pages: int, device: torch.device, vocab: int = 0, places: int = 1
+    ) -> Tables:
+        """Tables for `rows` requests, the null row not counted; without a vocabulary no row may be MASKED."""
 
-        def zeros(columns: int) -> Tensor:
-            return torch.zeros(rows + 1, columns, dtype=torch.int32, device=device)
+        def zeros(*columns: int) -> Tensor:
+            return torch.zeros(rows + 1, *columns, dtype=torch.int32, device=device)
 
-        return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages))
+        masks = zeros(places, mask_words(vocab))
+        return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages), masks)
 
 
 def slot_bytes(vocab: int, places: int = 1) -> int:

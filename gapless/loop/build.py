@@ -121,7 +121,10 @@ def build_loop(
         most_fill(sizes.max_len), ahead
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
-    tables = Tables.new(sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device)
+    places = speculation.places if speculation else 1
+    tables = Tables.new(
+        sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device, model.vocab_size, places
+    )
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
     mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.

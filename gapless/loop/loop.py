@@ -11,7 +11,6 @@ import numpy as np
 
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
-from gapless.base.params import Lane
 from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, StepTokens
 from gapless.device import Device
 from gapless.loop.beside import Beside
@@ -34,7 +33,7 @@ from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
 from gapless.step.speculation import kind_of, most_drafts
 from gapless.step.transfers import Transfers
-from gapless.step.wishes import owner_of, wish_words
+from gapless.step.wishes import wish_words
 
 NEWS_SECONDS = 1.0
 """How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
@@ -291,8 +290,7 @@ class Loop:
     def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:
         for row, generation, key, _, _ in admissions:
             if key in masks:
-                slot, owner = self.rows.leased[row][Lane.ADJUST.value], owner_of(row, generation, self.rows.size)
-                masks.admit(key, slot, owner, self.rows.settled(row))
+                masks.admit(key, row, generation, self.rows.settled(row))
 
     def _note_admissions(self, turn: Turn, plan: StepPlan, requests: list[Request]) -> None:
         for admission, request in zip(plan.admissions, requests, strict=True):

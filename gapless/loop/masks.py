@@ -54,7 +54,8 @@ class MaskedRow:
         """The request's field that errors name"""
         self.length = len(request.tokens)
         """Tokens that the matcher has followed, the prompt's included."""
-        self.slot = self.owner = 0
+        self.slot = self.generation = 0
+        """The row of the tables that it has, whose mail has that number, and which time the row is in use"""
         self.spare: Matcher | None = None
         """A copy of the matcher that has never looked ahead, from the first look on"""
 
@@ -146,15 +147,15 @@ class Masks:
         else:
             self._rows[request.key] = MaskedRow(request, drafts)
 
-    def admit(self, key: int, slot: int, owner: int, tokens: Int32s) -> None:
-        """The request gets a row, with this slot, which knows it as `owner`; it goes on after `tokens`."""
+    def admit(self, key: int, slot: int, generation: int, tokens: Int32s) -> None:
+        """The request gets the row `slot`, in this generation of it; it goes on after `tokens`."""
         if key in self._natives:
-            self.threads.admit(key, slot, owner, tokens)
+            self.threads.admit(key, slot, generation, tokens)
             return
         row = self._rows[key]
         if self.threads:
             self.threads.give_slot(slot, key)
-        self._leave(lambda: self.admitted(row, slot, owner, tokens))
+        self._leave(lambda: self.admitted(row, slot, generation, tokens))
 
     def follow(self, step: Fence) -> None:
         """A step was launched in which rows get tokens: they are answered when it has ended."""
@@ -225,13 +226,13 @@ class Masks:
         while self._news:
             self._news.popleft()()
         for reply in self.mail.replies(self._followed):
-            self._go_on(self._serving[reply.slot], now, reply.tokens, reply.drafts)
+            self._go_on(self._serving[reply.row], now, reply.tokens, reply.drafts)
         while self._settled:
             self.let_copy_follow(*self._settled.popleft())
 
-    def admitted(self, row: MaskedRow, slot: int, owner: int, tokens: Int32s) -> None:
+    def admitted(self, row: MaskedRow, slot: int, generation: int, tokens: Int32s) -> None:
         self._forget(row)  # in the slot that it had before
-        row.slot, row.owner = slot, owner
+        row.slot, row.generation = slot, generation
         self._serving[slot] = row
         self._ahead.pop(slot, None)  # of the row that had it before
         self._go_on(row, time.monotonic_ns(), tokens[row.length :].tolist(), [])
@@ -252,7 +253,7 @@ class Masks:
             return
         finally:
             self._began = 0
-        self._followed[row.slot] = tag_of(row.owner, row.length)
+        self._followed[row.slot] = tag_of(row.generation, row.length)
         self._settled.append((row, tokens))
         if row.drafts:
             self._ahead[row.slot] = drafts
@@ -287,7 +288,7 @@ class Masks:
         self._failed.append((row.key, _as_failure(row, error)))
 
     def _post(self, row: MaskedRow) -> None:
-        tag = tag_of(row.owner, row.length)
+        tag = tag_of(row.generation, row.length)
         row.matcher.write_mask(self._words)
         if not allows_some(self._words):
             raise _failure(row, "the grammar allows no token")
@@ -317,7 +318,7 @@ class Masks:
     def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
         """Post the masks after each draft, up to the first that may not come or after which nothing may. Then post what
         is expected to come: these drafts, and the tokens after them as long as the form leaves one text."""
-        tag, run = tag_of(row.owner, row.length), list[int]()
+        tag, run = tag_of(row.generation, row.length), list[int]()
         self._words[:] = self.mail.mask_of(row.slot)
         quiet = self._post_along(row, tag, drafts, run)
         known = len(run)

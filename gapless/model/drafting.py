@@ -11,7 +11,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.layout import ADJUST_SLOT, CUT_ID, CUT_VALUE, DRAFTED, DRAFTS, KEEP_ID, KEEP_VALUE, LENGTH, MAX_LEN
+from gapless.kernels.layout import (
+    ADJUST_SLOT,
+    CUT_ID,
+    CUT_VALUE,
+    DRAFTED,
+    DRAFTS,
+    KEEP_ID,
+    KEEP_VALUE,
+    LENGTH,
+    MASKED,
+    MAX_LEN,
+)
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.seam import StepInputs
@@ -62,6 +73,7 @@ class Draws:
         state[:, CUT_VALUE].fill_(KEEP_VALUE)
         state[:, CUT_ID].fill_(KEEP_ID)
         params[:, ADJUST_SLOT].zero_()
+        params[:, MASKED].zero_()
         self._tables = tables._replace(state=state, params=params)
         """The lines of these rows: their state is that at each place, as if the drafts before were their tokens"""
         self._rows = torch.arange(len(rows), dtype=torch.int32, device=rows.device)

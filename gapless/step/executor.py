@@ -29,7 +29,7 @@ from gapless.step.program import Buffers, StepProgram
 
 log = logging.getLogger("gapless.step")
 
-LISTS = ("adjust", "slots", "score", "cut")
+LISTS = ("adjust", "slots", "mask", "score", "cut")
 """The lists of the lanes in the order in which they stand in front of the packet: each travels with all after it."""
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
@@ -88,8 +88,8 @@ class Executor:
         lines = self.home if program.kernels.stores_home else own
         lists = {name: self.sent[place] for name, place in self.places.items()}
         packet, loads = self.sent[self.first :], self.sent[:first]
-        vocab, (places, *_) = program.model.vocab_size, program.adjustments.logits.shape
-        self.mail = Mail(device.ring(len(program.adjustments.rows), mail_bytes(vocab, places)), vocab, places)
+        vocab, (records, places, _) = program.model.vocab_size, program.tables.masks.shape
+        self.mail = Mail(device.ring(records, mail_bytes(vocab, places)), vocab, places)
         self.buffers = Buffers(
             words=packet, loads=loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=own,
             mail=self.mail.words,

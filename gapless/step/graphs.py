@@ -25,7 +25,17 @@ from typing import NamedTuple
 from gapless.base.progress import tell
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
-from gapless.step.keys import AdjustKey, CaptureOrder, CutKey, ForwardKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.keys import (
+    AdjustKey,
+    CaptureOrder,
+    CutKey,
+    ForwardKey,
+    MaskKey,
+    ProgramKey,
+    ReplyKey,
+    SampleKey,
+    ScoreKey,
+)
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.speculation import ENDING
@@ -251,15 +261,14 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        adjusts = [
-            AdjustKey(size, some, masked) for size in lanes for some in (None, *filters) for masked in (False, True)
-        ]
+        adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
         adjusts += [
             AdjustKey(size, some, processors=(number,))
             for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
         ]  # fmt: skip
+        masks = [MaskKey(size) for size in lanes]
         replies = reply_keys(lanes, self.shapes.places)
-        return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *replies)
+        return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *masks, *replies)
 
     @property
     def _lanes(self) -> list[int]:
@@ -271,11 +280,10 @@ class StepGraphs:
         forwards = not self.shapes.bounded
         yield from drafted_steps(counts, self.shapes.places, forwards, self.shapes.row_writes)
         beside = {key.samples for key in self.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1}
-        # With filters they are captured when missed: a start would fill most of what is kept.
-        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:], (None,))
+        yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:])
         for count in counts:  # one row is in no list of several
             lanes = self._lanes if count > 1 else self._lanes[:1]
-            yield from drafted_masks([(count, size) for size in lanes], self.shapes.places, (None,))
+            yield from drafted_masks([(count, size) for size in lanes], self.shapes.places)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
         """Yield the graphs that serve other buckets too, the largest first, and their samples."""
@@ -334,12 +342,10 @@ def drafted_steps(
         yield SampleKey(count, count, False, drafts=True)
 
 
-def drafted_masks(
-    lanes: Iterable[tuple[int, int]], places: tuple[int, ...], filters: tuple[Filters | None, ...] = (None, ALL_FILTERS)
-) -> Iterator[AdjustKey]:
-    """Yield what adjusts masked rows of such steps. `lanes` are numbers of rows and lengths of lists."""
-    for (count, size), some, each in itertools.product(lanes, filters, places):
-        yield AdjustKey(size, some, masked=True, batch=count, places=each)
+def drafted_masks(lanes: Iterable[tuple[int, int]], places: tuple[int, ...]) -> Iterator[MaskKey]:
+    """Yield what fetches the masks of such steps. `lanes` are numbers of rows and lengths of lists."""
+    for (count, size), each in itertools.product(lanes, places):
+        yield MaskKey(size, (count, each))
 
 
 def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyKey]:

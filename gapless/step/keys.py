@@ -43,8 +43,6 @@ class AdjustKey(NamedTuple):
     """Length of the padded list."""
     filters: Filters | None
     """The filters that any listed row has; None where none has"""
-    masked: bool = False
-    """Whether some listed row gets masks"""
     batch: int = 0
     """Rows of the batch, if they have drafts"""
     places: int = 1
@@ -53,11 +51,20 @@ class AdjustKey(NamedTuple):
     """The logits processors that some listed row asks for, ascending"""
 
 
+class MaskKey(NamedTuple):
+    """Fetches the masks of rows."""
+
+    rows: int
+    """Length of the padded list."""
+    drafted: tuple[int, int] = (0, 1)
+    """Rows of the batch, if they have drafts, and logits of each row"""
+
+
 class ReplyKey(NamedTuple):
     """Tells those who make masks what was sampled."""
 
     rows: int
-    """Length of the padded list, which is that of the adjusted rows."""
+    """Length of the padded list, which is that of the masked rows."""
     drafts: int | None = None
     """Drafts that a reply holds, at most; None where no row gets drafts"""
 
@@ -122,7 +129,7 @@ def _adapted(key: ForwardKey) -> ForwardKey:
     return key._replace(adapters=True)  # one object: steps compare keys by identity
 
 
-ProgramKey = LoadKey | AdjustKey | ReplyKey | CutKey | ScoreKey | SampleKey | ForwardKey
+ProgramKey = LoadKey | MaskKey | AdjustKey | ReplyKey | CutKey | ScoreKey | SampleKey | ForwardKey
 
 
 class StepKey(NamedTuple):
@@ -135,18 +142,19 @@ class StepKey(NamedTuple):
     outbox: int = 0
     """Outbox lines that are copied to the host, besides the header."""
     adjust: AdjustKey | None = None
+    mask: MaskKey | None = None
     load: LoadKey | None = None
 
     @property
     def reply(self) -> ReplyKey | None:
-        if self.adjust is None or not self.adjust.masked:
+        if self.mask is None:
             return None
         # Drafts after a step without are seldom verified, and their masks cost more than one.
-        return ReplyKey(self.adjust.rows, self.sample.places - 1 if self.sample.drafts else None)
+        return ReplyKey(self.mask.rows, self.sample.places - 1 if self.sample.drafts else None)
 
     def programs(self) -> tuple[ProgramKey, ...]:
         """Return the programs that the step has, in their order."""
-        keys = self.load, self.forward, self.adjust, self.cut, self.sample, self.reply, self.score
+        keys = self.load, self.forward, self.mask, self.adjust, self.cut, self.sample, self.reply, self.score
         return tuple(key for key in keys if key is not None)
 
 

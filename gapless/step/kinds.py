@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gapless.kernels.views import Filters
 from gapless.step.graphs import ALL_FILTERS, bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
-from gapless.step.keys import AdjustKey, CutKey, ProgramKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, MaskKey, ProgramKey, SampleKey, ScoreKey
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
@@ -36,7 +36,7 @@ def kinds(
     yield SampleKey(1, 0, True)
     for size in (size for size in SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
-        yield AdjustKey(size, ALL_FILTERS, masked=True)
+        yield from (AdjustKey(size, ALL_FILTERS), MaskKey(size))
         yield from (ScoreKey(size, width) for width in WIDTHS)
     yield from reply_keys([size for size in SIZES if size <= rows], places)
     if places:
@@ -50,4 +50,6 @@ def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramK
         if decode < most:
             yield from (bucket_key(decode, 0, 1, min(size, most - decode), places=places[-1]) for size in BESIDE_DECODE)
             yield SampleKey(decode + 1, decode + 1, True, places[-1], drafts=True)
-    yield from drafted_masks([(rows, size) for size in SIZES if size <= rows], places)
+    lanes = [size for size in SIZES if size <= rows]
+    yield from drafted_masks([(rows, size) for size in lanes], places)
+    yield from (AdjustKey(size, ALL_FILTERS, rows, each) for size in lanes for each in places)

@@ -37,8 +37,8 @@ class Lists(NamedTuple):
     """Their slots."""
     adjusted: Filters | None = None
     """The filters that any of these rows has."""
-    masked: bool = False
-    """Whether any of these rows gets masks"""
+    mask: tuple[int, ...] = ()
+    """Rows that get masks."""
     processors: tuple[int, ...] = ()
     """The logits processors that any of these rows asks for, ascending"""
     prompt: tuple[Int32s, ...] = ()
@@ -48,11 +48,11 @@ class Lists(NamedTuple):
 
     def beyond(self, decode: int, filled_up: int) -> Lists:
         """Return these lists for a batch whose decode rows are padded to `filled_up`, with the chunks after them."""
-        cut, score, adjust = (
+        cut, score, adjust, mask = (
             tuple([index if index < decode else index - decode + filled_up for index in indices])
-            for indices in (self.cut, self.score, self.adjust)
+            for indices in (self.cut, self.score, self.adjust, self.mask)
         )
-        return self._replace(cut=cut, score=score, adjust=adjust)
+        return self._replace(cut=cut, score=score, adjust=adjust, mask=mask)
 
     def at_places(self, batch: int, slots: int, places: int) -> Lists:
         """Return these lists for logits of `places` each of `batch` rows, place after place, and of `slots` slots."""
@@ -86,7 +86,7 @@ class Lanes:
         self._adjust: dict[int, Filters | None] = {}
         """Row -> the filters to search for in its adjusted logits; None where it has none."""
         self._masked: set[int] = set()
-        """Rows whose tokens a matcher decides about: some of those in `_adjust`."""
+        """Rows whose tokens a matcher decides about."""
         self._processors: dict[int, tuple[int, ...]] = {}
         """Row -> the logits processors that it asks for; of some of those in `_adjust`."""
         self._prompt: dict[int, tuple[int, int]] = {}
@@ -118,12 +118,12 @@ class Lanes:
         filters = Filters(params.top_k > 0, params.top_p < 1.0) if params.needs(Lane.CUT) else None
         if params.needs(Lane.ADJUST):
             self._adjust[row] = filters
-            if request.matcher is not None:
-                self._masked.add(row)
             if request.processors:
                 self._processors[row] = tuple([number for number, _ in request.processors])
         elif filters is not None:
             self._cut[row] = filters
+        if request.matcher is not None:
+            self._masked.add(row)
         if params.needs(Lane.SCORE):
             self._score[row] = params.logprobs or 0
         if params.needs(Lane.PROMPT):
@@ -131,24 +131,23 @@ class Lanes:
 
     def of(self, plan: StepPlan) -> Lists:
         """Return the lists of this plan's rows."""
-        if not (self._cut or self._score or self._adjust or self._prompt or self._adapters):
+        if not (self._cut or self._score or self._adjust or self._masked or self._prompt or self._adapters):
             return NO_LISTS
         adapted = not self._adapters.isdisjoint((*plan.decode, *(chunk.row for chunk in plan.chunks)))
         rows = [*plan.decode, *(chunk.row for chunk in plan.chunks if chunk.last)]
-        cut, score, adjust = (
-            tuple([index for index, row in enumerate(rows) if row in asking])
-            for asking in (self._cut, self._score, self._adjust)
+        cut, score, adjust, mask = (
+            tuple([index for index, row in enumerate(rows) if row in asking]) if asking else ()
+            for asking in (self._cut, self._score, self._adjust, self._masked)
         )
         some = _union([self._cut[rows[index]] for index in cut])
         filters = [self._adjust[rows[index]] for index in adjust]
         adjusted = _union([one for one in filters if one is not None]) if any(filters) else None
         slots = tuple([self.table.leased[rows[index]][Lane.ADJUST.value] for index in adjust])
-        masked = bool(self._masked) and any([rows[index] in self._masked for index in adjust])
         processors = self._processors_of([rows[index] for index in adjust]) if self._processors else ()
         prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
         widest = max(widest, *(self._score[rows[index]] for index in score), 0)
         width = next(width for width in WIDTHS if width >= widest)
-        return Lists(cut, some, score, width, adjust, slots, adjusted, masked, processors, prompt, adapted)
+        return Lists(cut, some, score, width, adjust, slots, adjusted, mask, processors, prompt, adapted)
 
     def _processors_of(self, rows: list[int]) -> tuple[int, ...]:
         return tuple(sorted({number for row in rows for number in self._processors.get(row, ())}))

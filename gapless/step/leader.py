@@ -9,7 +9,7 @@ import numpy as np
 from gapless.base.records import Int32s, Request, StepPlan
 from gapless.model.seam import BatchShape
 from gapless.step.graphs import StepGraphs
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, ProgramKey, SampleKey, ScoreKey, StepKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, SampleKey, ScoreKey, StepKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
@@ -134,7 +134,7 @@ class Leader:
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
         missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, lists.masked)
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, bool(lists.mask))
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
@@ -152,9 +152,10 @@ class Leader:
             SampleKey(rows, forward.samples, bool(forward.batch.chunks), places, drafts),
             ScoreKey(size(len(lists.score)) * places, lists.width, batch) if lists.score else None,
             forward.samples,
-            AdjustKey(size(len(lists.adjust)), lists.adjusted, lists.masked, batch, places, lists.processors)
+            AdjustKey(size(len(lists.adjust)), lists.adjusted, batch, places, lists.processors)
             if lists.adjust
             else None,
+            MaskKey(size(len(lists.mask)), (batch, places)) if lists.mask else None,
         )
 
 
@@ -165,6 +166,8 @@ def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
         padded["cut"] = filled(lists.cut, key.cut.rows)
     if key.score:
         padded["score"] = filled(lists.score, key.score.rows)
+    if key.mask:
+        padded["mask"] = filled(lists.mask, key.mask.rows)
     if key.adjust:
         padded["adjust"] = filled(lists.adjust, key.adjust.rows)
         padded["slots"] = filled(lists.slots, key.adjust.rows * key.adjust.places)

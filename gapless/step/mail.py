@@ -1,4 +1,4 @@
-"""The mail of the slots, on the host: masks go out, and the tokens that rows got come back, with no fence between.
+"""The mail of the rows, on the host: masks go out, and the tokens that rows got come back, with no fence between.
 
 `kernels/layout.py` says what a record holds, and `kernels/masks.py` why tags are enough. One thread at a time uses it.
 """
@@ -34,22 +34,22 @@ MOST_TOKENS = 1 + MAX_DRAFTS
 IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
-def tag_of(owner: int, length: int) -> int:
-    """Return the tag of a row that has `length` tokens; `wishes.owner_of` numbers owners."""
-    return owner << 32 | length
+def tag_of(generation: int, length: int) -> int:
+    """Return the tag of a row that has `length` tokens."""
+    return generation << 32 | length
 
 
 class MailReply(NamedTuple):
     """What a row got in a step."""
 
-    slot: int
+    row: int
     tokens: list[int]
     drafts: list[int]
     """What it may get next"""
 
 
 class Mail:
-    """Records in memory that host and device both read and write, one a slot. What is written has its tag last.
+    """Records in memory that host and device both read and write, one a row. What is written has its tag last.
 
     The interpreter stores an aligned int64 at once, and processors of the x86 family keep stores, and loads, in order:
     on others (`IN_ORDER` is false) only threads that need no interpreter may write to it and read it.
@@ -58,11 +58,11 @@ class Mail:
     def __init__(self, ring: Ring, vocab: int, places: int = 1) -> None:
         """`ring` has a slot for each record, of `mail_bytes(vocab, places)`."""
         self.words = ring.memory.view(torch.int32)
-        """int32 [slots, words], for the device."""
+        """int32 [rows, words], for the device."""
         array = self.words.numpy()
         tags = array.view(np.int64)
         self.tags, self.told = tags[:, MAIL_TAG // 2 : MAIL_TAG // 2 + places], tags[:, MAIL_TOLD // 2]
-        """int64 [slots, places] the tags of masks, and [slots] those of replies."""
+        """int64 [rows, places] the tags of masks, and [rows] those of replies."""
         self._tokens = array[:, MAIL_TOKENS : MAIL_TOKENS + MOST_TOKENS]
         self._drafted = array[:, MAIL_DRAFTED]
         self._drafts, self._along = (array[:, at : at + places - 1] for at in (MAIL_DRAFTS, MAIL_ALONG))
@@ -71,22 +71,22 @@ class Mail:
         size = mask_words(vocab)
         self._masks = array[:, MAIL_MASK : MAIL_MASK + places * size].reshape(len(array), places, size)
 
-    def post(self, slot: int, tag: int, words: Int32s) -> None:
+    def post(self, row: int, tag: int, words: Int32s) -> None:
         """Write the mask of the token that comes after those of `tag`."""
-        self._masks[slot, 0] = words
-        self.tags[slot, 0] = tag
+        self._masks[row, 0] = words
+        self.tags[row, 0] = tag
 
-    def post_after(self, slot: int, tag: int, words: Int32s, place: int, draft: int) -> None:
+    def post_after(self, row: int, tag: int, words: Int32s, place: int, draft: int) -> None:
         """Write the mask after `place` drafts, of which this is the last, where the row has the tokens of `tag`."""
-        self._masks[slot, place] = words
-        self._along[slot, place - 1] = draft
-        self.tags[slot, place] = tag + place
+        self._masks[row, place] = words
+        self._along[row, place - 1] = draft
+        self.tags[row, place] = tag + place
 
-    def post_ahead(self, slot: int, tag: int, tokens: list[int]) -> None:
+    def post_ahead(self, row: int, tag: int, tokens: list[int]) -> None:
         """Write what is expected to come after the tokens of `tag`, MOST_EXPECTED tokens at most."""
-        self._run[slot, : len(tokens)] = tokens
-        self._expected[slot] = len(tokens)
-        self._ahead[slot] = tag
+        self._run[row, : len(tokens)] = tokens
+        self._expected[row] = len(tokens)
+        self._ahead[row] = tag
 
     @property
     def drafts(self) -> int:
@@ -97,9 +97,9 @@ class Mail:
         """Return words for a mask."""
         return np.zeros(self._masks.shape[2], np.int32)
 
-    def mask_of(self, slot: int) -> Int32s:
-        """Return the mask of the slot's next token, as it was posted last."""
-        mask: Int32s = self._masks[slot, 0]
+    def mask_of(self, row: int) -> Int32s:
+        """Return the mask of the row's next token, as it was posted last."""
+        mask: Int32s = self._masks[row, 0]
         return mask
 
     def replied(self, followed: Int64s) -> bool:
@@ -108,13 +108,11 @@ class Mail:
         return bool(np.count_nonzero((count > 0) & (count <= MOST_TOKENS)))
 
     def replies(self, followed: Int64s) -> list[MailReply]:
-        """Return the replies to rows of which the tokens of the tags `followed` [slots] are known."""
+        """Return the replies to rows of which the tokens of the tags `followed` [rows] are known."""
         count = self.told - followed
         return [
-            MailReply(
-                slot, self._tokens[slot, : count[slot]].tolist(), self._drafts[slot, : self._drafted[slot]].tolist()
-            )
-            for slot in ((count > 0) & (count <= MOST_TOKENS)).nonzero()[0].tolist()
+            MailReply(row, self._tokens[row, : count[row]].tolist(), self._drafts[row, : self._drafted[row]].tolist())
+            for row in ((count > 0) & (count <= MOST_TOKENS)).nonzero()[0].tolist()
         ]
 
 

@@ -25,6 +25,7 @@ from gapless.kernels.layout import (
     HEADER_WORDS,
     KEEP_ID,
     KEEP_VALUE,
+    MASKED,
     MAX_LEN,
     MAX_STEP_WORD,
     MIN_LEN,
@@ -197,7 +198,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params = line[1 + STATE_COLUMNS :]
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
     params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
-    params[DRAFTS], params[TENANT] = most_drafts(request), 0
+    params[MASKED], params[DRAFTS], params[TENANT] = request.matcher is not None, most_drafts(request), 0
     params[ADAPTER_SLOT] = leased.get(lease_name(request.adapter), NO_SLOT)
     write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given

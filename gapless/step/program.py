@@ -2,7 +2,8 @@
 
 load:    fill the slots of new rows that adjust their logits, histories, and page tables beyond the packet
 forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-adjust:  biases, penalties, processors and masks, for the rows that ask for any; and where their filters end
+mask:    fetch which tokens may come, for the rows of which matchers decide
+adjust:  biases, penalties and processors, for the rows that ask for any; and where their filters end
 cut:     where the filters of other rows end, for the rows that have any
 sample:  draw -> finish: advance the tables, publish
 reply:   the tokens of rows that get masks, and their drafts, to those who make them
@@ -35,7 +36,7 @@ from gapless.step.inputs import (
     split_groups,
     with_adapters,
 )
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, LoadKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packet, prompts_to_score
 from gapless.step.processors import Processor, process
@@ -50,8 +51,9 @@ class Buffers(NamedTuple):
     loads: Tensor
     """int32, what new rows are filled with beside the packet, up to its end"""
     cut: Tensor
-    """int32 [R * W], the list of that lane; `score` and `adjust` likewise"""
+    """int32 [R * W], the list of that lane; `score`, `mask` and `adjust` likewise"""
     score: Tensor
+    mask: Tensor
     adjust: Tensor
     slots: Tensor
     """int32 [R * W], which logits of `Adjustments` the rows have that `adjust` lists, place after place of the slots"""
@@ -64,7 +66,7 @@ class Buffers(NamedTuple):
     scores: Tensor
     """int32 [slots, M], for scores of prompt tokens: `lines`, or memory of the device where `lines` is the host's"""
     mail: Tensor
-    """int32 [slots, words], the host's memory: the mail of each slot of `Adjustments`"""
+    """int32 [rows, words], the host's memory: the mail of each row of the tables"""
 
 
 class StepProgram:
@@ -96,7 +98,7 @@ class StepProgram:
     def of(self, key: ProgramKey) -> Callable[..., None]:
         """Return the program that a key is for."""
         programs: dict[type, Callable[..., None]] = {
-            LoadKey: self.load, ForwardKey: self.forward, AdjustKey: self.adjust, CutKey: self.cut,
+            LoadKey: self.load, ForwardKey: self.forward, MaskKey: self.mask, AdjustKey: self.adjust, CutKey: self.cut,
             SampleKey: self.sample, ReplyKey: self.reply, ScoreKey: self.score,
         }  # fmt: skip
         return programs[type(key)]
@@ -138,6 +140,11 @@ class StepProgram:
             return self.head.forward(inputs, plan, self.tables, self.cache)
         return self.model.forward(inputs, plan, self.cache)
 
+    def mask(self, key: MaskKey, at: Buffers) -> None:
+        """Fetch the masks of the listed rows from their mail, or note that they are late."""
+        batch, places = key.drafted
+        self.kernels.mask(at.mask[: key.rows], self._rows(at, batch), self.tables, at.mail, places)
+
     def adjust(self, key: AdjustKey, at: Buffers) -> None:
         """Adjust the logits of the listed rows into their slots, and find there where their filters end."""
         slots = self.adjustments
@@ -145,8 +152,6 @@ class StepProgram:
         self.kernels.adjust(at.logits[: len(rows) * key.places], index, rows, self.tables, slots)
         if key.processors:
             process(self.processors, key.processors, rows.index_select(0, index), self.tables, slots)
-        if key.masked:
-            self.kernels.mask(index, rows, self.tables, slots, at.mail, key.places)
         if key.filters is not None:
             listed = at.slots[: key.rows * key.places]
             self.kernels.cut(slots.logits.flatten(0, 1), listed, slots.rows, self.tables, key.filters)
@@ -169,9 +174,9 @@ class StepProgram:
 
     def reply(self, key: ReplyKey, at: Buffers) -> None:
         """Write what the listed rows got, and may get next, to the mail of those that get masks."""
-        index, slots, drafts = at.adjust[: key.rows], self.adjustments, key.drafts or 0
+        index, drafts = at.mask[: key.rows], key.drafts or 0
         most = 0 if key.drafts is None else self.width - 1
-        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, slots, at.mail, drafts, most)
+        self.kernels.reply(index, self._rows(at), at.tokens, self.tables, at.mail, drafts, most)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
         """Score the tokens that the listed rows got from their raw logits."""

@@ -32,17 +32,12 @@ class Fill(NamedTuple):
 NO_FILL = Fill(LoadKey((), 0), ())
 
 
-def owner_of(row: int, generation: int, rows: int) -> int:
-    """Return the number by which the mail of a slot knows this lease of one of `rows` rows."""
-    return (generation * (rows + 1) + row) % (2**31 - 1) + 1
-
-
-def wish_words(request: Request, owner: int = 0) -> Int32s:
-    """Return what the slot of a request's row holds: `layout` says where. `owner` gets masks, if that is not 0."""
+def wish_words(request: Request) -> Int32s:
+    """Return what the slot of a request's row holds: `layout` says where."""
     biases, allowed = request.params.logit_bias or {}, request.params.allowed_token_ids or ()
     ends = list(itertools.accumulate(map(len, request.bad_words)))
     values = np.array(list(biases.values()), np.float32).view(np.int32)
-    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens), owner], np.int32)
+    head = np.array([len(biases), len(allowed), len(ends), len(request.tokens)], np.int32)
     tail = np.array([*allowed, *ends, *itertools.chain(*request.bad_words)], np.int32)
     return np.concatenate((head, _processor_words(request), np.array([*biases], np.int32), values, tail))
 
@@ -72,9 +67,7 @@ def fill_for(
         slot = table.leased.get(admission.row, {}).get(Lane.ADJUST.value, NO_SLOT)
         drafts = speculates and admission.start > 0 and most_drafts(request) > 0
         if slot != NO_SLOT or drafts:
-            masked = request.matcher is not None
-            owner = owner_of(admission.row, admission.generation, table.size) if masked else 0
-            wishes = wish_words(request, owner) if slot != NO_SLOT else np.empty(0, np.int32)
+            wishes = wish_words(request) if slot != NO_SLOT else np.empty(0, np.int32)
             words += [wishes, table.tokens[admission.row, : admission.start].copy()]
             loads.append(Load(admission.row, slot, len(wishes), admission.start))
     return Fill(LoadKey(tuple(loads), sum(map(len, words))), tuple(words)) if loads else None

@@ -36,6 +36,7 @@ from sampling_oracle import (
     Setting,
     check_bad_rows,
     check_hard_rows,
+    check_masks_of_places,
     drawn,
     kept_mask,
     mask_by,
@@ -138,6 +139,11 @@ def test_rows_that_are_not_finite_and_padding(vocab):
     check_bad_rows(KERNELS, vocab, "cuda")
 
 
+@pytest.mark.parametrize("vocab", [40, VOCAB])
+def test_each_place_of_a_row_draws_what_its_mask_leaves(vocab):
+    check_masks_of_places(KERNELS, vocab, "cuda")
+
+
 @pytest.mark.parametrize("count", [1, 5, 40, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuts_of_a_real_vocabulary(dtype, count):
@@ -221,7 +227,8 @@ def test_a_host_that_polls_the_header_finds_the_lines():
     history = torch.zeros(257, LONGEST, dtype=torch.int32, device="cuda")
     words = packet(rows, []).cuda()  # each step makes it the next one's
     there, good = torch.tensor(rows, dtype=torch.int32, device="cuda"), torch.ones(256, dtype=torch.bool, device="cuda")
-    world, out = Tables(state, params, history, history), torch.empty(256, 1, dtype=torch.int32, device="cuda")
+    world = Tables(state, params, history, history, history[:, None, :0])
+    out = torch.empty(256, 1, dtype=torch.int32, device="cuda")
     for turn in range(LONGEST - 2):
         tokens, slot = torch.randint(1000, (256,), device="cuda"), turn % SLOTS
         lines.fill_(MARK)
@@ -304,7 +311,8 @@ def test_captured_steps_go_on_by_themselves():
     pages[1:] = torch.arange(1, 1 + 4 * MAX_PAGES, dtype=torch.int32, device="cuda").view(4, MAX_PAGES)
     words, lines = packet(rows, [(0, 0)]).cuda(), outboxes("pinned", count + 1)
     good = torch.ones(count, dtype=torch.bool, device="cuda")
-    world, out = Tables(state, params, history, pages), torch.empty(count, 1, dtype=torch.int32, device="cuda")
+    world = Tables(state, params, history, pages, pages[:, None, :0])
+    out = torch.empty(count, 1, dtype=torch.int32, device="cuda")
     seen = []
 
     def program():

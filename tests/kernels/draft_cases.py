@@ -56,7 +56,7 @@ def world(seed: int) -> Tables:
         params[row, DRAFTS], params[row, MAX_LEN] = rng.choice((0, 1, 3, 8)), rng.randrange(length + 1, LONGEST + 1)
     history = torch.randint(0, rng.choice((2, VOCAB)), (ROWS + 1, LONGEST), dtype=torch.int32)
     pages = torch.randint(1, 99, (ROWS + 1, -(-LONGEST // PAGE_SIZE)), dtype=torch.int32)
-    return Tables(state, params, history, pages)
+    return Tables(state, params, history, pages, pages[:, None, :0])
 
 
 def copied(tables: Tables, device: str) -> Tables:

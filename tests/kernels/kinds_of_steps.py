@@ -33,7 +33,7 @@ from gapless.model.draft_model import DraftModel
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
 from gapless.step.graphs import CHUNKS, ON_GPU, TOKENS
-from gapless.step.keys import AdjustKey, CutKey, ForwardKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
+from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
 from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
@@ -111,10 +111,10 @@ def eager_drafted(places: tuple[int, ...]) -> Iterator[ProgramKey]:
         yield SampleKey(all_rows, all_rows, bool(beside), size, drafts=True)
         lane = next(lane for lane in SIZES if lane >= count)
         for some in (None, Filters(top_k=True, top_p=False), Filters(top_k=True, top_p=True)):
-            yield from (AdjustKey(lane, some, masked, all_rows, size) for masked in (False, True))
+            yield AdjustKey(lane, some, all_rows, size)
         yield CutKey(lane * size, Filters(top_k=True, top_p=True), all_rows)
         yield from (ScoreKey(lane * size, width, all_rows) for width in WIDTHS)
-        yield ReplyKey(lane, size - 1)
+        yield from (MaskKey(lane, (all_rows, size)), ReplyKey(lane, size - 1))
 
 
 def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:

@@ -11,19 +11,19 @@ import torch
 from gapless.device import Ring
 from gapless.kernels.layout import (
     ACTIVE,
-    ADJUST_SLOT,
     DRAFTED,
     DRAFTS,
+    GENERATION,
     LATE,
     LENGTH,
     MAIL_ALONG,
     MAIL_TOLD,
+    MASKED,
     MAX_LEN,
     NO_TOKEN,
-    OWNER,
 )
 from gapless.kernels.seam import Kernels
-from gapless.kernels.tables import Adjustments, Tables
+from gapless.kernels.tables import Tables
 from gapless.step.mail import Mail, mail_bytes, tag_of
 
 
@@ -35,39 +35,32 @@ def mask_of(tokens: list[int], mail: Mail) -> Any:
 
 
 class World:
-    """`count` rows of sequences of any owner and length. Most have slots, counted down; most of these masks. With
-    `places`, some have drafts."""
+    """`count` rows of any generation and length, most of which get masks. With `places`, some have drafts."""
 
     def __init__(self, rng: random.Random, count: int, vocab: int, device: str, places: int = 1) -> None:
-        tables = Tables.new(count, 40, 4, torch.device("cpu"))
+        tables = Tables.new(count, 40, 4, torch.device("cpu"), vocab, places)
         tables.history.random_(0, vocab)
-        slots = Adjustments.new(count, vocab, torch.device("cpu"), places)
-        slots.logits.copy_(torch.randn(slots.logits.shape, generator=torch.Generator().manual_seed(vocab + count)))
+        tables.masks.random_(-(2**31), 2**31 - 1)
         self.mail = Mail(Ring(count + 1, mail_bytes(vocab, places), pin=device == "cuda"), vocab, places)
         self.mail.words.random_(-(2**31), 2**31 - 1)
-        self.slots = [0] * (count + 1)
         for row in range(1, count + 1):
             state = tables.state[row]
             drafted = rng.choice((0, rng.randrange(9))) if places > 1 else 0
             state[LENGTH] = rng.choice((1, 7, 2**31 - 1)) if drafted == 0 else rng.choice((1, 7, 31))
             state[DRAFTED] = int(state[LENGTH]) + drafted if drafted else 0
             state[ACTIVE], state[LATE] = int(rng.random() < 0.8), rng.randrange(2)
-            tables.params[row, ADJUST_SLOT] = slot = count + 1 - row if rng.random() < 0.8 else 0
-            if slot and rng.random() < 0.8:
-                slots.wishes[slot, OWNER], self.slots[row] = rng.randrange(1, 2**31), slot
-        owners = slots.wishes[self.slots, OWNER].tolist()
-        self.tags = [tag_of(*pair) for pair in zip(owners, tables.state[:, LENGTH].tolist(), strict=True)]
+            state[GENERATION], tables.params[row, MASKED] = rng.randrange(1, 2**31), int(rng.random() < 0.7)
+        self.tags = [tag_of(*pair) for pair in tables.state[:, [GENERATION, LENGTH]].tolist()]
         self.tables = Tables(*(one.to(device) for one in tables))
-        self.adjustments = Adjustments(*(one.to(device) for one in slots))
         # The rows are sampled in another order, the null row among them; the list names most, and is filled up.
         self.rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)
         self.listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
         self.index = torch.tensor([*self.listed, *self.listed[-1:] * 2], dtype=torch.int32, device=device)
 
-    def masked(self) -> list[tuple[int, int, int]]:
-        """The sample, row and slot of each listed row that gets masks."""
-        rows = self.rows.tolist()
-        return [(sample, rows[sample], self.slots[rows[sample]]) for sample in self.listed if self.slots[rows[sample]]]
+    def masked(self) -> list[tuple[int, int]]:
+        """The sample and row of each listed row that gets masks."""
+        rows, masked = self.rows.tolist(), self.tables.params[:, MASKED].tolist()
+        return [(sample, rows[sample]) for sample in self.listed if masked[rows[sample]]]
 
     def drafts(self, row: int, most: int) -> list[int]:
         """The row's next drafts, `most` at most."""
@@ -76,14 +69,14 @@ class World:
 
 
 def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int = 1) -> None:
-    """Rows whose mail has their tag lose what the mask leaves out; the others are late, and all else stays.
+    """Rows whose mail has their tag get that mask; the others are late, and all else stays.
 
     So it is after each draft whose mask is made for it, up to the first where that is not so.
     """
     rng = random.Random(seed)
     world = World(rng, rng.choice((1, 3, 9)), vocab, device, places)
-    logits, state = world.adjustments.logits.cpu().clone(), world.tables.state.cpu().clone()
-    for _, row, slot in world.masked():
+    masks, state = world.tables.masks.cpu().clone(), world.tables.state.cpu().clone()
+    for _, row in world.masked():
         tag, going, kept = world.tags[row], True, -1
         drafts = world.drafts(row, places - 1)
         for place in range(places):
@@ -91,23 +84,22 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int
             found = rng.choice((*[tag] * (3 + 3 * places), tag - 1, tag + 1, tag + 2**32, tag - 2**32, 0))
             draft = drafts[place - 1] if 0 < place <= len(drafts) else 0
             named = rng.choice((*[draft] * 9, draft + 1))
+            words = mask_of(allowed, world.mail)
             if place:
-                world.mail.post_after(slot, found, mask_of(allowed, world.mail), place, named)
+                world.mail.post_after(row, found, words, place, named)
             else:
-                world.mail.post(slot, found, mask_of(allowed, world.mail))
+                world.mail.post(row, found, words)
             going &= found == tag and place <= len(drafts) and (place == 0 or named == draft)
             if going:
-                out = torch.ones(vocab, dtype=torch.bool)
-                out[allowed] = False
-                logits[place, slot, out] = -torch.inf
+                masks[row, place] = torch.from_numpy(words)
                 kept = place
         state[row, LATE] = int(kept < 0)
         if kept >= 0 and places > 1:
             state[row, DRAFTED] = state[row, LENGTH] + kept
     before = world.mail.words.clone()
-    kernels.mask(world.index, world.rows, world.tables, world.adjustments, world.mail.words, places)
-    found_logits, found_state = world.adjustments.logits.cpu(), world.tables.state.cpu()
-    assert torch.equal(found_logits[:, 1:], logits[:, 1:]) and torch.equal(found_state[1:], state[1:])
+    kernels.mask(world.index, world.rows, world.tables, world.mail.words, places)
+    found_masks, found_state = world.tables.masks.cpu(), world.tables.state.cpu()
+    assert torch.equal(found_masks[1:], masks[1:]) and torch.equal(found_state[1:], state[1:])
     assert torch.equal(world.mail.words, before)
 
 
@@ -118,21 +110,20 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     tokens = torch.tensor(
         [[rng.choice((NO_TOKEN, rng.randrange(vocab))) for _ in range(width)] for _ in world.rows], dtype=torch.int32
     )  # fmt: skip
-    expected = {slot: (row, tokens[sample].tolist()) for sample, row, slot in world.masked()}
+    expected = {row: tokens[sample].tolist() for sample, row in world.masked()}
     before = world.mail.words.clone()
-    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.adjustments, world.mail.words, count)
+    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.mail.words, count)
     if device == "cuda":
         torch.cuda.synchronize()
-    slots = len(world.slots)
-    for slot in range(1, slots):
-        row, given = expected.get(slot, (0, [NO_TOKEN]))
+    for row in range(1, len(world.tags)):
+        given = expected.get(row, [NO_TOKEN])
         if given[0] != NO_TOKEN and world.tables.state[row, ACTIVE]:
-            (reply,) = [one for one in replies_of(world, row, width) if one.slot == slot]
+            (reply,) = [one for one in replies_of(world, row, width) if one.row == row]
             assert reply.tokens == given and reply.drafts == world.drafts(row, count)
-            assert torch.equal(world.mail.words[slot, MAIL_ALONG:], before[slot, MAIL_ALONG:])
-            assert torch.equal(world.mail.words[slot, :MAIL_TOLD], before[slot, :MAIL_TOLD])
+            assert torch.equal(world.mail.words[row, MAIL_ALONG:], before[row, MAIL_ALONG:])
+            assert torch.equal(world.mail.words[row, :MAIL_TOLD], before[row, :MAIL_TOLD])
         else:
-            assert torch.equal(world.mail.words[slot], before[slot])
+            assert torch.equal(world.mail.words[row], before[row])
 
 
 def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: int) -> None:
@@ -143,8 +134,8 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
     rng = random.Random(seed)
     world, most = World(rng, rng.choice((1, 3, 9)), vocab, device, width), width - 1
     tables, history, drafted = world.tables, *(one.cpu().clone() for one in (world.tables.history, world.tables.state))
-    tokens, told = torch.full((len(world.rows), width), NO_TOKEN, dtype=torch.int32), {}
-    for sample, row, slot in world.masked():
+    tokens, told = torch.full((len(world.rows), width), NO_TOKEN, dtype=torch.int32), set[int]()
+    for sample, row in world.masked():
         count, length = rng.randrange(width + 1), int(drafted[row, LENGTH])
         given = [rng.randrange(vocab) for _ in range(count)]
         tokens[sample, :count] = torch.tensor(given, dtype=torch.int32)
@@ -156,7 +147,7 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
             run[place] = (run[place] + 1) % vocab
         tag = world.tags[row] - count
         found = rng.choice((*[tag] * 6, tag - 1, tag + 1, tag + 2**32, 0))
-        world.mail.post_ahead(slot, found, run)
+        world.mail.post_ahead(row, found, run)
         if not tables.state[row, ACTIVE] or not count:
             continue
         right = found == tag and run[:count] == given
@@ -169,20 +160,18 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
         ):
             history[row, length : length + left] = expected
             drafted[row, DRAFTED] = length + left
-        told[slot] = row
+        told.add(row)
     before = world.mail.words.clone()
-    kernels.reply(
-        world.index, world.rows, tokens.to(device), tables, world.adjustments, world.mail.words, most, most
-    )  # fmt: skip
+    kernels.reply(world.index, world.rows, tokens.to(device), tables, world.mail.words, most, most)
     assert torch.equal(tables.history.cpu()[1:], history[1:]) and torch.equal(tables.state.cpu()[1:], drafted[1:])
-    for slot in range(1, len(world.slots)):
-        if slot in told:
-            (reply,) = [one for one in replies_of(world, told[slot], width) if one.slot == slot]
-            assert reply.drafts == world.drafts(told[slot], most)
+    for row in range(1, len(world.tags)):
+        if row in told:
+            (reply,) = [one for one in replies_of(world, row, width) if one.row == row]
+            assert reply.drafts == world.drafts(row, most)
         else:
-            assert torch.equal(world.mail.words[slot], before[slot])
+            assert torch.equal(world.mail.words[row], before[row])
 
 
 def replies_of(world: World, row: int, width: int) -> list[Any]:
     """The replies that a host would find which knows all but `width` of this row's tokens."""
-    return world.mail.replies(np.full(len(world.slots), world.tags[row] - width))
+    return world.mail.replies(np.full(len(world.tags), world.tags[row] - width))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +13,12 @@ from gapless.base.params import MAX_STOP_IDS
 from gapless.kernels.layout import (
     CUT_ID,
     CUT_VALUE,
+    DRAFTED,
     KEEP_ID,
     KEEP_VALUE,
+    LATE,
     LENGTH,
+    MASKED,
     MAX_LEN,
     MIN_LEN,
     MIN_P,
@@ -25,7 +29,9 @@ from gapless.kernels.layout import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    mask_words,
 )  # fmt: skip
+from gapless.kernels.masks import banned
 from gapless.kernels.random import gumbel
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
@@ -47,11 +53,16 @@ class Setting(NamedTuple):
     min_len: int = 0
     stop_ids: Sequence[int] = ()
     length: int = 7
+    out: Sequence[int] = ()
+    """Tokens that the row's mask leaves out; none where it has no mask"""
+    late: bool = False
+    """Whether its mask is an old one"""
 
 
-def tables_of(settings: Sequence[Setting], device: str = "cpu") -> tuple[Tensor, Tables]:
-    """Rows int32 [N], the last table row first, and the tables: the row of each setting, and the null row."""
-    tables = Tables.new(len(settings), 64, 4, torch.device("cpu"))
+def tables_of(settings: Sequence[Setting], device: str = "cpu", vocab: int = 0) -> tuple[Tensor, Tables]:
+    """Rows int32 [N], the last table row first, and the tables: the row of each setting, and the null row. Masks need
+    a vocabulary."""
+    tables = Tables.new(len(settings), 64, 4, torch.device("cpu"), vocab)
     rows = torch.arange(len(settings), 0, -1, dtype=torch.int32)
     whole, reals = tables.params, tables.params.view(torch.float32)
     tables.state[rows, CUT_VALUE], tables.state[rows, CUT_ID] = KEEP_VALUE, KEEP_ID
@@ -64,7 +75,18 @@ def tables_of(settings: Sequence[Setting], device: str = "cpu") -> tuple[Tensor,
     whole[rows, SEED_LOW : SEED_HIGH + 1] = torch.tensor([[asked.seed] for asked in settings]).view(torch.int32)
     lists = [[*asked.stop_ids, *[NO_TOKEN] * (MAX_STOP_IDS - len(asked.stop_ids))] for asked in settings]
     whole[rows, STOP_IDS:] = torch.tensor(lists, dtype=torch.int32)
+    for row, asked in zip(rows.tolist(), settings, strict=True):
+        whole[row, MASKED], tables.state[row, LATE] = bool(asked.out), asked.late
+        tables.masks[row, 0] = mask_without(asked.out, vocab)
     return rows.to(device), Tables(*(table.to(device) for table in tables))
+
+
+def mask_without(out: Sequence[int], vocab: int) -> Tensor:
+    """int32 [words], bits set but for these tokens, those past the vocabulary too."""
+    words = np.full(mask_words(vocab), 0xFFFFFFFF, np.uint32)
+    at = np.array(out, np.int64)
+    np.bitwise_and.at(words, at // 32, ~np.left_shift(1, at % 32).astype(np.uint32))
+    return torch.from_numpy(words.view(np.int32))
 
 
 def allowed(logits: Tensor, asked: Setting) -> Tensor:
@@ -72,6 +94,8 @@ def allowed(logits: Tensor, asked: Setting) -> Tensor:
     logits = logits.float().clone()
     if asked.length + 1 <= asked.min_len:
         logits[[token for token in asked.stop_ids if 0 <= token < len(logits)]] = -torch.inf
+    if not asked.late:
+        logits[list(asked.out)] = -torch.inf
     return logits
 
 
@@ -166,6 +190,11 @@ def hard_rows(vocab: int) -> list[tuple[Tensor, Setting]]:
         banned = Setting(stop_ids=stop_ids[:MAX_STOP_IDS], min_len=30)
         made += [(normal, banned._replace(**one)) for one in (*few, *both, {"temperature": 0.0})]
         made += [(coarse, banned._replace(**one)) for one in both]
+    for out in (best, range(0, vocab, 2), [token for token in range(vocab) if token != vocab // 2]):
+        masked = Setting(out=tuple(out), stop_ids=best[1:], min_len=30)
+        made += [(normal, masked._replace(**one)) for one in (*few, *both, {}, {"temperature": 0.0})]
+        made += [(normal, masked._replace(late=True, **one)) for one in (*both, {"temperature": 0.0})]
+        made += [(coarse, masked._replace(min_len=0, **one)) for one in both]
     return made
 
 
@@ -177,7 +206,7 @@ def check_hard_rows(kernels: Kernels, vocab: int, dtype: torch.dtype, device: st
     made = [(logits.to(dtype), asked._replace(seed=7 * i)) for i, (logits, asked) in enumerate(rows_of)]
     made = made[vocab % every :: every]
     logits, settings = torch.stack([row for row, _ in made]).to(device), [asked for _, asked in made]
-    rows, tables = tables_of(settings, device)
+    rows, tables = tables_of(settings, device, vocab)
     before = logits.clone()
     kernels.cut(logits, torch.arange(len(made), dtype=torch.int32, device=device), rows, tables, ALL)
     tokens, finite = kernels.sample(logits, rows, tables)
@@ -201,6 +230,34 @@ def lead(logits: Tensor, asked: Setting, found: set[int]) -> tuple[bool, Tensor]
     scores += gumbel(None, len(logits), position, seed)[0]
     best = scores[sorted(found)].topk(min(2, len(found))).values
     return len(best) == 2 and bool(best[0] - best[1] <= 1e-5 * max(1.0, abs(float(best[0])))), scores
+
+
+def check_masks_of_places(kernels: Kernels, vocab: int, device: str) -> None:
+    """Each place of a row with drafts has a mask of its own: what it draws, and where its filters end, is the same as
+    from logits that are at -inf already."""
+    generator, places = torch.Generator().manual_seed(vocab), 3
+    settings = [Setting(1.0, 5, 0.9), Setting(0.0), Setting(0.7, 0, 0.8)]
+    rows, tables = tables_of(settings, device, vocab)
+    masks = torch.randint(-(2**31), 2**31, (4, places, mask_words(vocab)), dtype=torch.int32, generator=generator)
+    masks[:, :, 0] |= 2
+    tables.params[1:3, MASKED] = 1
+    tables.state[:, DRAFTED] = tables.state[:, LENGTH] + places - 1
+    logits = torch.randn(places * len(rows), vocab, generator=generator).to(device)
+    index = torch.arange(len(logits), dtype=torch.int32, device=device)
+    found = []
+    for masked in (True, False):
+        given, own = logits.clone(), tables._replace(state=tables.state.clone(), params=tables.params.clone())
+        if masked:
+            own = own._replace(masks=masks.to(device))
+        else:
+            own.params[:, MASKED] = 0
+            for sample, (place, row) in enumerate((p, row) for p in range(places) for row in rows.tolist()):
+                if row < 3:
+                    given[sample, banned(masks[row, place][None], vocab)[0].to(device)] = -torch.inf
+        kernels.cut(given, index, rows, own, ALL)
+        found.append((*kernels.sample(given, rows, own), own.state))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def check_bad_rows(kernels: Kernels, vocab: int, device: str) -> None:

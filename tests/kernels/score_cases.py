@@ -57,7 +57,7 @@ def world(rows: int, tokens: list[list[int]], device: str) -> tuple[Tensor, Tens
     words = torch.tensor([9, 0, *range(rows, 0, -1)], dtype=torch.int32)
     none = torch.empty(0, dtype=torch.int32, device=device)
     there = torch.tensor(tokens, dtype=torch.int32, device=device)
-    return words.to(device), there, Tables(state.to(device), none, none, none)
+    return words.to(device), there, Tables(state.to(device), none, none, none, none)
 
 
 def direct(logits: Tensor, target: int, width: int) -> tuple[float, int, list[int], list[float]]:

@@ -58,7 +58,7 @@ def world(rng: random.Random, size: int) -> Tables:
         params[row, STOP_IDS : STOP_IDS + stops] = torch.tensor([rng.randrange(VOCAB) for _ in range(stops)])
         history[row, :length] = torch.tensor([rng.randrange(VOCAB) for _ in range(length)])
         pages[row] = torch.tensor(rng.sample(range(1, 1000), MAX_PAGES))
-    return Tables(state, params, history, pages)
+    return Tables(state, params, history, pages, pages[:, None, :0])
 
 
 def packet(rows: list[int], writes: list[tuple[int, int]], slot: int = 0, step: int = STEP) -> Tensor:

@@ -9,23 +9,18 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.masks_triton import LOOKS, WORDS, late_kernel, mask_kernel, reply_kernel
+from gapless.kernels.masks_triton import LOOKS, WORDS, mask_kernel, reply_kernel
 
-COMMON = dict.fromkeys(("index", "rows", "state", "settings", "wishes", "mail", "word_count"), "*i32") | {
-    "word_count": "i32"
+COMMON = dict.fromkeys(("index", "rows", "state", "settings", "history", "mail", "mail_words"), "*i32") | {
+    "mail_words": "i32"
 }  # fmt: skip
-HISTORY, SHAPE = {"history": "*i32"}, {"HISTORY": 4096}
+SHAPE, TOKENS = {"HISTORY": 4096}, {"tokens": "*i32"}
+MASK = SHAPE | {"LOOKS": LOOKS, "COUNT": 4748, "WORDS": WORDS, "ALIGN": 4}
 KERNELS = {
-    "late": (late_kernel, HISTORY, SHAPE | {"PLACES": 1, "LANES": 2, "LOOKS": LOOKS}, 1),
-    "late after drafts": (late_kernel, HISTORY, SHAPE | {"PLACES": 5, "LANES": 8, "LOOKS": LOOKS}, 1),
-    "mask": (mask_kernel, {"adjusted": "*fp32", "slots": "i32"}, {"VOCAB": 151_936, "PLACES": 5, "WORDS": WORDS}, 4),
-    "reply": (reply_kernel, HISTORY | {"tokens": "*i32"}, SHAPE | {"WIDTH": 1, "DRAFTS": 0, "MOST": 0, "LANES": 1}, 1),
-    "reply with drafts": (
-        reply_kernel,
-        HISTORY | {"tokens": "*i32"},
-        SHAPE | {"WIDTH": 5, "DRAFTS": 4, "MOST": 4, "LANES": 8},
-        1,
-    ),
+    "mask": (mask_kernel, {"masks": "*i32"}, MASK | {"ROOM": 1, "PLACES": 1, "LANES": 2}, 8),
+    "mask after drafts": (mask_kernel, {"masks": "*i32"}, MASK | {"ROOM": 9, "PLACES": 5, "LANES": 8}, 8),
+    "reply": (reply_kernel, TOKENS, SHAPE | {"WIDTH": 1, "DRAFTS": 0, "MOST": 0, "LANES": 1}, 1),
+    "reply with drafts": (reply_kernel, TOKENS, SHAPE | {"WIDTH": 5, "DRAFTS": 4, "MOST": 4, "LANES": 8}, 1),
 }
 
 

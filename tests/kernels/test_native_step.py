@@ -19,6 +19,7 @@ from gapless.kernels.layout import (
     LATE,
     LENGTH,
     LINE_FLAG,
+    MASKED,
     MAX_LEN,
     MIN_LEN,
     NO_TOKEN,
@@ -46,7 +47,7 @@ def seeded():
 
 def sampled(kernels, logits, state, params):
     rows = torch.arange(len(logits), dtype=torch.int32)
-    return kernels.sample(logits, rows, Tables(state, params, state, state))
+    return kernels.sample(logits, rows, Tables(state, params, state, state, state[:, None, :0]))
 
 
 def tables():
@@ -65,6 +66,7 @@ def tables():
     params[:, SEED_LOW : SEED_HIGH + 1] = torch.randint(-(2**31), 2**31, (ROWS, 2)).int()
     history = torch.randint(0, 100, (ROWS, LENGTHS)).int()
     pages = torch.randint(1, 50, (ROWS, 3)).int()
+    params[:, MASKED] = 0
     return state, params, history, pages
 
 
@@ -122,8 +124,8 @@ def test_a_hundred_thousand_draws_are_the_same():
 
 @pytest.mark.parametrize("writes", [0, 3])
 def test_begin_decode_equals_the_reference(writes):
-    before = Tables(*tables())
-    state, _, _, pages = before
+    before = Tables(*tables(), torch.empty(ROWS, 1, 0, dtype=torch.int32))
+    state, _, _, pages, _ = before
     rows = torch.tensor([5, 2, 3, 8, 0, 0])
     pairs = torch.tensor([[5 * 3 + 1, 70], [2 * 3, 71], [8 * 3 + 2, 72]])[:writes]
     words = torch.cat((torch.tensor([9, 1]), rows, pairs.flatten(), torch.tensor([123]))).int()
@@ -151,12 +153,12 @@ def test_begin_mixed_equals_the_reference():
     prompts = torch.randint(0, 100, (29,)).tolist()
     shape = PacketShape(rows=4, page_writes=2, admissions=1, chunks=2, chunk_tokens=29)
     words = torch.tensor([9, 1, *rows, *sizes, 18, 70, 19, 71, *admission, *prompts, -77]).int()
-    reference = Tables(state.clone(), params.clone(), history.clone(), pages.clone())
+    reference = Tables(state.clone(), params.clone(), history.clone(), pages.clone(), pages[:, None, :0])
     packet = Packet.of(words, shape)
     apply_admissions(packet, reference)
     apply_pages(packet.pages, reference)
     want = mixed_batch(packet, reference, BatchShape(2, ((17, 9), (0, 20)), 40), PAGE)
-    mine = Tables(state, params, history, pages)
+    mine = Tables(state, params, history, pages, pages[:, None, :0])
     begin = load_native().begin_mixed
     assert begin is not None
     got = begin(words, Counts(4, 2, 2, 1, 31 + 5), mine, PAGE)
@@ -174,7 +176,7 @@ def test_inert_rows_of_a_mixed_step_have_one_entry():
     words = torch.tensor([9, 1, 3, 7, 1, 4, 50, 51, 52, 53]).int()
     begin = load_native().begin_mixed
     assert begin is not None
-    got = begin(words, Counts(2, 1, 0, 0, 5), Tables(*tables()), PAGE)
+    got = begin(words, Counts(2, 1, 0, 0, 5), Tables(*tables(), torch.empty(ROWS, 1, 0, dtype=torch.int32)), PAGE)
     assert got.kv_lens.tolist() == [1, 1] and got.ids.tolist() == got.slots.tolist() == [0] * 5
 
 
@@ -193,7 +195,7 @@ def test_finish_equals_the_reference(chunked, width):
     tokens[0, 1:] = NO_TOKEN  # one of several
     results = []
     for kernels in (load_native(), plain.KERNELS):
-        own = Tables(state.clone(), params, history.clone(), pages)
+        own = Tables(state.clone(), params, history.clone(), pages, pages[:, None, :0])
         lines, out = torch.full((3, 99), -7, dtype=torch.int32), torch.empty(count, width, dtype=torch.int32)
         words = torch.tensor([2**31 - 1, 2]).int()
         kernels.finish(words, rows, sizes, tokens, finite, own, lines, out)
@@ -215,7 +217,7 @@ def test_a_row_whose_mask_is_late_takes_nothing(width):
     rows, tokens, finite = torch.tensor([5, 2]).int(), torch.full((2, width), 9), torch.ones(2, dtype=torch.bool)
     state[5, LATE] = 1
     for kernels in (load_native(), plain.KERNELS):
-        own = Tables(state.clone(), params, history.clone(), pages)
+        own = Tables(state.clone(), params, history.clone(), pages, pages[:, None, :0])
         lines, out = torch.full((1, 99), -7, dtype=torch.int32), torch.empty(2, width, dtype=torch.int32)
         kernels.finish(torch.zeros(2).int(), rows, None, tokens, finite, own, lines, out)
         assert out[0].tolist() == [NO_TOKEN] * width and out[1, 0] == 9

@@ -13,6 +13,7 @@ from sampling_oracle import (
     Setting,
     check_bad_rows,
     check_hard_rows,
+    check_masks_of_places,
     drawn,
     kept,
     kept_by,
@@ -241,6 +242,11 @@ def test_rows_that_are_not_finite_and_padding(kernels):
         check_bad_rows(kernels, vocab, "cpu")
 
 
+def test_each_place_of_a_row_draws_what_its_mask_leaves(kernels):
+    for vocab in (40, 2500):
+        check_masks_of_places(kernels, vocab, "cpu")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuts_of_a_real_vocabulary_equal_the_direct_computation(dtype):
     """151,937 tokens: the sums of the best, of many that are equal, and of the smallest weights."""
@@ -273,7 +279,8 @@ def test_sampling_without_avx512_is_the_same_to_the_bit(tmp_path):
         logits, index = logits.to(dtype), torch.arange(len(rows), dtype=torch.int32)
         reference = tables._replace(state=tables.state.clone())
         kernels.cut(logits, index, rows, tables, ALL)
-        ops.cut(logits, index, rows, reference.state, reference.params)
+        ops.cut(logits, index, rows, reference.state, reference.params, reference.masks)
         assert torch.equal(reference.state, tables.state)
         want, _ = kernels.sample(logits, rows, tables)
-        assert torch.equal(ops.sample(logits, rows, reference.state, reference.params, None)[0], want)
+        given = logits, rows, reference.state, reference.params, reference.masks, None
+        assert torch.equal(ops.sample(*given)[0], want)

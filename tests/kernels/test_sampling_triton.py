@@ -26,8 +26,8 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     aot.spread([80, 90, 100], ["*fp32", "*bf16"], [CHUNKS[0][1], MANY_ROWS_BLOCKS]),
 )
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
-    constants = {"VOCAB": VOCAB, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
-    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "slots": "i32", "batch": "i32"}
+    constants = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
+    types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "masks": "*i32", "slots": "i32", "batch": "i32"}
     free, found = ["rows", "slots", "batch"], {"values": "*fp32", "ids": "*i32"}
     used = aot.build(best_kernel, capability, types | found, constants, warps=4, stages=3, unaligned=free)
     assert not used.trouble(capability) and used.registers <= 80
@@ -61,10 +61,10 @@ NUMBERS = ("batch", "slots", "top_k", "counts", "level", "shift")
 @pytest.mark.parametrize("tile", [cut_triton.FEW_ROWS_TILE, cut_triton.TILE])
 def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int) -> None:
     kernel = PASSES[name]
-    constants = {"VOCAB": VOCAB, "TILE": tile, "BITS": 32 if dtype == "*fp32" else 16, "LANES": 256}
+    constants = {"VOCAB": VOCAB, "ROOM": 1, "TILE": tile, "BITS": 32 if dtype == "*fp32" else 16, "LANES": 256}
     constants |= {"CLEARED": 2048, "EARLY": True}
-    types = {"logits": dtype, "index": "*i32", **TABLES, "search": "*i64", "tops": "*i64", "parts": "*i16"}
-    types |= dict.fromkeys(NUMBERS, "i32")
+    types = {"logits": dtype, "index": "*i32", **TABLES, "masks": "*i32", "search": "*i64", "tops": "*i64"}
+    types |= {"parts": "*i16"} | dict.fromkeys(NUMBERS, "i32")
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     free = [name for name in ("rows", *NUMBERS) if name in types]

@@ -10,7 +10,7 @@ import aot
 import interpreter
 
 from gapless.kernels.begin_triton import begin_decode_kernel
-from gapless.kernels.finish_triton import STOPS_AT_ONCE, finish_kernel
+from gapless.kernels.finish_triton import finish_kernel, stops_at_once
 from gapless.kernels.layout import line_words
 from gapless.kernels.mixed_triton import BLOCK, apply_kernel, gather_kernel
 
@@ -41,7 +41,7 @@ def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) 
         "lines": "*i32", "out": "*i32", **dict.fromkeys(counts, "i32"),
     }  # fmt: skip
     line = line_words(width)
-    constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": STOPS_AT_ONCE}
+    constants = {"HISTORY": 40960, "SIZES": True, "BLOCK": block, "GROUP": stops_at_once(block)}
     constants |= {"WIDTH": width, "LINE": line, "COLUMNS": 1 << (line - 1).bit_length()}
     unaligned = set(counts) - {"slot_words"}  # a slot is whole 64 bytes
     used = aot.build(finish_kernel, capability, types, constants, warps=block // 32, stages=3, unaligned=unaligned)

@@ -12,7 +12,7 @@ from test_sampling_oracle import Varied, run_directly
 
 from gapless.loop.build import build_loop
 from gapless.step.graphs import COMMON_LANES
-from gapless.step.keys import AdjustKey, ForwardKey, ProgramKey, ReplyKey, SampleKey
+from gapless.step.keys import AdjustKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey
 from gapless.step.kinds import kinds
 from gapless.step.leader import Leader
 from gapless.step.speculation import PromptLookup, Speculation
@@ -54,6 +54,8 @@ def facts(key: ProgramKey) -> tuple[object, ...] | None:
             return SampleKey, key.places, key.drafts, key.sized
         case AdjustKey():
             return AdjustKey, key.places
+        case MaskKey():
+            return MaskKey, key.drafted[1]
         case ReplyKey():
             return ReplyKey, key.drafts
     return None
@@ -65,14 +67,11 @@ def test_kinds_hold_every_program_that_steps_with_drafts_run_without_graphs(keys
     program, shapes = loop.launcher.program, loop.launcher.graphs.shapes
     prepared = {facts(key) for key in kinds(5, *program.outbox[:2], shapes.places, shapes.drafted_rows)}
     assert {facts(key) for key in keys} <= prepared
-    assert {key.places for key in keys if isinstance(key, AdjustKey) and key.masked} == {1, 3, 5, 9}
+    assert {key.drafted[1] for key in keys if isinstance(key, MaskKey)} == {1, 3, 5, 9}
 
 
 def test_lists_of_masked_rows_have_a_graph_for_each_number_of_drafts(keys):
     for seed in SEEDS:
         captured = run_masked(seed).launcher.graphs.likely()
-    masked = {
-        key for key in keys
-        if isinstance(key, AdjustKey) and key.masked and key.rows in COMMON_LANES and key.filters is None
-    }  # fmt: skip
-    assert {key.places for key in masked} == {1, 3, 5, 9} and masked <= {*captured}
+    masked = {key for key in keys if isinstance(key, MaskKey) and key.rows in COMMON_LANES}
+    assert {key.drafted[1] for key in masked} == {1, 3, 5, 9} and masked <= {*captured}

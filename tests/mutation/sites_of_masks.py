@@ -1,4 +1,4 @@
-"""The protections of masks: who may write a slot's mail and when, and what the device believes of it."""
+"""The protections of masks: who may write a row's mail and when, and what the device believes of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mutation.tools import Site, both, replaced
 from simulation import world
 from simulation.scenario import VOCAB, Scenario
 
-from gapless.kernels.layout import DRAFTED, LATE, LENGTH, MAIL_ALONG, MAIL_TAG, OWNER
+from gapless.kernels.layout import DRAFTED, GENERATION, LATE, LENGTH, MAIL_ALONG, MAIL_TAG
 from gapless.loop import masks as loop_masks
 from gapless.loop.loop import Loop
 from gapless.loop.masks import NOTHING, Masks
@@ -24,15 +24,15 @@ from gapless.step.program import StepProgram
 
 
 def stale_mail(loop: Loop) -> None:
-    """A new row finds the mail of the slot's last owner, which had as many tokens. Lengths meet by chance alone."""
+    """A request finds the mail of the row's last one, which had as many tokens. Lengths meet by chance alone."""
     masks, mail = loop.masks, loop.launcher.executor.mail
     if masks is None:
         return  # as in engines on several devices, which take no matchers
     admit = masks.admit
 
-    def with_a_ghost(key: int, slot: int, owner: int, tokens: Any) -> None:
-        mail.post(slot, tag_of(owner - 1, len(tokens)), ~mail.new_mask())
-        admit(key, slot, owner, tokens)
+    def with_a_ghost(key: int, row: int, generation: int, tokens: Any) -> None:
+        mail.post(row, tag_of(generation - 1, len(tokens)), ~mail.new_mask())
+        admit(key, row, generation, tokens)
 
     masks.admit = with_a_ghost  # type: ignore[method-assign]
 
@@ -40,51 +40,48 @@ def stale_mail(loop: Loop) -> None:
 def believed(known: int) -> Callable[[], AbstractContextManager[None]]:
     """The device looks at these bits of a tag alone."""
 
-    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
-        if key.masked:
-            state = self.tables.state.index_select(0, self.adjustments.rows).long()
-            expected = self.adjustments.wishes[:, OWNER].long() << 32 | state[:, LENGTH]
-            place = torch.arange(key.places)
-            tags, expected = at.mail.view(torch.int64)[:, MAIL_TAG // 2 :][:, : key.places], expected[:, None] + place
-            tags.copy_(torch.where((tags & known) == (expected & known), expected, tags))
+    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        state, (_, places) = self.tables.state.long(), key.drafted
+        expected = (state[:, GENERATION] << 32 | state[:, LENGTH])[:, None] + torch.arange(places)
+        tags = at.mail.view(torch.int64)[:, MAIL_TAG // 2 :][:, :places]
+        tags.copy_(torch.where((tags & known) == (expected & known), expected, tags))
         original(self, key, at)
 
-    return lambda: replaced(StepProgram, "adjust", adjust)
+    return lambda: replaced(StepProgram, "mask", mask)
 
 
 def never_held() -> AbstractContextManager[None]:
     """A row whose mask is late is sampled without it."""
 
-    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
         original(self, key, at)
         self.tables.state[:, LATE].zero_()
 
-    return replaced(StepProgram, "adjust", adjust)
+    return replaced(StepProgram, "mask", mask)
 
 
 def never_cut() -> AbstractContextManager[None]:
     """Drafts are verified where no mask has come for them."""
 
-    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
         drafted = self.tables.state[:, DRAFTED].clone()
         original(self, key, at)
         self.tables.state[:, DRAFTED].copy_(drafted)
 
-    return replaced(StepProgram, "adjust", adjust)
+    return replaced(StepProgram, "mask", mask)
 
 
 def of_any_drafts() -> AbstractContextManager[None]:
     """A mask after drafts is believed to be of those that the row has."""
 
-    def adjust(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
-        if key.masked and key.places > 1:
-            rows = self.adjustments.rows.long()
-            place = torch.arange(key.places - 1) + self.tables.state[rows, LENGTH, None]
-            drafts = self.tables.history[rows[:, None], place.clamp(max=self.tables.history.shape[1] - 1).long()]
-            at.mail[:, MAIL_ALONG : MAIL_ALONG + key.places - 1].copy_(drafts)
+    def mask(original: Callable[..., None], self: StepProgram, key: Any, at: Any) -> None:
+        _, places = key.drafted
+        place = torch.arange(places - 1) + self.tables.state[:, LENGTH, None]
+        drafts = self.tables.history.gather(1, place.clamp(max=self.tables.history.shape[1] - 1).long())
+        at.mail[:, MAIL_ALONG : MAIL_ALONG + places - 1].copy_(drafts)
         original(self, key, at)
 
-    return replaced(StepProgram, "adjust", adjust)
+    return replaced(StepProgram, "mask", mask)
 
 
 def other_drafts(loop: Loop) -> None:
@@ -93,12 +90,12 @@ def other_drafts(loop: Loop) -> None:
     reply = program.reply
 
     def misleading(key: Any, at: Any) -> None:
-        tables, rows = program.tables, program.adjustments.rows.long()
-        place = tables.state[rows, LENGTH].clamp(max=tables.history.shape[1] - 1).long()
-        drafts = tables.history[rows, place]
-        tables.history[rows, place] = (drafts + 1) % VOCAB
+        tables = program.tables
+        place = tables.state[:, LENGTH, None].clamp(max=tables.history.shape[1] - 1).long()
+        drafts = tables.history.gather(1, place)
+        tables.history.scatter_(1, place, (drafts + 1) % VOCAB)
         reply(key, at)
-        tables.history[rows, place] = drafts
+        tables.history.scatter_(1, place, drafts)
 
     program.reply = misleading  # type: ignore[method-assign]
 
@@ -112,13 +109,13 @@ def tag_first() -> AbstractContextManager[None]:
     """A mask is written when its tag has been there for a while."""
     waiting: dict[int, tuple[int, Any]] = {}
 
-    def post(original: Callable[..., None], self: Mail, slot: int, tag: int, words: Any) -> None:
-        waiting[slot] = tag, words.copy()
-        self.tags[slot, 0] = tag
+    def post(original: Callable[..., None], self: Mail, row: int, tag: int, words: Any) -> None:
+        waiting[row] = tag, words.copy()
+        self.tags[row, 0] = tag
 
     def replies(original: Callable[..., Any], self: Mail, followed: Any) -> Any:
-        for slot in [*waiting]:
-            plain_post(self, slot, *waiting.pop(slot))
+        for row in [*waiting]:
+            plain_post(self, row, *waiting.pop(row))
         return original(self, followed)
 
     plain_post = Mail.post
@@ -137,9 +134,9 @@ def any_reply() -> AbstractContextManager[None]:
 def stays_behind() -> AbstractContextManager[None]:
     """A matcher whose row comes back goes on where it was, though tokens were settled that it has not followed."""
 
-    def admitted(original: Callable[..., None], self: Masks, row: Any, slot: int, owner: int, tokens: Any) -> None:
+    def admitted(original: Callable[..., None], self: Masks, row: Any, slot: int, generation: int, tokens: Any) -> None:
         row.length = max(row.length, len(tokens))
-        original(self, row, slot, owner, tokens)
+        original(self, row, slot, generation, tokens)
 
     return replaced(Masks, "admitted", admitted)
 
@@ -199,7 +196,7 @@ def masked_drafts(scenario: Scenario) -> bool:
 
 LOW = 2**32 - 1
 SITES = (
-    Site("a mask of the slot's last owner is none", 25, believed(LOW), stale_mail, stale_mail, masks),
+    Site("a mask of the row's last request is none", 25, believed(LOW), stale_mail, stale_mail, masks),
     Site("a mask of another position is none", 1, believed(-1 - LOW), where=masks),
     Site("a row whose mask is late is held", 1, never_held, where=masks),
     Site("a draft without a mask is not verified", 1, never_cut, where=masked_drafts),

@@ -63,7 +63,8 @@ class Bench:
         cpu = torch.device("cpu")
         cache = model.new_cache(pages, size, cpu)
         self.shape = OutboxShape(max(rows, 16), 2 * max_len, kind.width)
-        self.program = kind(model, Tables.new(rows, max_len, self.max_pages, cpu), cache, kernels, self.shape, SLOTS)
+        tables = Tables.new(rows, max_len, self.max_pages, cpu, model.vocab_size)
+        self.program = kind(model, tables, cache, kernels, self.shape, SLOTS)
         graphs = StepGraphs(GraphShapes((), None, False, size, 0, 1, 1), lambda order: [], 1)
         self.leader = Leader(Packer(self.table, self.max_pages), Lanes(self.table), graphs)
         self.requests = {}
@@ -127,8 +128,6 @@ class Bench:
         logits = torch.full((rows, self.model.vocab_size), torch.nan, dtype=self.model.dtype)
         tokens = torch.full((rows, self.program.width), -99, dtype=torch.int32)
         lines = torch.from_numpy(outboxes)
-        mail = torch.zeros(
-            len(self.program.adjustments.rows), mail_bytes(self.model.vocab_size) // 2, dtype=torch.int32
-        )
+        mail = torch.zeros(len(self.tables.state), mail_bytes(self.model.vocab_size) // 2, dtype=torch.int32)
         buffers = Buffers(packet, loads, **lists, logits=logits, tokens=tokens, lines=lines, scores=lines, mail=mail)
         return buffers, outboxes

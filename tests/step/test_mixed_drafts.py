@@ -9,7 +9,7 @@ from oracle_drafter import cost
 
 from gapless.kernels.layout import ACTIVE, DRAFTED, LENGTH
 from gapless.step import graphs
-from gapless.step.keys import AdjustKey, ForwardKey, SampleKey
+from gapless.step.keys import ForwardKey, MaskKey, SampleKey
 from gapless.step.speculation import ENDING, Gate, PromptLookup, Speculation
 from gapless.testing.sim import SimDevice
 
@@ -68,8 +68,8 @@ def test_a_graph_of_drafts_beside_chunks_serves_prompts_from_the_first_step_on(m
     loop.capture()
     keys = [key for key in loop.launcher.graphs.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1]
     assert keys and all(len(key.batch.chunks) == ENDING and key.batch.decode == 5 * 5 for key in keys)
-    masked = [key for key in loop.launcher.graphs.likely() if isinstance(key, AdjustKey) and key.masked]
-    assert {(key.rows, key.places) for key in masked if key.batch == 5 + ENDING} == {(1, 5), (4, 5)}
+    masked = [key for key in loop.launcher.graphs.likely() if isinstance(key, MaskKey)]
+    assert {key.rows for key in masked if key.drafted == (5 + ENDING, 5)} == {1, 4}
     seen = replayed_beside(loop)
     drive(loop, SETTINGS[:1], APART)
     assert len(seen) > 20 and sum(seen) > 0.9 * len(seen), "those whose last prompt goes on have no graph"

@@ -63,30 +63,30 @@ def kernels() -> Kernels:
 
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
-    torch.ops.gapless.cut.default(logits, index, rows, tables.state, tables.params)
+    torch.ops.gapless.cut.default(logits, index, rows, tables.state, tables.params, tables.masks)
 
 
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    tokens, finite = torch.ops.gapless.sample.default(logits, rows, tables.state, tables.params, adjusted)
+    state, params, *_, masks = tables
+    tokens, finite = torch.ops.gapless.sample.default(logits, rows, state, params, masks, adjusted)
     return tokens, finite
 
 
 def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
-    state, params, history, _ = tables
+    state, params, history, *_ = tables
     torch.ops.gapless.adjust.default(
         logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
     )
 
 
-def mask(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, places: int) -> None:
-    torch.ops.gapless.mask.default(index, rows, *tables[:3], slots.wishes, slots.logits, mail, places)
+def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int) -> None:
+    torch.ops.gapless.mask.default(index, rows, *tables[:3], tables.masks, mail, places)
 
 
 def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, slots: Adjustments, mail: Tensor, drafts: int,
-    most: int = 0,
-) -> None:  # fmt: skip
-    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], slots.wishes, mail, drafts, most)
+    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, mail: Tensor, drafts: int, most: int = 0
+) -> None:
+    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], mail, drafts, most)
 
 
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
@@ -95,21 +95,21 @@ def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     """See `seam.Kernels.begin_decode`."""
-    state, _, history, pages = tables
+    state, _, history, pages, _ = tables
     sizes = counts.rows, counts.places, counts.page_writes
     return DecodeBatch(*torch.ops.gapless.begin_decode.default(words, *sizes, state, history, pages, page_size))
 
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:
     """See `seam.Kernels.begin_mixed`."""
-    return MixedBatch(*torch.ops.gapless.begin_mixed.default(words, *counts, *tables, page_size))
+    return MixedBatch(*torch.ops.gapless.begin_mixed.default(words, *counts, *tables[:4], page_size))
 
 
 def finish(
     words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, tables: Tables, lines: Tensor,
     out: Tensor,
 ) -> None:  # fmt: skip
-    state, params, history, _ = tables
+    state, params, history, *_ = tables
     torch.ops.gapless.finish.default(words, rows, sizes, tokens, finite, state, params, history, lines, out)
 
 

@@ -16,9 +16,11 @@ bool there(const Masked& row, int64_t place) {
   return place == 0 || row.mail[MAIL_ALONG + place - 1] == row.drafts[place - 1];
 }
 
-void apply(const uint32_t* words, float* logits, int64_t vocab) {
-  for (int64_t first = 0; first < vocab; first += 32, words++) {
-    uint32_t allowed = *words;
+}  // namespace
+
+void leave_masked(const int32_t* mask, float* logits, int64_t vocab) {
+  for (int64_t first = 0; first < vocab; first += 32, mask++) {
+    uint32_t allowed = uint32_t(*mask);
     int64_t count = std::min<int64_t>(32, vocab - first);
     if (allowed == 0) std::fill_n(logits + first, count, NONE);
     for (int64_t i = 0; allowed && ~allowed && i < count; i++)
@@ -26,15 +28,12 @@ void apply(const uint32_t* words, float* logits, int64_t vocab) {
   }
 }
 
-}  // namespace
-
-void mask(const Masked& row, const Places& slot) {
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(row.mail + MAIL_MASK);
-  int64_t place = 0, drafted = drafts_of(row.state, slot.places);
+void mask(const Masked& row, const Places& own) {
+  int64_t place = 0, drafted = drafts_of(row.state, own.places);
   for (; place <= drafted && there(row, place); place++)
-    apply(words + place * ((slot.vocab + 31) / 32), slot.logits + place * slot.stride, slot.vocab);
+    std::copy_n(row.mail + MAIL_MASK + place * own.words, own.words, own.masks + place * own.words);
   row.state[LATE] = place == 0;
-  if (place > 0 && slot.places > 1) row.state[DRAFTED] = int32_t(row.state[LENGTH] + place - 1);
+  if (place > 0 && own.places > 1) row.state[DRAFTED] = int32_t(row.state[LENGTH] + place - 1);
 }
 
 void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int64_t width, int64_t most) {

@@ -21,22 +21,25 @@ enum Mail {
   MAIL_MASK = 80
 };
 
-// A row that gets masks: its line of the state, what its history has after its tokens, its slot's mail and owner.
+// A row that gets masks: its line of the state, what its history has after its tokens, and its mail.
 struct Masked {
-  int32_t *state, *drafts, *mail, owner;
+  int32_t *state, *drafts, *mail;
 
-  int64_t tag() const { return int64_t(owner) << 32 | uint32_t(state[LENGTH]); }
+  int64_t tag() const { return int64_t(state[GENERATION]) << 32 | uint32_t(state[LENGTH]); }
 };
 
-// The logits of a slot: [places, vocab], `stride` apart.
+// A row's line of the masks: up to `places` of so many words.
 struct Places {
-  float* logits;
-  int64_t vocab, places, stride;
+  int32_t* masks;
+  int64_t words, places;
 };
 
-// Notes whether the mask of the row's next token is late; if not, tokens that it leaves out get -inf, and so at the
-// places of drafts, up to the first one whose mask is not there.
-void mask(const Masked& row, const Places& slot);
+// Notes whether the mask of the row's next token is late; if not, fetches it, and those after drafts up to the first
+// one that is not there.
+void mask(const Masked& row, const Places& own);
+
+// Writes -inf to the logits that a mask leaves out.
+void leave_masked(const int32_t* mask, float* logits, int64_t vocab);
 
 // A live row that got what its mail expects has up to `most` of the tokens expected after that as its drafts,
 // unless its drafts begin with these.

@@ -288,18 +288,33 @@ Table table(const Tensor& x) {
   return {x.mutable_data_ptr<int32_t>(), x.size(1)};
 }
 
-// Whether stop ids of a row are banned: it is below its minimum length and has some.
-bool bans(const int32_t* state, const int32_t* own) { return state[LENGTH] + 1 <= own[MIN_LEN] && own[STOP_IDS] >= 0; }
+// The logits that a draw may not have: those of stop ids below a row's minimum length, and those that its mask leaves
+// out, which is null where there is none.
+struct Banned {
+  const int32_t *mask, *stops, *end;
+
+  explicit operator bool() const { return mask || stops != end; }
+};
+
+Banned banned(const int32_t* mask, const int32_t* state, const int32_t* own, int64_t columns) {
+  bool masked = own[MASKED] && !state[LATE], early = state[LENGTH] + 1 <= own[MIN_LEN] && own[STOP_IDS] >= 0;
+  return {masked ? mask : nullptr, own + STOP_IDS, own + (early ? columns : STOP_IDS)};
+}
+
+// The mask of a row after some drafts.
+const int32_t* mask_of(const Tensor& masks, int64_t row, int64_t place) {
+  return masks.const_data_ptr<int32_t>() + (row * masks.size(1) + place) * masks.size(2);
+}
 
 // A float32 copy of a row's logits, with what is banned at -inf.
 template <typename T>
-Tensor allowed(const T* logits, int64_t vocab, const int32_t* state, const int32_t* own, int64_t columns) {
+Tensor allowed(const T* logits, int64_t vocab, const Banned& banned) {
   Tensor copy = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
   float* to = data<float>(copy);
   for (int64_t i = 0; i < vocab; i++) to[i] = to_float(logits[i]);
-  if (bans(state, own))
-    for (const int32_t* stop = own + STOP_IDS; stop < own + columns; stop++)
-      if (*stop >= 0 && *stop < vocab) to[*stop] = -std::numeric_limits<float>::infinity();
+  if (banned.mask) leave_masked(banned.mask, to, vocab);
+  for (const int32_t* stop = banned.stops; stop < banned.end; stop++)
+    if (*stop >= 0 && *stop < vocab) to[*stop] = -std::numeric_limits<float>::infinity();
   return copy;
 }
 
@@ -340,8 +355,9 @@ std::pair<int64_t, bool> sampled(const T* logits, int64_t vocab, const int32_t* 
 }
 
 std::tuple<Tensor, Tensor> sample_op(
-    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, const Maybe& adjusted) {
-  whole(logits), whole(rows);
+    const Tensor& logits, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& masks,
+    const Maybe& adjusted) {
+  whole(logits), whole(rows), whole(masks);
   int64_t count = logits.size(0), vocab = logits.size(1), batch = std::max<int64_t>(1, rows.size(0));
   int64_t places = count / batch;
   Tensor tokens = at::empty({count}, rows.options().dtype(at::kLong));
@@ -367,7 +383,8 @@ std::tuple<Tensor, Tensor> sample_op(
       const int32_t* line = then.data();
       auto draw = [&](const auto* logits) {
         Tensor copy;
-        if (bans(line, own)) copy = allowed(logits, vocab, line, own, settings.columns);
+        if (auto some = banned(mask_of(masks, row[i % batch], place), line, own, settings.columns))
+          copy = allowed(logits, vocab, some);
         std::tie(token[i], is_finite[i]) = copy.defined() ? sampled(data<float>(copy), vocab, line, own)
                                                           : sampled(logits, vocab, line, own);
       };
@@ -416,42 +433,38 @@ void adjust_op(
 // The listed rows that get masks, each with its sample, once.
 std::vector<std::pair<int64_t, Masked>> masked_rows(
     const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
-    const Tensor& wishes, const Tensor& mail) {
+    const Tensor& mail) {
   whole(index), whole(rows);
   TORCH_CHECK(row_stride(mail) % 2 == 0, "gapless: a tag is one int64");
   std::vector<std::pair<int64_t, Masked>> found;
   for (int64_t i = 0; i < index.size(0); i++) {
     int64_t sample = index.const_data_ptr<int32_t>()[i], row = rows.const_data_ptr<int32_t>()[sample];
-    int64_t slot = table(params).row(row)[ADJUST_SLOT];
-    int32_t owner = table(wishes).row(slot)[OWNER];
-    if (!owner || (!found.empty() && found.back().first == sample)) continue;  // padding
+    if (!table(params).row(row)[MASKED] || (!found.empty() && found.back().first == sample)) continue;  // padding
     int32_t* own = table(state).row(row);
     int32_t* drafts = table(history).row(row) + own[LENGTH];
-    found.push_back({sample, {own, drafts, data<int32_t>(mail) + slot * mail.stride(0), owner}});
+    found.push_back({sample, {own, drafts, data<int32_t>(mail) + row * mail.stride(0)}});
   }
   return found;
 }
 
 void mask_op(
     const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
-    const Tensor& wishes, const Tensor& adjusted, const Tensor& mail, int64_t places) {
-  whole(adjusted);
-  int64_t vocab = adjusted.size(2), stride = adjusted.stride(0);
-  TORCH_CHECK(mail.size(1) >= MAIL_MASK + places * ((vocab + 31) / 32), "gapless: a mask does not fit into the mail");
-  auto masked = masked_rows(index, rows, state, params, history, wishes, mail);
-  share(int64_t(masked.size()), int64_t(masked.size()) * vocab * places > 1 << 17, [&](int64_t i, bool) {
-    const auto& [sample, row] = masked[i];
-    int64_t slot = table(params).row(rows.const_data_ptr<int32_t>()[sample])[ADJUST_SLOT];
-    mask(row, {data<float>(adjusted) + slot * vocab, vocab, places, stride});
-  });
+    const Tensor& masks, const Tensor& mail, int64_t places) {
+  whole(masks);
+  int64_t words = masks.size(2);
+  TORCH_CHECK(mail.size(1) >= MAIL_MASK + places * words, "gapless: a mask does not fit into the mail");
+  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, mail)) {
+    int64_t line = rows.const_data_ptr<int32_t>()[sample];
+    mask(row, {data<int32_t>(masks) + line * masks.stride(0), words, places});
+  }
 }
 
 void reply_op(
     const Tensor& index, const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params,
-    const Tensor& history, const Tensor& wishes, const Tensor& mail, int64_t drafts, int64_t most) {
+    const Tensor& history, const Tensor& mail, int64_t drafts, int64_t most) {
   whole(tokens);
   int64_t width = tokens.size(1);
-  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, wishes, mail)) {
+  for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, mail)) {
     const int32_t* given = tokens.const_data_ptr<int32_t>() + sample * width;
     if (most) expect(row, table(params).row(rows.const_data_ptr<int32_t>()[sample]), given, width, most);
     reply(row, given, width, drafts);
@@ -459,8 +472,9 @@ void reply_op(
 }
 
 void cut_op(
-    const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params) {
-  whole(logits), whole(index), whole(rows);
+    const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
+    const Tensor& masks) {
+  whole(logits), whole(index), whole(rows), whole(masks);
   int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);
@@ -480,7 +494,8 @@ void cut_op(
       const T* logits = all + sampled[i] * vocab;
       bool spread = count == 1 && vocab > 1 << 15;  // a row of its own has the threads that others would have
       Tensor copy;
-      if (bans(line, asked)) copy = allowed(logits, vocab, line, asked, settings.columns);
+      if (auto some = banned(mask_of(masks, own, place), line, asked, settings.columns))
+        copy = allowed(logits, vocab, some);
       Cut cut = copy.defined() ? cut_of(data<float>(copy), vocab, filters, spread)
                                : cut_of(logits, vocab, filters, spread);
       int32_t* found = lines.row(own) + CUT_VALUE + 2 * place;
@@ -625,17 +640,19 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale, int max_query) -> Tensor");
-  m.def("sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor? adjusted) -> (Tensor, Tensor)");
+  m.def(
+      "sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, Tensor? adjusted) -> "
+      "(Tensor, Tensor)");
   m.def(
       "adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, Tensor wishes, "
       "Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()");
   m.def(
-      "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor wishes, "
-      "Tensor(b!) adjusted, Tensor mail, int places) -> ()");
+      "mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor(b!) masks, "
+      "Tensor mail, int places) -> ()");
   m.def(
       "reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-      "Tensor wishes, Tensor(c!) mail, int drafts, int most) -> ()");
-  m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params) -> ()");
+      "Tensor(c!) mail, int drafts, int most) -> ()");
+  m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
       "int page_size) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");

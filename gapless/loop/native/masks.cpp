@@ -63,7 +63,7 @@ struct Texts {
   }
 };
 
-// A slot of the mail, `layout` says what it holds; and who may write to it.
+// The mail of a row of the tables, `layout` says what it holds; and who may write to it.
 struct Slot {
   int64_t *tags, *ahead;
   const int64_t* told;
@@ -89,14 +89,14 @@ struct Row {
   size_t drafts = 0;  // in a step, at most
   std::shared_ptr<const Texts> texts;
   Slot* slot = nullptr;
-  int64_t owner = 0;
+  int64_t generation = 0;
   bool awaits = false;         // the next tokens
   bool ahead = false;          // whether it is to look ahead, along
   Tokens guess;                // these drafts
   Follower spare;              // a copy that has never looked ahead, from the first look on
   Tokens settled;              // which the copy is to follow
 
-  int64_t tag() const { return owner << 32 | length; }
+  int64_t tag() const { return generation << 32 | length; }
 };
 
 // Writes the mask after the tokens of a tag and `place` drafts, of which `draft` is the last, unless another row has got
@@ -163,12 +163,12 @@ class Worker {
     leave([row = std::move(row)](Worker& worker) { worker.work_.rows.emplace(row.key, row); });
   }
 
-  void admit(int64_t key, Slot* slot, int64_t owner, std::vector<int32_t> tokens) {
-    leave([key, slot, owner, tokens = std::move(tokens)](Worker& worker) mutable {
+  void admit(int64_t key, Slot* slot, int64_t generation, std::vector<int32_t> tokens) {
+    leave([key, slot, generation, tokens = std::move(tokens)](Worker& worker) mutable {
       auto found = worker.work_.rows.find(key);
       if (found == worker.work_.rows.end()) return;  // its matcher has failed
       Row& row = found->second;
-      row.slot = slot, row.owner = owner;
+      row.slot = slot, row.generation = generation;
       const auto followed = std::min<size_t>(row.length, tokens.size());
       tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(followed));
       worker.go_on(row, tokens, {}, Clock::now());
@@ -536,9 +536,9 @@ class MaskThreads {
   // From now on the row that had the slot writes no mask there; one that it is writing is waited for, by a thread.
   void give_slot(int64_t slot, int64_t key) { shared_->slots.at(slot)->key = key; }
 
-  void admit(int64_t key, int64_t slot, int64_t owner, const py::array_t<int32_t, py::array::c_style>& tokens) {
+  void admit(int64_t key, int64_t slot, int64_t generation, const py::array_t<int32_t, py::array::c_style>& tokens) {
     give_slot(slot, key);
-    of(key)->admit(key, shared_->slots[slot].get(), owner, {tokens.data(), tokens.data() + tokens.size()});
+    of(key)->admit(key, shared_->slots[slot].get(), generation, {tokens.data(), tokens.data() + tokens.size()});
   }
 
   // Writes a mask of a row that Python serves, unless another row has got the slot.

@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sampling_cases import check_bad_logits, check_greedy, check_independence, check_noise, check_random
-from sampling_oracle import ALL, Setting, check_bad_rows, check_hard_rows, tables_of
+from sampling_oracle import ALL, Setting, check_bad_rows, check_hard_rows, check_masks_of_places, tables_of
 
 from gapless.kernels import cut_triton
 from gapless.kernels.all_triton import KERNELS
@@ -55,6 +55,10 @@ def test_rows_where_searches_go_wrong(vocab, dtype):
 
 def test_rows_that_are_not_finite_and_padding():
     check_bad_rows(KERNELS, 1100, "cpu")
+
+
+def test_each_place_of_a_row_draws_what_its_mask_leaves():
+    check_masks_of_places(KERNELS, 1100, "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
