@@ -1,7 +1,7 @@
-"""Masks in Triton: one program a row decides whether its mask has come, and fetches it.
+"""Masks in Triton. One program a row decides whether its mask has come; then others fetch it, a part each.
 
-The mail is in pinned host memory. Tags are looked at afresh each time, and masks are read behind a fence that follows
-the tags: so no mask is older than its tag.
+The mail is in pinned host memory. Tags are looked at afresh each time, and masks by another launch, which begins when
+the tags have been read: so no mask is older than its tag.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -18,8 +18,8 @@ from gapless.kernels.tables import Tables
 
 LOOKS = 16
 """How often a program looks for a late mask: each takes a GPU about a microsecond, across the bus."""
-WORDS = 8192
-"""Words of a mask that a program asks for at a time, at most: they cross the bus together"""
+WORDS = 2048
+"""Words of a mask that a program fetches, which cross the bus together"""
 
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
@@ -67,29 +67,19 @@ def _drafted(line, PLACES: tl.constexpr):
     return tl.minimum(tl.maximum(tl.load(line + _DRAFTED) - tl.load(line + _LENGTH), 0), PLACES - 1)
 
 
-@triton.jit
-def _fetch(words, masks, COUNT: tl.constexpr, WORDS: tl.constexpr):
-    """Copies a mask of COUNT words out of the mail, WORDS at a time."""
-    for first in tl.static_range(0, COUNT, WORDS):
-        word = first + tl.arange(0, WORDS)
-        tl.store(masks + word, tl.load(words + word, mask=word < COUNT, cache_modifier=".cv"), mask=word < COUNT)
-
-
 @triton.jit(do_not_specialize=["mail_words"], do_not_specialize_on_alignment=["rows"])
-def mask_kernel(
-    index, rows, state, settings, history, masks, mail, mail_words,
-    HISTORY: tl.constexpr, ROOM: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
-    COUNT: tl.constexpr, WORDS: tl.constexpr, ALIGN: tl.constexpr,
+def late_kernel(
+    index, rows, state, settings, history, mail, mail_words,
+    HISTORY: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """Decides for one row whether its mask has come, and fetches it. One that has ended, or was given up, is not waited
-    for.
+    """Decides for one row whether its mask has come. One that has ended, or was given up, is not waited for.
 
-    Of its drafts, those are left whose masks are there: they are not waited for either. ROOM: places of `masks`. LANES:
-    more than PLACES, a power of two. COUNT: words of a mask; masks begin at multiples of ALIGN.
+    Of its drafts, those are left whose masks are there: they are not waited for either. LANES: more than PLACES, a
+    power of two.
     """
     _, row = _masked(index, rows, settings)
     if row != 0:
-        line, own = state + row * _STATE, mail + tl.multiple_of(row * mail_words, ALIGN)
+        line, own = state + row * _STATE, mail + row * mail_words
         expected, place = _tag(line), _place(own, _TAG)
         found = tl.load(place, volatile=True)
         if tl.load(line + _ACTIVE) != 0:
@@ -97,7 +87,6 @@ def mask_kernel(
                 if found != expected:
                     found = tl.load(place, volatile=True)
         tl.store(line + _LATE, (found != expected).to(tl.int32))
-        kept = 0
         if PLACES > 1:
             lane, drafted, length = tl.arange(0, LANES), _drafted(line, PLACES), tl.load(line + _LENGTH)
             draft = (lane >= 1) & (lane <= drafted)
@@ -108,12 +97,21 @@ def mask_kernel(
             there = draft & (tags == expected + lane) & (along == drafts)
             kept = tl.min(tl.where((lane >= 1) & (there == 0), lane, LANES), axis=0) - 1
             tl.store(line + _DRAFTED, length + kept, mask=found == expected)
-        else:
-            _fence(state)
-        if found == expected:
-            for each in range(kept + 1):
-                to = masks + tl.multiple_of((row * ROOM + each) * COUNT, ALIGN)
-                _fetch(own + _MASK + tl.multiple_of(each * COUNT, ALIGN), to, COUNT, WORDS)
+
+
+@triton.jit(do_not_specialize=["mail_words"], do_not_specialize_on_alignment=["rows"])
+def fetch_kernel(
+    index, rows, state, settings, masks, mail, mail_words,
+    ROOM: tl.constexpr, PLACES: tl.constexpr, COUNT: tl.constexpr, WORDS: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Fetches a part of a mask of COUNT words; each begins at a multiple of ALIGN. ROOM: places of `masks`."""
+    _, row = _masked(index, rows, settings)
+    line, place = state + row * _STATE, tl.program_id(2)
+    if row != 0 and tl.load(line + _LATE) == 0 and place <= _drafted(line, PLACES):
+        word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+        own = mail + tl.multiple_of(row * mail_words, ALIGN) + _MASK + tl.multiple_of(place * COUNT, ALIGN)
+        words = tl.load(own + word, mask=word < COUNT, cache_modifier=".cv")
+        tl.store(masks + tl.multiple_of((row * ROOM + place) * COUNT, ALIGN) + word, words, mask=word < COUNT)
 
 
 @triton.jit(do_not_specialize=["mail_words"], do_not_specialize_on_alignment=["rows"])
@@ -160,12 +158,14 @@ def _mask(
     places: int,
 ) -> None:  # fmt: skip
     _check(state, params, history, masks, mail)
-    (_, room, words), lanes = masks.shape, triton.next_power_of_2(places + 1)
-    block, align = min(WORDS, triton.next_power_of_2(words)), 1 if words % 4 or mail.stride(0) % 4 else 4
-    mask_kernel[(index.shape[0],)](
-        index, rows, state, params, history, masks, mail, mail.stride(0), history.shape[1], room, places, lanes, LOOKS,
-        words, block, align, num_warps=8,
-    )  # fmt: skip
+    count, (_, room, words), mail_words = index.shape[0], masks.shape, mail.stride(0)
+    lanes, align = triton.next_power_of_2(places + 1), 1 if words % 4 or mail_words % 4 else 4
+    late_kernel[(count,)](
+        index, rows, state, params, history, mail, mail_words, history.shape[1], places, lanes, LOOKS, num_warps=1
+    )
+    fetch_kernel[(count, triton.cdiv(words, WORDS), places)](
+        index, rows, state, params, masks, mail, mail_words, room, places, words, WORDS, align, num_warps=4
+    )
 
 
 def _reply(

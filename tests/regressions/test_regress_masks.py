@@ -34,20 +34,20 @@ def engine(seed: int, mood: str | None = None, **options: object) -> Loop:
 
 def test_row_072_a_row_whose_mask_is_late_gets_no_token():
     """Rows without a mask were sampled unconstrained. Here the device looks for the mask of the very next token, by
-    owner and length, and a row whose mask is not there is held for that step, and delays no other one."""
+    generation and length, and a row whose mask is not there is held for that step, and delays no other one."""
 
     def scene():
         for mood in MOODS:
             play(engine(1, mood), [asking(key) for key in range(4)])
 
     scene()
-    adjust = StepProgram.adjust
+    mask = StepProgram.mask
 
     def unheld(program, key, at):
-        adjust(program, key, at)
+        mask(program, key, at)
         program.tables.state[:, LATE].zero_()
 
-    with broken(StepProgram, "adjust", unheld):
+    with broken(StepProgram, "mask", unheld):
         scene()
 
 
@@ -82,14 +82,14 @@ def test_row_073_drafts_of_before_a_preemption_get_no_mask_of_after_it():
     """Draft ids of before a preemption met the masks of after it. Here drafts belong to the row's tokens, and what has
     no mask of its own, such as those that a row comes back with, is cut from them before any is verified."""
     draft_scene()
-    adjust = StepProgram.adjust
+    mask = StepProgram.mask
 
     def uncut(program, key, at):
         drafted = program.tables.state[:, DRAFTED].clone()
-        adjust(program, key, at)
+        mask(program, key, at)
         program.tables.state[:, DRAFTED].copy_(drafted)
 
-    with broken(StepProgram, "adjust", uncut):
+    with broken(StepProgram, "mask", uncut):
         draft_scene()
 
 
