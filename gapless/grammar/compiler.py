@@ -59,10 +59,11 @@ class _Job:
 
 
 class Compiler:
-    """Gives each request with a form of output its matcher. One thread calls it, that of the core.
+    """Gives each request with a form of output its matcher, at once where the form's grammar is kept. One thread calls
+    it, that of the core.
 
     `vocabulary` is called once, on the compiler's thread, when the first request comes; `ring` each time that a request
-    is ready, on that thread too. At most `room` requests wait. A compilation that takes longer than `seconds` cannot be
+    is ready, on any thread. At most `room` requests wait. A compilation that takes longer than `seconds` cannot be
     ended; its request is refused, and so are others that have waited for as long.
     """
 
@@ -75,7 +76,8 @@ class Compiler:
         self._waiting: dict[int, _Job] = {}
         """Requests by key, the oldest first"""
         self._refused = 0
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[_Job | StructuredOutputs | None] = SimpleQueue()
+        """Requests whose forms are to be compiled, and forms that need another lexer"""
         self._done: SimpleQueue[tuple[_Job, Request | GaplessError]] = SimpleQueue()
         self._make_vocabulary = vocabulary
         self._grammars: Grammars | None = None
@@ -95,7 +97,11 @@ class Compiler:
             self._thread.start()
             threading.stack_size(before)
         job = self._waiting[request.key] = _Job(request, form)
-        self._jobs.put(job)
+        if (ready := self._kept(request, form)) is not None:
+            self._done.put((job, ready))
+            self._ring()
+        else:
+            self._jobs.put(job)
 
     def abort(self, key: int) -> None:
         """Forget a request, if it waits here."""
@@ -151,6 +157,9 @@ class Compiler:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
+            if isinstance(job, StructuredOutputs):
+                self._grow(job)
+                continue
             if job.dropped:
                 continue
             job.begun, self._began = True, time.monotonic()
@@ -159,6 +168,27 @@ class Compiler:
             self._ring()
         if self._grammars is not None:
             self._grammars.close()
+
+    def _kept(self, request: Request, form: StructuredOutputs) -> Request | GaplessError | None:
+        """Return the request with its matcher, or its refusal, if the form's grammar is kept."""
+        if self._grammars is None:
+            return None
+        try:
+            matcher = self._grammars.kept(form, request.stop_ids)
+        except RequestError as error:
+            return error
+        if matcher is None:
+            return None
+        if self._grammars.crowded(form):
+            self._jobs.put(form)
+        return request._replace(matcher=matcher)
+
+    def _grow(self, form: StructuredOutputs) -> None:
+        assert self._grammars is not None
+        try:
+            self._grammars.grow(form)
+        except BaseException:  # a panic of the library is no Exception
+            log.exception("a form of output could not be compiled once more")
 
     def _result(self, job: _Job) -> Request | GaplessError:
         try:

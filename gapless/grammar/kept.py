@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import OrderedDict
 
@@ -22,12 +23,44 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
 the most was 143, of optional properties. The library does not say."""
+MATCHERS_A_LEXER, MOST_LEXERS = 16, 4
+"""Matchers that share a lexer, which one thread at a time uses, before the grammar is compiled once more for another
+one; and lexers of a grammar. Eight threads make the masks of four forms then."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 
 
+class KeptForm:
+    """What a form was compiled to: one grammar or more, each with a lexer of its own, or why there is none."""
+
+    def __init__(self, grammars: list[Grammar], refusal: RequestError | None, nbytes: int) -> None:
+        self.grammars = grammars
+        self.refusal = refusal
+        self._nbytes = nbytes
+        """What a grammar takes, by estimate"""
+        self.growing = False
+        """Whether another grammar is being compiled"""
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes * max(1, len(self.grammars))
+
+    def grammar(self) -> Grammar | None:
+        """Return the grammar with the fewest users, unless that has failed."""
+        least = min(self.grammars, key=lambda one: len(one.users))
+        return None if least.failed else least
+
+    @property
+    def crowded(self) -> bool:
+        """Whether another lexer would serve its users sooner."""
+        most = MATCHERS_A_LEXER * len(self.grammars)
+        crowded = 0 < len(self.grammars) < MOST_LEXERS and sum(len(one.users) for one in self.grammars) > most
+        return crowded and not self.growing
+
+
 class Grammars:
-    """Makes matchers, and keeps compiled grammars for requests to come. One thread uses it."""
+    """Makes matchers, and keeps compiled grammars for requests to come. One thread compiles, any may ask for what is
+    kept."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.compiled = self.compile_ns = self.hits = 0
@@ -35,10 +68,8 @@ class Grammars:
         self._scratch = np.empty(-(-vocabulary.tokens.size // 32), np.int32)
         marks = [vocabulary.tokens.tokenize(mark) for mark in '"]},:']
         self._marks = [tokens[0] for tokens in marks if len(tokens) == 1]
-        self._kept: OrderedDict[tuple[str, StructuredOutputs], Grammar | RequestError] = OrderedDict()
-        """Grammars, or why there is none"""
-        self._bytes: dict[tuple[str, StructuredOutputs], int] = {}
-        """What these take, by estimate"""
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, StructuredOutputs], KeptForm] = OrderedDict()
         self._trial = Trial(vocabulary.tokens.size, vocabulary.added, vocabulary.ends)
 
     def close(self) -> None:
@@ -47,23 +78,60 @@ class Grammars:
 
     def matcher(self, form: StructuredOutputs, stop_ids: tuple[int, ...]) -> FormMatcher:
         """Return a matcher of a request's own. Raises RequestError."""
-        key = (form.where, form)
-        found = self._kept.get(key)
-        if found is None or (isinstance(found, Grammar) and found.failed):
-            found = self._kept[key] = self._compile(form)
-            self._bytes[key] = GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text)
-        else:
-            self.hits += 1
-        self._kept.move_to_end(key)
-        self._drop_oldest()
-        if isinstance(found, RequestError):
-            raise RequestError(str(found), found.param)
-        return FormMatcher(found, form, stop_ids)
+        found = self.kept(form, stop_ids)
+        if found is None:
+            self._keep(form, self._compile(form))
+            found = self.kept(form, stop_ids, hit=False)
+        assert found is not None, "what was compiled last is kept"
+        return found
+
+    def kept(self, form: StructuredOutputs, stop_ids: tuple[int, ...], hit: bool = True) -> FormMatcher | None:
+        """Return a matcher if the form's grammar is kept, else None. Raises RequestError."""
+        with self._lock:
+            found = self._kept.get((form.where, form))
+            if found is None or (found.refusal is None and found.grammar() is None):
+                return None
+            self._kept.move_to_end((form.where, form))
+            self.hits += hit
+            if found.refusal is not None:
+                raise RequestError(str(found.refusal), found.refusal.param)
+            grammar = found.grammar()
+            assert grammar is not None
+            return FormMatcher(grammar, form, stop_ids)
+
+    def crowded(self, form: StructuredOutputs) -> bool:
+        """Return whether `grow` is to be called, once."""
+        with self._lock:
+            found = self._kept.get((form.where, form))
+            if found is None or not found.crowded:
+                return False
+            found.growing = True
+            return True
+
+    def grow(self, form: StructuredOutputs) -> None:
+        """Compile a form once more, for another lexer."""
+        made = self._compile(form)
+        with self._lock:
+            found = self._kept.get((form.where, form))
+            if found is not None and isinstance(made, Grammar):
+                found.grammars.append(made)
+                found.growing = False
+            self._drop_oldest()
+
+    def _keep(self, form: StructuredOutputs, made: Grammar | RequestError) -> None:
+        nbytes = GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text)
+        grammars, refusal = ([made], None) if isinstance(made, Grammar) else ([], made)
+        with self._lock:
+            self._kept[form.where, form] = KeptForm(grammars, refusal, nbytes)
+            self._kept.move_to_end((form.where, form))
+            self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         """Keep the limits; the latest grammar stays."""
-        while len(self._kept) > KEPT_GRAMMARS or (len(self._kept) > 1 and sum(self._bytes.values()) > KEPT_BYTES):
-            del self._bytes[self._kept.popitem(last=False)[0]]
+        while len(self._kept) > KEPT_GRAMMARS or (
+            len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES
+        ):
+            self._kept.popitem(last=False)
 
     def _compile(self, form: StructuredOutputs) -> Grammar | RequestError:
         began = time.perf_counter_ns()

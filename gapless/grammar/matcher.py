@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from copy import copy
+from weakref import WeakSet
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class Grammar:
         """Has taken over no token."""
         self.texts = texts
         self.lexer = next(_LEXERS)
+        self.users: WeakSet[FormMatcher] = WeakSet()
+        """The matchers of requests that are served"""
         self.failed = False
         """Whether a request's output could not go on. The lexer may have as many states as its limit allows."""
 
@@ -39,6 +42,7 @@ class FormMatcher:
         self.texts: TokenTexts | None = grammar.texts
         self.lexer = grammar.lexer
         self._grammar = grammar
+        grammar.users.add(self)
         self._matcher = grammar.matcher.copy()
         self._form = form
         self._ends = frozenset(stop_ids)
