@@ -23,9 +23,9 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
 the most was 143, of optional properties. The library does not say."""
-MATCHERS_A_LEXER, MOST_LEXERS = 16, 4
-"""Matchers that share a lexer, which one thread at a time uses, before the grammar is compiled once more for another
-one; and lexers of a grammar. Eight threads make the masks of four forms then."""
+MATCHERS_A_LEXER, MOST_LEXERS = 4, 8
+"""Matchers that share a lexer before the grammar is compiled once more for another one; and lexers of a grammar. One
+thread at a time uses a lexer, and a mask may take a millisecond."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 

@@ -22,6 +22,10 @@ VERSION = b"llguidance@1.9."
 MESSAGE_BYTES = 4096
 SPECIAL = b"\xff"
 """What the bytes of a special token begin with."""
+SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{most}}}' for most in (4, 7, 10, 16, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
+"""Tokens that a string may have together, the short ones first: a mask is the sum of what its string takes whole, and
+looks at each of the others. The library's own begin at 10 characters, and take 1.6 times as long for strings of up to
+20 or 200 characters."""
 
 
 class LlgLimits(ctypes.Structure):
@@ -130,9 +134,11 @@ class LlgTokens:
         self.size = len(tokens)
         marked = [SPECIAL + text if token in special else text for token, text in enumerate(tokens)]
         lengths, others = np.array([len(text) for text in marked], np.uint32), np.array(ends[1:], np.uint32)
+        slices = (ctypes.c_char_p * (len(SLICES) + 1))(*[one.encode() for one in SLICES], None)
         init = _TokenizerInit(
             ctypes.sizeof(_TokenizerInit), self.size, ends[0], lengths.ctypes.data, b"".join(marked),
-            use_approximate_greedy_tokenize_fn=True, tok_eos_extra=others.ctypes.data, tok_eos_extra_count=len(others),
+            use_approximate_greedy_tokenize_fn=True, slices=ctypes.cast(slices, ctypes.c_void_p),
+            tok_eos_extra=others.ctypes.data, tok_eos_extra_count=len(others),
         )  # fmt: skip
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         self.pointer = library().llg_new_tokenizer_v2(ctypes.byref(init), message, MESSAGE_BYTES)
