@@ -46,7 +46,7 @@ class Automaton:
     def __init__(self, seed: int, vocab: int) -> None:
         self.seed, self.vocab = seed, vocab
         self.states = [0]
-        self.lexer = next(_LEXERS)
+        self.lexer = (next(_LEXERS), 0)
 
     def allowed(self) -> tuple[int, ...]:
         return allowed_in(self.seed, self.states[-1], self.vocab)

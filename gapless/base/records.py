@@ -115,8 +115,9 @@ class NativeMatcher(Protocol):
     """A Matcher that needs no interpreter; where it accepts, the request's `stop_ids` may come too."""
 
     texts: TokenTexts | None
-    lexer: int
-    """The number of what it shares with others, and one thread at a time can use"""
+    lexer: tuple[int, int]
+    """What it shares with others, and one thread at a time can use: the number of its form, and one among those of the
+    form"""
 
     def give_away(self) -> tuple[MatcherFunctions, int]:
         """Return the functions, and the address of the matcher, which the caller now owns."""

@@ -177,11 +177,7 @@ class Compiler:
             matcher = self._grammars.kept(form, request.stop_ids)
         except RequestError as error:
             return error
-        if matcher is None:
-            return None
-        if self._grammars.crowded(form):
-            self._jobs.put(form)
-        return request._replace(matcher=matcher)
+        return None if matcher is None else request._replace(matcher=matcher)
 
     def _grow(self, form: StructuredOutputs) -> None:
         assert self._grammars is not None
@@ -195,7 +191,7 @@ class Compiler:
             if self._grammars is None:
                 from gapless.grammar.kept import Grammars  # brings llguidance, which most engines never need
 
-                self._grammars = Grammars(self._make_vocabulary())
+                self._grammars = Grammars(self._make_vocabulary(), self._jobs.put)
             return job.request._replace(matcher=self._grammars.matcher(job.form, job.request.stop_ids))
         except GaplessError as error:
             return error

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,9 +24,9 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
 the most was 143, of optional properties. The library does not say."""
-MATCHERS_A_LEXER, MOST_LEXERS = 4, 8
-"""Matchers that share a lexer before the grammar is compiled once more for another one; and lexers of a grammar. One
-thread at a time uses a lexer, and a mask may take a millisecond."""
+MOST_LEXERS = 8
+"""Lexers of a form, which is compiled once for each: one thread at a time uses a lexer, and a mask may take a
+millisecond."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 
@@ -45,26 +46,26 @@ class KeptForm:
     def nbytes(self) -> int:
         return self._nbytes * max(1, len(self.grammars))
 
-    def grammar(self) -> Grammar | None:
-        """Return the grammar with the fewest users, unless that has failed."""
-        least = min(self.grammars, key=lambda one: len(one.users))
-        return None if least.failed else least
-
     @property
-    def crowded(self) -> bool:
-        """Whether another lexer would serve its users sooner."""
-        most = MATCHERS_A_LEXER * len(self.grammars)
-        crowded = 0 < len(self.grammars) < MOST_LEXERS and sum(len(one.users) for one in self.grammars) > most
-        return crowded and not self.growing
+    def least_used(self) -> Grammar | None:
+        """The grammar with the fewest users; None without one, or where that has failed."""
+        least = min(self.grammars, key=lambda one: len(one.users), default=None)
+        return None if least is None or least.failed else least
+
+    def crowded(self, least: Grammar) -> bool:
+        """Return whether another lexer would serve the next user of its least used grammar sooner."""
+        return not self.growing and len(self.grammars) < MOST_LEXERS and len(least.users) > 0
 
 
 class Grammars:
     """Makes matchers, and keeps compiled grammars for requests to come. One thread compiles, any may ask for what is
     kept."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, want: Callable[[StructuredOutputs], None] | None = None) -> None:
+        """`want` has `grow` called by the thread that compiles; None: forms have one lexer each."""
         self.compiled = self.compile_ns = self.hits = 0
         self._vocabulary = vocabulary
+        self._want = want
         self._scratch = np.empty(-(-vocabulary.tokens.size // 32), np.int32)
         marks = [vocabulary.tokens.tokenize(mark) for mark in '"]},:']
         self._marks = [tokens[0] for tokens in marks if len(tokens) == 1]
@@ -80,43 +81,45 @@ class Grammars:
         """Return a matcher of a request's own. Raises RequestError."""
         found = self.kept(form, stop_ids)
         if found is None:
+            began = time.perf_counter_ns()
             self._keep(form, self._compile(form))
+            self.compiled += 1
+            self.compile_ns += time.perf_counter_ns() - began
             found = self.kept(form, stop_ids, hit=False)
         assert found is not None, "what was compiled last is kept"
         return found
 
     def kept(self, form: StructuredOutputs, stop_ids: tuple[int, ...], hit: bool = True) -> FormMatcher | None:
         """Return a matcher if the form's grammar is kept, else None. Raises RequestError."""
+        key = (form.where, form)
         with self._lock:
-            found = self._kept.get((form.where, form))
-            if found is None or (found.refusal is None and found.grammar() is None):
+            found = self._kept.get(key)
+            if found is None:
                 return None
-            self._kept.move_to_end((form.where, form))
+            least, refusal = found.least_used, found.refusal
+            if least is None and refusal is None:
+                return None
+            self._kept.move_to_end(key)
             self.hits += hit
-            if found.refusal is not None:
-                raise RequestError(str(found.refusal), found.refusal.param)
-            grammar = found.grammar()
-            assert grammar is not None
-            return FormMatcher(grammar, form, stop_ids)
-
-    def crowded(self, form: StructuredOutputs) -> bool:
-        """Return whether `grow` is to be called, once."""
-        with self._lock:
-            found = self._kept.get((form.where, form))
-            if found is None or not found.crowded:
-                return False
-            found.growing = True
-            return True
+            if least is None:
+                raise RequestError(str(refusal), refusal.param if refusal else None)
+            if self._want is not None and found.crowded(least):
+                found.growing = True
+                self._want(form)
+            return FormMatcher(least, form, stop_ids)
 
     def grow(self, form: StructuredOutputs) -> None:
-        """Compile a form once more, for another lexer."""
-        made = self._compile(form)
+        """Compile a form once more, for another lexer, unless other forms would have to go for it."""
         with self._lock:
             found = self._kept.get((form.where, form))
-            if found is not None and isinstance(made, Grammar):
+            if found is None or self._nbytes + found.nbytes // len(found.grammars) > KEPT_BYTES:
+                return
+        made = self._compile(form)
+        if isinstance(made, Grammar):
+            made.lexer = found.grammars[0].lexer[0], len(found.grammars)
+            with self._lock:
                 found.grammars.append(made)
                 found.growing = False
-            self._drop_oldest()
 
     def _keep(self, form: StructuredOutputs, made: Grammar | RequestError) -> None:
         nbytes = GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text)
@@ -128,13 +131,14 @@ class Grammars:
 
     def _drop_oldest(self) -> None:
         """Keep the limits; the latest grammar stays."""
-        while len(self._kept) > KEPT_GRAMMARS or (
-            len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES
-        ):
+        while len(self._kept) > KEPT_GRAMMARS or (len(self._kept) > 1 and self._nbytes > KEPT_BYTES):
             self._kept.popitem(last=False)
 
+    @property
+    def _nbytes(self) -> int:
+        return sum(one.nbytes for one in self._kept.values())
+
     def _compile(self, form: StructuredOutputs) -> Grammar | RequestError:
-        began = time.perf_counter_ns()
         try:
             text = write_grammar(form, self._vocabulary.special)
             if form.thinking is not None:
@@ -147,9 +151,6 @@ class Grammars:
             return fault(form, reason) if reason else Grammar(made, self._vocabulary.texts)
         except RequestError as error:
             return error
-        finally:
-            self.compiled += 1
-            self.compile_ns += time.perf_counter_ns() - began
 
     def _rehearse(self, matcher: LlgMatcher) -> str:
         """Draw outputs at random, which also fills the caches of the masks to come. Returns why one cannot go on."""

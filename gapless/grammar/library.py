@@ -160,6 +160,7 @@ def warnings(tokens: LlgTokens, grammar: str, limits: LlgLimits) -> str:
     return message.value.decode(errors="replace")
 
 
+@cache
 def matcher_functions() -> MatcherFunctions:
     """Return the addresses of the functions of every LlgMatcher."""
     names = ("consume_token", "compute_mask_into", "rollback", "is_accepting", "get_error")

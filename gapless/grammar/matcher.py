@@ -14,7 +14,7 @@ from gapless.base.records import Int32s, MatcherFunctions, TokenTexts
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar.library import LlgMatcher, matcher_functions
 
-_LEXERS = itertools.count()
+_FORMS = itertools.count()
 
 
 class Grammar:
@@ -24,7 +24,8 @@ class Grammar:
         self.matcher = matcher
         """Has taken over no token."""
         self.texts = texts
-        self.lexer = next(_LEXERS)
+        self.lexer = (next(_FORMS), 0)
+        """The number of its form, and of its lexer among those of the form"""
         self.users: WeakSet[FormMatcher] = WeakSet()
         """The matchers of requests that are served"""
         self.failed = False

@@ -90,6 +90,50 @@ def test_a_request_comes_back_with_a_matcher_of_its_own(compiling):
     assert counts.compile_ns > 0
 
 
+def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
+    gate = Gate()
+    compiler = compiling(gate)
+    compiler.submit(request(1))
+    ready(compiler, gate, 1)
+    compiling_thread = threading.Semaphore(0)
+    compiler._grammars._compile = lambda form: compiling_thread.acquire(timeout=10)
+    try:
+        compiler.submit(request(2, BAD))
+        compiler.submit(request(3))
+        assert [one.key for one in compiler.take()] == [3] and compiler.waiting == 1
+    finally:
+        compiling_thread.release()
+
+
+def test_users_of_one_form_get_lexers_of_their_own_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_LEXERS", 3)
+    wanted = []
+    grammars = kept.Grammars(demo().vocabulary, wanted.append)
+    matchers = []
+    for _ in range(8):
+        matchers.append(grammars.matcher(NUMBER, (demo().eos,)))
+        for form in wanted:
+            grammars.grow(form)
+        wanted.clear()
+    forms, numbers = zip(*(matcher.lexer for matcher in matchers), strict=True)
+    assert len({*forms}) == 1 and sorted(numbers) == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert (grammars.compiled, grammars.hits) == (1, 7)
+    assert len({demo().allowed(matcher).tobytes() for matcher in matchers}) == 1
+    matchers = [matcher for matcher in matchers if matcher.lexer[1]]
+    assert grammars.matcher(NUMBER, (demo().eos,)).lexer[1] == 0, "whose requests have ended"
+
+
+def test_no_form_is_dropped_for_another_lexer(monkeypatch):
+    monkeypatch.setattr(kept, "KEPT_BYTES", 2 * kept.GRAMMAR_BYTES + 50 * kept.BYTES_A_CHARACTER)
+    wanted = []
+    grammars = kept.Grammars(demo().vocabulary, wanted.append)
+    other = StructuredOutputs(regex="a")
+    matchers = [grammars.matcher(form, (demo().eos,)) for form in (other, NUMBER, NUMBER, NUMBER)]
+    assert wanted == [NUMBER]
+    grammars.grow(NUMBER)
+    assert len({matcher.lexer for matcher in matchers}) == 2 and len(grammars._kept) == 2
+
+
 def test_the_same_form_under_another_name_is_named_by_it(compiling):
     gate = Gate()
     compiler = compiling(gate)

@@ -353,9 +353,9 @@ def test_a_row_whose_copy_broke_has_no_other_copy_and_no_look_ahead():
 class Traced(NativeAutomaton):
     """Notes which threads use it and its copies."""
 
-    def __init__(self, lexer: int) -> None:
+    def __init__(self, form: int, number: int = 0) -> None:
         super().__init__(SEED, VOCAB)
-        self.lexer, self.users = lexer, set[int]()
+        self.lexer, self.users = (form, number), set[int]()
 
     def write_mask(self, words):
         self.users.add(threading.get_ident())
@@ -365,7 +365,7 @@ class Traced(NativeAutomaton):
 def test_matchers_that_share_a_lexer_are_used_by_one_thread():
     mail = Mail(Ring(5, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
     rows = Native(mail, threads=2)
-    matchers = [Traced(lexer) for lexer in (6, 6, 7, 7)]
+    matchers = [Traced(form) for form in (6, 6, 7, 7)]
     with until(lambda: (mail.tags[1:5, 0] == [tag_of(key + 5, 1) for key in range(4)]).all()):
         for key, matcher in enumerate(matchers):
             rows.admit(key, matcher)
@@ -375,11 +375,11 @@ def test_matchers_that_share_a_lexer_are_used_by_one_thread():
 
 
 def test_a_form_goes_to_the_thread_with_the_fewest_rows_and_leaves_it_with_its_last_row():
-    mail = Mail(Ring(9, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
+    mail = Mail(Ring(10, mail_bytes(VOCAB, 1 + MOST), pin=False), VOCAB, 1 + MOST)
     rows = Native(mail, threads=2)
 
-    def thread_of(key: int, lexer: int) -> int:
-        matcher = Traced(lexer)
+    def thread_of(key: int, form: int, number: int = 0) -> int:
+        matcher = Traced(form, number)
         with until(lambda: mail.tags[key + 1, 0] == tag_of(key + 5, 1)):
             rows.admit(key, matcher)
         return next(iter(matcher.users))
@@ -390,4 +390,5 @@ def test_a_form_goes_to_the_thread_with_the_fewest_rows_and_leaves_it_with_its_l
         rows.threads.end(key)
     assert thread_of(4, 12) == thread_of(5, 12) == first
     assert thread_of(6, 6) == second, "its last row had ended"
+    assert thread_of(7, 12, 1) == second, "each of a form's lexers has another thread, though that has more rows"
     rows.close()

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -473,9 +474,12 @@ class Worker {
 };
 
 // Rows are spread over the threads by their lexers, of which a thread at a time uses one: a guess of one thread would
-// hold up the mask of another. A lexer that no row has goes to the thread with the fewest rows.
+// hold up the mask of another. A lexer that no row has goes to the thread with the fewest lexers of its form, whose masks
+// take alike, and of these to that with the fewest rows.
 class MaskThreads {
  public:
+  using Lexer = std::pair<size_t, size_t>;  // the number of its form, and its own among those of the form
+
   // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
   MaskThreads(int threads, size_t mail, const std::array<size_t, 11>& parts, std::pair<size_t, size_t> records,
               size_t mask_bytes, bool polls)
@@ -508,7 +512,7 @@ class MaskThreads {
   }
 
   // Takes over a matcher. The first one starts the threads.
-  void begin(int64_t key, size_t lexer, const std::array<size_t, 7>& functions, size_t matcher, int64_t length,
+  void begin(int64_t key, Lexer lexer, const std::array<size_t, 7>& functions, size_t matcher, int64_t length,
              std::vector<uint32_t> ends, size_t drafts) {
     const auto [consume, write_mask, rollback, accepts, error, copy, free] = functions;
     const Functions calls{reinterpret_cast<decltype(Functions::consume)>(consume),
@@ -523,7 +527,7 @@ class MaskThreads {
     // Ends of sequence that the model has no logits for cannot come.
     std::erase_if(ends, [this](uint32_t token) { return token / 8 >= shared_->mask_bytes; });
     of_row_[key] = lexer;
-    ++forms_.try_emplace(lexer, Form{idlest(), 0}).first->second.rows;
+    ++served_.try_emplace(lexer, Served{idlest(lexer.first), 0}).first->second.rows;
     of(key)->begin({.key = key, .functions = calls, .now = {owned}, .length = length, .ends = std::move(ends),
                     .drafts = drafts, .texts = texts_});
   }
@@ -553,8 +557,8 @@ class MaskThreads {
 
   void end(int64_t key) {
     if (!workers_.empty()) of(key)->end(key);
-    const size_t lexer = of_row_.at(key);
-    if (!--forms_.at(lexer).rows) forms_.erase(lexer);
+    const Lexer lexer = of_row_.at(key);
+    if (!--served_.at(lexer).rows) served_.erase(lexer);
     of_row_.erase(key);
   }
 
@@ -586,25 +590,27 @@ class MaskThreads {
 
  private:
   // The rows that are served of a lexer, and by which worker.
-  struct Form {
+  struct Served {
     size_t worker, rows;
   };
 
-  std::unique_ptr<Worker>& of(int64_t key) { return workers_[forms_.at(of_row_.at(key)).worker]; }
+  std::unique_ptr<Worker>& of(int64_t key) { return workers_[served_.at(of_row_.at(key)).worker]; }
 
-  // The first of the workers that have the fewest rows.
-  size_t idlest() const {
-    std::vector<size_t> rows(workers_.size());
-    for (const auto& [lexer, form] : forms_) rows[form.worker] += form.rows;
-    return static_cast<size_t>(std::min_element(rows.begin(), rows.end()) - rows.begin());
+  size_t idlest(size_t form) const {
+    std::vector<std::pair<size_t, size_t>> load(workers_.size());  // lexers of the form, and rows
+    for (const auto& [lexer, served] : served_) {
+      load[served.worker].first += lexer.first == form;
+      load[served.worker].second += served.rows;
+    }
+    return static_cast<size_t>(std::min_element(load.begin(), load.end()) - load.begin());
   }
 
   const int threads_;
   const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::shared_ptr<const Texts> texts_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::unordered_map<size_t, Form> forms_;     // by their lexers
-  std::unordered_map<int64_t, size_t> of_row_;  // the lexer of each row
+  std::map<Lexer, Served> served_;
+  std::unordered_map<int64_t, Lexer> of_row_;
 };
 
 }  // namespace
