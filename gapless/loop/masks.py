@@ -16,7 +16,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class Masks:
         matcher, name = request.matcher, request.params.masked_by
         why = "it came without a matcher" if matcher is None else ""
         # The steps of a CPU read the mail without barriers of their own.
-        native = self.threads is not None and isinstance(matcher, NativeMatcher) and self._device.kind == "cuda"
+        native = self.threads is not None and _as_native(matcher) is not None and self._device.kind == "cuda"
         if not (IN_ORDER or native or self._device.kind == "sim"):
             why = f"on {platform.machine()} they need a GPU, and a C++ compiler at the engine's start"
         if why:
@@ -136,14 +136,14 @@ class Masks:
     def begin(self, request: Request) -> None:
         """Take over a request's matcher, which has followed nothing yet."""
         matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
-        if self.threads and isinstance(matcher, NativeMatcher):
-            if (texts := matcher.texts) is not None and texts is not self._texts:
+        if self.threads and (native := _as_native(matcher)) is not None:
+            if (texts := native.texts) is not None and texts is not self._texts:
                 self._texts = texts
                 self.threads.set_texts(*texts)
-            functions, pointer = matcher.give_away()
+            functions, pointer = native.give_away()
             length, ends = len(request.tokens), request.stop_ids
-            self.threads.begin(request.key, matcher.lexer, functions, pointer, length, ends, drafts)
-            self._natives[request.key] = matcher
+            self.threads.begin(request.key, native.lexer, functions, pointer, length, ends, drafts)
+            self._natives[request.key] = native
         else:
             self._rows[request.key] = MaskedRow(request, drafts)
 
@@ -390,9 +390,14 @@ def expected_next(words: Int32s, texts: TokenTexts | None) -> int | None:
     return texts.longest(tokens) if texts is not None and len(tokens) <= NARROW else None
 
 
+def _as_native(matcher: Matcher | None) -> NativeMatcher | None:
+    """Return the matcher if it is native. A protocol's own check would take as long as all else that a form costs."""
+    return cast(NativeMatcher, matcher) if hasattr(matcher, "give_away") else None
+
+
 def _failure(row: MaskedRow, reason: str) -> RequestError:
-    matcher, name = row.matcher, row.name
-    return matcher.failure(reason) if isinstance(matcher, NativeMatcher) else RequestError(f"{name}: {reason}", name)
+    native = _as_native(row.matcher)
+    return RequestError(f"{row.name}: {reason}", row.name) if native is None else native.failure(reason)
 
 
 def _as_failure(row: MaskedRow, error: BaseException) -> RequestError:
