@@ -197,7 +197,7 @@ def main() -> None:
         print("|---:|---:|---:|---:|---:|---:|---:|")
         for rows in options.rows:
             for line in beside(llm, rows, options):
-                found["batches"].append(line)
+                found["batches"].append({"output": options.output, **line})
                 none, some, (low, high) = line["none"], line["some"], line["range"]
                 print(
                     f"| {rows} | {line['share']:.0%} | {none['tokens_per_s']:,.0f} | {some['tokens_per_s']:,.0f} "

@@ -167,17 +167,17 @@ def speculation_cpu() -> Lines:
 
 def structured_cuda() -> Lines:
     """Tokens/s of a batch in which some answers have a form, divided by those of the batch without any."""
-    head = ("rows", "with a form", "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
+    head = ("rows", "tokens out", "with a form", "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
     lines = _head(*head)
     for line in _load("gpu_structured")["batches"]:
         none, some, (low, high) = line["none"], line["some"], line["range"]
         rates = (f"{arm['tokens_per_s']:,.0f}" for arm in (none, some))
         ratio, steps = (
-            f"{line['ratio']:.2f} [{low:.2f}..{high:.2f}]",
+            f"{line['ratio']:.3f} [{low:.2f}..{high:.2f}]",
             f"{none['step_us']:,.0f} : {some['step_us']:,.0f}",
         )
         share, held, mask = f"{line['share']:.0%}", f"{some['held']:.1%}", f"{some['mask_us']:,.0f}"
-        lines.append(row(line["rows"], share, *rates, ratio, steps, held, mask))
+        lines.append(row(line["rows"], line["output"], share, *rates, ratio, steps, held, mask))
     return lines
 
 
