@@ -45,7 +45,7 @@ class JobEnd(NamedTuple):
     """Whether the page after these could not be moved. A load that was cancelled has not failed."""
     nbytes: int = 0
     seconds: float = 0.0
-    """What it took; the worker measures it."""
+    """What it took, the wait for others in front of it left out; the worker measures it."""
 
 
 class TierAnswer(NamedTuple):

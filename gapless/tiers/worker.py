@@ -67,6 +67,8 @@ class TierWorker:
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
         self._began: dict[int, float] = {}
+        self._last_end = {True: 0.0, False: 0.0}
+        """When a load, and a store, ended last"""
         self._cancelled: set[int] = set()
         self._news: deque[TierAnswer | JobEnd] = deque()
         self._wake = threading.Event()
@@ -184,7 +186,10 @@ class TierWorker:
             self._cancelled.discard(end.job)
             self._look_at_room()
             end = self._safely(lambda: _sound(end, len(job.pages))) or JobEnd(job.number, (), failed=True)
-            self._tell(end._replace(seconds=self._clock() - self._began.pop(end.job)))
+            # A tier that takes orders faster than it fills them has them wait for those in front.
+            now, since = self._clock(), max(self._began.pop(end.job), self._last_end[job.loads])
+            self._last_end[job.loads] = now
+            self._tell(end._replace(seconds=now - since))
 
     def _look_at_room(self) -> None:
         def look() -> tuple[int, int]:

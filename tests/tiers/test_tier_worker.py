@@ -103,6 +103,35 @@ def test_orders_are_answered_and_each_news_rings(rig):
     assert news(worker) == [TierAnswer(4, (False,))]
 
 
+class InTurn(DictionaryTier):
+    """Takes loads at once, and fills them one after the other, 10 ms each."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.free_at, self.due = 0.0, []
+
+    def load(self, job, pages):
+        self.free_at = max(self.free_at, time.monotonic()) + 0.01
+        self.due.append((self.free_at, job, pages))
+
+    def poll(self):
+        while self.due and self.due[0][0] <= time.monotonic():
+            _, job, pages = self.due.pop(0)
+            super().load(job, pages)
+        return super().poll()
+
+
+def test_a_load_that_waited_for_others_took_no_longer_than_they(rig):
+    worker, _, setup = rig(InTurn)
+    worker.store(1, [page(setup, 0, 0, 0)])
+    news(worker)
+    for job in range(2, 12):
+        worker.load(job, [page(setup, 0, job)], 5.0)
+    ends = news(worker, 10)
+    assert [end.job for end in ends] == [*range(2, 12)] and all(end.checksums for end in ends)
+    assert sum(end.seconds for end in ends) < 1.2 * 10 * 0.01 + 0.05, "each counts its own 10 ms, and not those in front"
+
+
 def test_every_job_of_a_late_tier_ends_once(rig):
     worker, _, setup = rig(LateTier, seed=5)
     for job in range(1, 200):
