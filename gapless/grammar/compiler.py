@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
 from queue import SimpleQueue
@@ -76,14 +77,17 @@ class Compiler:
         self._waiting: dict[int, _Job] = {}
         """Requests by key, the oldest first"""
         self._refused = 0
-        self._jobs: SimpleQueue[_Job | StructuredOutputs | None] = SimpleQueue()
-        """Requests whose forms are to be compiled, and forms that need another lexer"""
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        """Requests whose forms are to be compiled; None has the thread look for what else there is"""
+        self._crowded: deque[StructuredOutputs] = deque()
+        """Forms that need another lexer, which is compiled when no request waits"""
         self._done: SimpleQueue[tuple[_Job, Request | GaplessError]] = SimpleQueue()
         self._make_vocabulary = vocabulary
         self._grammars: Grammars | None = None
         self._thread: threading.Thread | None = None
         self._began: float | None = None
         """When the thread began what it does now"""
+        self._closing = False
 
     def submit(self, request: Request) -> None:
         """Begin to make the request's matcher. Raises QueueFullError when too many wait."""
@@ -138,6 +142,8 @@ class Compiler:
         """End the thread. Waits for what it does now, CLOSE_SECONDS at most."""
         for key in list(self._waiting):
             self.abort(key)
+        self._closing = True
+        self._crowded.clear()
         self._jobs.put(None)
         if self._thread is not None:
             # A daemon thread still in llguidance must not meet the interpreter's end.
@@ -156,10 +162,7 @@ class Compiler:
         return QueueFullError("other requests' grammars took too long to compile; try again later")
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if isinstance(job, StructuredOutputs):
-                self._grow(job)
-                continue
+        while (job := self._next()) is not None:
             if job.dropped:
                 continue
             job.begun, self._began = True, time.monotonic()
@@ -169,33 +172,54 @@ class Compiler:
         if self._grammars is not None:
             self._grammars.close()
 
+    def _next(self) -> _Job | None:
+        """Return the next job, None at the end. Until one comes, do what no request waits for."""
+        while True:
+            if self._crowded and self._jobs.empty():
+                self._grow(self._crowded.popleft())
+            elif (job := self._jobs.get()) is not None or self._closing:
+                return job
+
+    def _grow(self, form: StructuredOutputs) -> None:
+        assert self._grammars is not None
+        self._began = time.monotonic()
+        try:
+            self._grammars.grow(form)
+        except BaseException:  # a panic of the library is no Exception
+            log.exception("a form of output could not be compiled once more")
+        self._began = None
+
+    def _want(self, form: StructuredOutputs) -> None:
+        """Have a form compiled once more."""
+        self._crowded.append(form)
+        self._jobs.put(None)  # the thread may wait there
+
     def _kept(self, request: Request, form: StructuredOutputs) -> Request | GaplessError | None:
         """Return the request with its matcher, or its refusal, if the form's grammar is kept."""
         if self._grammars is None:
             return None
         try:
             matcher = self._grammars.kept(form, request.stop_ids)
-        except RequestError as error:
-            return error
+        except BaseException as error:
+            return _as_refusal(error, form)
         return None if matcher is None else request._replace(matcher=matcher)
-
-    def _grow(self, form: StructuredOutputs) -> None:
-        assert self._grammars is not None
-        try:
-            self._grammars.grow(form)
-        except BaseException:  # a panic of the library is no Exception
-            log.exception("a form of output could not be compiled once more")
 
     def _result(self, job: _Job) -> Request | GaplessError:
         try:
             if self._grammars is None:
                 from gapless.grammar.kept import Grammars  # brings llguidance, which most engines never need
 
-                self._grammars = Grammars(self._make_vocabulary(), self._jobs.put)
+                self._grammars = Grammars(self._make_vocabulary(), self._want)
             return job.request._replace(matcher=self._grammars.matcher(job.form, job.request.stop_ids))
-        except GaplessError as error:
-            return error
-        except BaseException as error:  # a panic of the library is no Exception
-            log.exception("a form of output could not be compiled")
-            where = job.form.where
-            return RequestError(f"{where} cannot be compiled: {type(error).__name__}", where)
+        except BaseException as error:
+            return _as_refusal(error, job.form)
+
+
+def _as_refusal(error: BaseException, form: StructuredOutputs) -> GaplessError:
+    """Return why a request is refused. A panic of the library is no Exception."""
+    if isinstance(error, GaplessError):
+        return error
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        raise error
+    log.error("a form of output could not be compiled", exc_info=error)
+    return RequestError(f"{form.where} cannot be compiled: {type(error).__name__}", form.where)

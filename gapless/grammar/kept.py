@@ -16,7 +16,7 @@ from gapless.grammar.library import LlgMatcher, warnings
 from gapless.grammar.matcher import FormMatcher, Grammar
 from gapless.grammar.source import fault, write_grammar
 from gapless.grammar.thinking import after_thinking
-from gapless.grammar.trial import LIMITS, Trial, is_small
+from gapless.grammar.trial import FURTHER_LIMITS, LIMITS, Trial, is_small
 from gapless.grammar.vocabulary import Vocabulary
 
 KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
@@ -24,9 +24,9 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
 the most was 143, of optional properties. The library does not say."""
-MOST_LEXERS = 8
-"""Lexers of a form, which is compiled once for each: one thread at a time uses a lexer, and a mask may take a
-millisecond."""
+MOST_LEXERS, GROWS_NS = 8, 10_000_000
+"""Lexers of a form, which is compiled once for each, unless that takes longer: one thread at a time uses a lexer, and a
+mask may take a millisecond."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 
@@ -34,17 +34,33 @@ WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 class KeptForm:
     """What a form was compiled to: one grammar or more, each with a lexer of its own, or why there is none."""
 
-    def __init__(self, grammars: list[Grammar], refusal: RequestError | None, nbytes: int) -> None:
-        self.grammars = grammars
-        self.refusal = refusal
-        self._nbytes = nbytes
+    def __init__(self, made: Grammar | RequestError, nbytes: int) -> None:
+        self.grammars = [made] if isinstance(made, Grammar) else []
+        self.refusal = None if isinstance(made, Grammar) else made
+        self.each = nbytes
         """What a grammar takes, by estimate"""
+        self._grows = isinstance(made, Grammar) and made.compile_ns < GROWS_NS
+        """Whether there may be another one"""
         self.growing = False
-        """Whether another grammar is being compiled"""
+        """Whether one has been asked for"""
 
     @property
     def nbytes(self) -> int:
-        return self._nbytes * max(1, len(self.grammars))
+        return self.each * max(1, len(self.grammars))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether its users would be served sooner by more lexers."""
+        users, lexers = sum([len(one.users) for one in self.grammars]), len(self.grammars)
+        return self._grows and 0 < lexers < min(users, MOST_LEXERS)
+
+    def add(self, made: Grammar | RequestError) -> None:
+        """Add a grammar; what cannot be compiled once more is not tried again."""
+        if isinstance(made, Grammar):
+            made.lexer = self.grammars[0].lexer[0], len(self.grammars)
+            self.grammars.append(made)
+        else:
+            self._grows = False
 
     @property
     def least_used(self) -> Grammar | None:
@@ -52,17 +68,13 @@ class KeptForm:
         least = min(self.grammars, key=lambda one: len(one.users), default=None)
         return None if least is None or least.failed else least
 
-    def crowded(self, least: Grammar) -> bool:
-        """Return whether another lexer would serve the next user of its least used grammar sooner."""
-        return not self.growing and len(self.grammars) < MOST_LEXERS and len(least.users) > 0
-
 
 class Grammars:
     """Makes matchers, and keeps compiled grammars for requests to come. One thread compiles, any may ask for what is
     kept."""
 
     def __init__(self, vocabulary: Vocabulary, want: Callable[[StructuredOutputs], None] | None = None) -> None:
-        """`want` has `grow` called by the thread that compiles; None: forms have one lexer each."""
+        """`want` has `grow` called, when that thread has nothing else to do; None: forms have one lexer each."""
         self.compiled = self.compile_ns = self.hits = 0
         self._vocabulary = vocabulary
         self._want = want
@@ -81,10 +93,7 @@ class Grammars:
         """Return a matcher of a request's own. Raises RequestError."""
         found = self.kept(form, stop_ids)
         if found is None:
-            began = time.perf_counter_ns()
-            self._keep(form, self._compile(form))
-            self.compiled += 1
-            self.compile_ns += time.perf_counter_ns() - began
+            self._keep(form)
             found = self.kept(form, stop_ids, hit=False)
         assert found is not None, "what was compiled last is kept"
         return found
@@ -103,29 +112,36 @@ class Grammars:
             self.hits += hit
             if least is None:
                 raise RequestError(str(refusal), refusal.param if refusal else None)
-            if self._want is not None and found.crowded(least):
+            matcher = FormMatcher(least, form, stop_ids)
+            if self._want is not None and not found.growing and found.crowded:
                 found.growing = True
                 self._want(form)
-            return FormMatcher(least, form, stop_ids)
+            return matcher
 
     def grow(self, form: StructuredOutputs) -> None:
-        """Compile a form once more, for another lexer, unless other forms would have to go for it."""
+        """Compile a form once more, for another lexer, unless other forms would have to go for it. Then ask for the
+        next, if there are users for it."""
         with self._lock:
             found = self._kept.get((form.where, form))
-            if found is None or self._nbytes + found.nbytes // len(found.grammars) > KEPT_BYTES:
+            if found is None or not found.crowded or self._nbytes + found.each > KEPT_BYTES:
+                if found is not None:
+                    found.growing = False
                 return
-        made = self._compile(form)
-        if isinstance(made, Grammar):
-            made.lexer = found.grammars[0].lexer[0], len(found.grammars)
-            with self._lock:
-                found.grammars.append(made)
-                found.growing = False
-
-    def _keep(self, form: StructuredOutputs, made: Grammar | RequestError) -> None:
-        nbytes = GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text)
-        grammars, refusal = ([made], None) if isinstance(made, Grammar) else ([], made)
+        made = self._compile(form, first=False)
         with self._lock:
-            self._kept[form.where, form] = KeptForm(grammars, refusal, nbytes)
+            found.add(made)
+            found.growing = found.crowded
+        if found.growing and self._want is not None:
+            self._want(form)
+
+    def _keep(self, form: StructuredOutputs) -> None:
+        began = time.perf_counter_ns()
+        made = self._compile(form)
+        self.compiled += 1
+        self.compile_ns += time.perf_counter_ns() - began
+        kept = KeptForm(made, GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text))
+        with self._lock:
+            self._kept[form.where, form] = kept
             self._kept.move_to_end((form.where, form))
             self._drop_oldest()
 
@@ -138,17 +154,21 @@ class Grammars:
     def _nbytes(self) -> int:
         return sum(one.nbytes for one in self._kept.values())
 
-    def _compile(self, form: StructuredOutputs) -> Grammar | RequestError:
+    def _compile(self, form: StructuredOutputs, first: bool = True) -> Grammar | RequestError:
+        """Compile a form. What is not the first grammar of it has passed all checks before."""
         try:
             text = write_grammar(form, self._vocabulary.special)
             if form.thinking is not None:
                 text = after_thinking(text, form.thinking, self._vocabulary, form.marks)
-            if not is_small(form) and (reason := self._trial.refusal(text)):
+            if first and not is_small(form) and (reason := self._trial.refusal(text)):
                 return fault(form, reason)
             tokens = self._vocabulary.marked(form.marks)
-            made = LlgMatcher.compile(tokens, text, LIMITS)
-            reason = made.error or warnings(tokens, text, LIMITS) or self._rehearse(made)
-            return fault(form, reason) if reason else Grammar(made, self._vocabulary.texts)
+            limits, began = LIMITS if first else FURTHER_LIMITS, time.perf_counter_ns()
+            made = LlgMatcher.compile(tokens, text, limits)
+            reason = made.error or (first and warnings(tokens, text, limits)) or self._rehearse(made)
+            if reason:
+                return fault(form, reason)
+            return Grammar(made, self._vocabulary.texts, time.perf_counter_ns() - began)
         except RequestError as error:
             return error
 

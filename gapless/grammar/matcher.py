@@ -20,10 +20,11 @@ _FORMS = itertools.count()
 class Grammar:
     """A compiled grammar, of which each request gets a copy. All copies share the states of one lexer."""
 
-    def __init__(self, matcher: LlgMatcher, texts: TokenTexts) -> None:
+    def __init__(self, matcher: LlgMatcher, texts: TokenTexts, compile_ns: int) -> None:
         self.matcher = matcher
         """Has taken over no token."""
         self.texts = texts
+        self.compile_ns = compile_ns
         self.lexer = (next(_FORMS), 0)
         """The number of its form, and of its lexer among those of the form"""
         self.users: WeakSet[FormMatcher] = WeakSet()

@@ -30,7 +30,7 @@ log = logging.getLogger("gapless.grammar")
 
 LIMITS = LlgLimits(
     max_grammar_size=10_000,  # symbols: 8 for an optional property, 4 for a required one
-    max_lexer_states=250_000,  # of one grammar, over all requests that use it: 1 to 2 KB each
+    max_lexer_states=250_000,  # of one lexer, over all requests that use it: 1 to 2 KB each
     initial_lexer_fuel=1_000_000,  # lexer work of a compilation: 50,000 a ms
     step_lexer_fuel=200_000,  # and of one mask: 14,000 a ms
     max_items_in_row=2_000,  # of the parser, at one place of the output: 4 for each optional property of an object
@@ -38,6 +38,9 @@ LIMITS = LlgLimits(
     precompute_large_lexemes=True,
     verbose_errors=False,
 )
+FURTHER_LIMITS = LlgLimits.from_buffer_copy(LIMITS)
+"""Those of a form's lexers after the first, of which there may be seven"""
+FURTHER_LIMITS.max_lexer_states = LIMITS.max_lexer_states // 4
 STACK_BYTES = 4 << 20
 """Half of what the threads have that make masks"""
 MEMORY_BYTES = 256 << 20

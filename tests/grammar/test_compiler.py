@@ -96,7 +96,7 @@ def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
     compiler.submit(request(1))
     ready(compiler, gate, 1)
     compiling_thread = threading.Semaphore(0)
-    compiler._grammars._compile = lambda form: compiling_thread.acquire(timeout=10)
+    compiler._grammars._compile = lambda form: compiling_thread.acquire(timeout=10) and RequestError("never")
     try:
         compiler.submit(request(2, BAD))
         compiler.submit(request(3))
@@ -107,16 +107,17 @@ def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
 
 def test_users_of_one_form_get_lexers_of_their_own_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(kept, "MOST_LEXERS", 3)
+    monkeypatch.setattr(kept, "GROWS_NS", 10**12)
     wanted = []
     grammars = kept.Grammars(demo().vocabulary, wanted.append)
-    matchers = []
-    for _ in range(8):
-        matchers.append(grammars.matcher(NUMBER, (demo().eos,)))
-        for form in wanted:
-            grammars.grow(form)
-        wanted.clear()
+    matchers = [grammars.matcher(NUMBER, (demo().eos,)) for _ in range(4)]
+    assert wanted == [NUMBER], "it is asked for once"
+    while wanted:
+        grammars.grow(wanted.pop())
+    matchers += [grammars.matcher(NUMBER, (demo().eos,)) for _ in range(4)]
+    assert not wanted
     forms, numbers = zip(*(matcher.lexer for matcher in matchers), strict=True)
-    assert len({*forms}) == 1 and sorted(numbers) == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert len({*forms}) == 1 and sorted(numbers) == [0, 0, 0, 0, 1, 1, 2, 2]
     assert (grammars.compiled, grammars.hits) == (1, 7)
     assert len({demo().allowed(matcher).tobytes() for matcher in matchers}) == 1
     matchers = [matcher for matcher in matchers if matcher.lexer[1]]
@@ -125,13 +126,50 @@ def test_users_of_one_form_get_lexers_of_their_own_up_to_a_limit(monkeypatch):
 
 def test_no_form_is_dropped_for_another_lexer(monkeypatch):
     monkeypatch.setattr(kept, "KEPT_BYTES", 2 * kept.GRAMMAR_BYTES + 50 * kept.BYTES_A_CHARACTER)
+    monkeypatch.setattr(kept, "GROWS_NS", 10**12)
     wanted = []
     grammars = kept.Grammars(demo().vocabulary, wanted.append)
     other = StructuredOutputs(regex="a")
     matchers = [grammars.matcher(form, (demo().eos,)) for form in (other, NUMBER, NUMBER, NUMBER)]
     assert wanted == [NUMBER]
     grammars.grow(NUMBER)
+    matchers.append(grammars.matcher(NUMBER, (demo().eos,)))
     assert len({matcher.lexer for matcher in matchers}) == 2 and len(grammars._kept) == 2
+
+
+def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_for_ever(compiling, monkeypatch):
+    monkeypatch.setattr(kept, "GROWS_NS", 10**12)
+    gate = Gate()
+    compiler = compiling(gate, seconds=0.3)
+    compiler.submit(request(1))
+    kept_alive = ready(compiler, gate, 1)
+    grown, grow = threading.Semaphore(0), compiler._grammars.grow
+    compiler._grammars.grow = lambda form: grown.acquire(timeout=10) and grow(form)
+    for key in (2, 3):
+        compiler.submit(request(key))
+    kept_alive += ready(compiler, gate, 2)
+    compiler.submit(request(4, StructuredOutputs(regex="[a-c]+")))
+    until = time.monotonic() + 10
+    while not (refused := compiler.take()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert "took too long" in str(refused[0].error), "it has been refused, though its own form was not begun"
+    grown.release()
+    compiler.submit(request(5, StructuredOutputs(regex="[a-d]+")))
+    assert [one.key for one in ready(compiler, gate, 1)] == [5]
+    until = time.monotonic() + 10
+    while len(compiler._grammars._kept[NUMBER.where, NUMBER].grammars) < 2:
+        assert time.monotonic() < until
+        grown.release()
+        time.sleep(0.01)
+
+
+def test_what_takes_long_to_compile_has_one_lexer(monkeypatch):
+    monkeypatch.setattr(kept, "GROWS_NS", 0)
+    wanted = []
+    grammars = kept.Grammars(demo().vocabulary, wanted.append)
+    matchers = [grammars.matcher(NUMBER, (demo().eos,)) for _ in range(4)]
+    assert not wanted and len({matcher.lexer for matcher in matchers}) == 1
 
 
 def test_the_same_form_under_another_name_is_named_by_it(compiling):
