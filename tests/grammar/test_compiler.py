@@ -162,6 +162,7 @@ def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_fo
         assert time.monotonic() < until
         grown.release()
         time.sleep(0.01)
+    grown.release(100)
 
 
 def test_what_takes_long_to_compile_has_one_lexer(monkeypatch):
