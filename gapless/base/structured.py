@@ -109,7 +109,11 @@ class StructuredOutputs:
         return self.source or "structured_outputs"
 
     def _as_json(self, value: object) -> str | None:
-        if value is None or isinstance(value, str):
+        if value is None or value == "":
+            return value
+        if not isinstance(value, Mapping) and not (isinstance(value, str) and value.lstrip().startswith("{")):
+            raise RequestError(f"{self.where} cannot be honoured: it must be a JSON object", self.where)
+        if isinstance(value, str):
             return value
         try:
             return json.dumps(value, allow_nan=False, ensure_ascii=False)

@@ -102,6 +102,10 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where} must be an object with role and content", where)
     plain = {key: value for key, value in message.items() if value is not None}
+    if plain.get("content") == []:
+        del plain["content"]
+    if not isinstance(plain.get("tool_call_id", ""), str):
+        raise RequestError(f"{where}.tool_call_id must be a string", f"{where}.tool_call_id")
     if not isinstance(plain.get("role"), str) or not plain["role"]:
         raise RequestError(f"{where}.role must be a non-empty string", f"{where}.role")
     refusal = plain.pop("refusal", None)

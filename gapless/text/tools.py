@@ -84,9 +84,18 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
         raise RequestError(f"{where}.description must be a string", f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{where}.strict must be true or false", f"{where}.strict")
-    if parameters is not None and (not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object"):
-        raise RequestError(f"{where}.parameters must be a JSON schema of an object", f"{where}.parameters")
+    if parameters is not None and not _describes_object(parameters):
+        text = "must be a JSON schema of an object: properties is an object, required a list of names"
+        raise RequestError(f"{where}.parameters {text}", f"{where}.parameters")
     return function
+
+
+def _describes_object(schema: Any) -> bool:
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        return False
+    required = schema.get("required", [])
+    named = isinstance(required, list) and all(isinstance(name, str) for name in required)
+    return named and isinstance(schema.get("properties", {}), Mapping)
 
 
 def _chosen(choice: Any, functions: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:

@@ -266,3 +266,30 @@ def test_the_neighbours_of_a_failed_row_go_on(client):
         good, bad, other = pool.map(ask, ["~", "~!", "x"])
     assert (good.status_code, bad.status_code, other.status_code) == (200, 500, 200)
     assert len(good.json()["choices"][0]["text"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "tool_call_id": 5, "content": "x"}]}, "messages[0].tool_call_id"),
+        *(
+            (
+                {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]},
+                "tools[0].function.parameters",
+            )
+            for parameters in (
+                {"properties": []},
+                {"required": "x"},
+                {"required": [1]},
+                {"type": "object", "required": 3},
+            )
+        ),
+        *(({"structured_outputs": {"json": schema}}, "structured_outputs") for schema in (3, True, [1])),
+        *(({"guided_json": schema}, "guided_json") for schema in (3, False)),
+    ],
+)
+def test_what_is_malformed_inside_a_field_of_a_chat_is_named(client, fields, param):
+    response = client.post("/v1/chat/completions", json=CHAT | fields)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["param"].startswith(param)
