@@ -24,9 +24,9 @@ KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
 """What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
 the most was 143, of optional properties. The library does not say."""
-MOST_LEXERS, GROWS_NS = 8, 10_000_000
-"""Lexers of a form, which is compiled once for each, unless that takes longer: one thread at a time uses a lexer, and a
-mask may take a millisecond."""
+MOST_LEXERS, GROWS_NS = 8, 50_000_000
+"""Lexers of a form, which is compiled once for each, unless that takes a processor longer: one thread at a time uses a
+lexer, and a mask may take a millisecond."""
 WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 """Outputs that are drawn at random when a grammar has been compiled, tokens of each, and processor time for all."""
 
@@ -163,12 +163,12 @@ class Grammars:
             if first and not is_small(form) and (reason := self._trial.refusal(text)):
                 return fault(form, reason)
             tokens = self._vocabulary.marked(form.marks)
-            limits, began = LIMITS if first else FURTHER_LIMITS, time.perf_counter_ns()
+            limits, began = LIMITS if first else FURTHER_LIMITS, time.thread_time_ns()
             made = LlgMatcher.compile(tokens, text, limits)
             reason = made.error or (first and warnings(tokens, text, limits)) or self._rehearse(made)
             if reason:
                 return fault(form, reason)
-            return Grammar(made, self._vocabulary.texts, time.perf_counter_ns() - began)
+            return Grammar(made, self._vocabulary.texts, time.thread_time_ns() - began)
         except RequestError as error:
             return error
 

@@ -25,6 +25,7 @@ class Grammar:
         """Has taken over no token."""
         self.texts = texts
         self.compile_ns = compile_ns
+        """What compiling it took a processor"""
         self.lexer = (next(_FORMS), 0)
         """The number of its form, and of its lexer among those of the form"""
         self.users: WeakSet[FormMatcher] = WeakSet()
