@@ -31,7 +31,7 @@ from gapless.step.speculation import most_drafts
 log = logging.getLogger("gapless.loop")
 
 NOTHING = -(2**62)
-"""The tag of a slot that no row has whose matcher is in Python"""
+"""The tag of a row that no request has whose matcher is in Python"""
 NARROW = 16
 """Tokens of a mask that are compared for what their text must be, at most"""
 LATE_SECONDS = 10.0
@@ -94,13 +94,14 @@ class Masks:
         self._rows: dict[int, MaskedRow] = {}
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
-        """The attendant's, by slot. A row that was given up stays here until it ends, or another one has its slot."""
+        """The attendant's, by rows of the tables. A request that was given up stays here until it ends, or another one has
+        its row."""
         self._followed = np.full(len(mail.told), NOTHING, np.int64)
-        """The attendant's: for each slot, the tag of the tokens that its row's matcher has followed"""
+        """The attendant's: for each row of the tables, the tag of the tokens that its request's matcher has followed"""
         self._words = mail.new_mask()
         """The attendant's: the mask that it makes"""
         self._ahead: dict[int, list[int]] = {}
-        """The attendant's: the drafts of rows whose matchers are to look ahead, by slot"""
+        """The attendant's: the drafts of rows whose matchers are to look ahead, likewise"""
         self._settled: deque[tuple[MaskedRow, list[int]]] = deque()
         """The attendant's: tokens that the copies of these rows' matchers are to follow"""
         self._news: deque[Callable[[], None]] = deque()
