@@ -83,7 +83,7 @@ class Compiler:
         """Forms that need another lexer, which is compiled when no request waits"""
         self._done: SimpleQueue[tuple[_Job, Request | GaplessError]] = SimpleQueue()
         self._make_vocabulary = vocabulary
-        self._grammars: Grammars | None = None
+        self.grammars: Grammars | None = None
         self._thread: threading.Thread | None = None
         self._began: float | None = None
         """When the thread began what it does now"""
@@ -133,7 +133,7 @@ class Compiler:
         return taken
 
     def counts(self) -> GrammarCounts:
-        made = self._grammars
+        made = self.grammars
         if made is None:
             return GrammarCounts(len(self._waiting), refused=self._refused)
         return GrammarCounts(len(self._waiting), made.compiled, made.compile_ns, made.hits, self._refused)
@@ -169,8 +169,8 @@ class Compiler:
             self._done.put((job, self._result(job)))
             self._began = None
             self._ring()
-        if self._grammars is not None:
-            self._grammars.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
     def _next(self) -> _Job | None:
         """Return the next job, None at the end. Until one comes, do what no request waits for."""
@@ -181,10 +181,10 @@ class Compiler:
                 return job
 
     def _grow(self, form: StructuredOutputs) -> None:
-        assert self._grammars is not None
+        assert self.grammars is not None
         self._began = time.monotonic()
         try:
-            self._grammars.grow(form)
+            self.grammars.grow(form)
         except BaseException:  # a panic of the library is no Exception
             log.exception("a form of output could not be compiled once more")
         self._began = None
@@ -196,21 +196,21 @@ class Compiler:
 
     def _kept(self, request: Request, form: StructuredOutputs) -> Request | GaplessError | None:
         """Return the request with its matcher, or its refusal, if the form's grammar is kept."""
-        if self._grammars is None:
+        if self.grammars is None:
             return None
         try:
-            matcher = self._grammars.kept(form, request.stop_ids)
+            matcher = self.grammars.kept(form, request.stop_ids)
         except BaseException as error:
             return _as_refusal(error, form)
         return None if matcher is None else request._replace(matcher=matcher)
 
     def _result(self, job: _Job) -> Request | GaplessError:
         try:
-            if self._grammars is None:
+            if self.grammars is None:
                 from gapless.grammar.kept import Grammars  # brings llguidance, which most engines never need
 
-                self._grammars = Grammars(self._make_vocabulary(), self._want)
-            return job.request._replace(matcher=self._grammars.matcher(job.form, job.request.stop_ids))
+                self.grammars = Grammars(self._make_vocabulary(), self._want)
+            return job.request._replace(matcher=self.grammars.matcher(job.form, job.request.stop_ids))
         except BaseException as error:
             return _as_refusal(error, job.form)
 

@@ -82,7 +82,7 @@ class Grammars:
         marks = [vocabulary.tokens.tokenize(mark) for mark in '"]},:']
         self._marks = [tokens[0] for tokens in marks if len(tokens) == 1]
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, StructuredOutputs], KeptForm] = OrderedDict()
+        self.forms: OrderedDict[tuple[str, StructuredOutputs], KeptForm] = OrderedDict()
         self._trial = Trial(vocabulary.tokens.size, vocabulary.added, vocabulary.ends)
 
     def close(self) -> None:
@@ -102,13 +102,13 @@ class Grammars:
         """Return a matcher if the form's grammar is kept, else None. Raises RequestError."""
         key = (form.where, form)
         with self._lock:
-            found = self._kept.get(key)
+            found = self.forms.get(key)
             if found is None:
                 return None
             least, refusal = found.least_used, found.refusal
             if least is None and refusal is None:
                 return None
-            self._kept.move_to_end(key)
+            self.forms.move_to_end(key)
             self.hits += hit
             if least is None:
                 raise RequestError(str(refusal), refusal.param if refusal else None)
@@ -122,12 +122,12 @@ class Grammars:
         """Compile a form once more, for another lexer, unless other forms would have to go for it. Then ask for the
         next, if there are users for it."""
         with self._lock:
-            found = self._kept.get((form.where, form))
+            found = self.forms.get((form.where, form))
             if found is None or not found.crowded or self._nbytes + found.each > KEPT_BYTES:
                 if found is not None:
                     found.growing = False
                 return
-        made = self._compile(form, first=False)
+        made = self.compile_form(form, first=False)
         with self._lock:
             found.add(made)
             found.growing = found.crowded
@@ -136,25 +136,25 @@ class Grammars:
 
     def _keep(self, form: StructuredOutputs) -> None:
         began = time.perf_counter_ns()
-        made = self._compile(form)
+        made = self.compile_form(form)
         self.compiled += 1
         self.compile_ns += time.perf_counter_ns() - began
         kept = KeptForm(made, GRAMMAR_BYTES + BYTES_A_CHARACTER * len(form.text))
         with self._lock:
-            self._kept[form.where, form] = kept
-            self._kept.move_to_end((form.where, form))
+            self.forms[form.where, form] = kept
+            self.forms.move_to_end((form.where, form))
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         """Keep the limits; the latest grammar stays."""
-        while len(self._kept) > KEPT_GRAMMARS or (len(self._kept) > 1 and self._nbytes > KEPT_BYTES):
-            self._kept.popitem(last=False)
+        while len(self.forms) > KEPT_GRAMMARS or (len(self.forms) > 1 and self._nbytes > KEPT_BYTES):
+            self.forms.popitem(last=False)
 
     @property
     def _nbytes(self) -> int:
-        return sum(one.nbytes for one in self._kept.values())
+        return sum(one.nbytes for one in self.forms.values())
 
-    def _compile(self, form: StructuredOutputs, first: bool = True) -> Grammar | RequestError:
+    def compile_form(self, form: StructuredOutputs, first: bool = True) -> Grammar | RequestError:
         """Compile a form. What is not the first grammar of it has passed all checks before."""
         try:
             text = write_grammar(form, self._vocabulary.special)

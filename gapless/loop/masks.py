@@ -94,7 +94,7 @@ class Masks:
         self._rows: dict[int, MaskedRow] = {}
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
-        """The attendant's, by rows of the tables. A request that was given up stays here until it ends, or another one has
+        """The attendant's, by rows of the tables. A request that was given up stays here until it ends, or another has
         its row."""
         self._followed = np.full(len(mail.told), NOTHING, np.int64)
         """The attendant's: for each row of the tables, the tag of the tokens that its request's matcher has followed"""

@@ -96,7 +96,7 @@ def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
     compiler.submit(request(1))
     ready(compiler, gate, 1)
     compiling_thread = threading.Semaphore(0)
-    compiler._grammars._compile = lambda form: compiling_thread.acquire(timeout=10) and RequestError("never")
+    compiler.grammars.compile_form = lambda form: compiling_thread.acquire(timeout=10) and RequestError("never")
     try:
         compiler.submit(request(2, BAD))
         compiler.submit(request(3))
@@ -134,7 +134,7 @@ def test_no_form_is_dropped_for_another_lexer(monkeypatch):
     assert wanted == [NUMBER]
     grammars.grow(NUMBER)
     matchers.append(grammars.matcher(NUMBER, (demo().eos,)))
-    assert len({matcher.lexer for matcher in matchers}) == 2 and len(grammars._kept) == 2
+    assert len({matcher.lexer for matcher in matchers}) == 2 and len(grammars.forms) == 2
 
 
 def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_for_ever(compiling, monkeypatch):
@@ -143,11 +143,12 @@ def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_fo
     compiler = compiling(gate, seconds=0.3)
     compiler.submit(request(1))
     kept_alive = ready(compiler, gate, 1)
-    grown, grow = threading.Semaphore(0), compiler._grammars.grow
-    compiler._grammars.grow = lambda form: grown.acquire(timeout=10) and grow(form)
+    begun, grown, grow = threading.Event(), threading.Semaphore(0), compiler.grammars.grow
+    compiler.grammars.grow = lambda form: begun.set() or (grown.acquire(timeout=10) and grow(form))
     for key in (2, 3):
         compiler.submit(request(key))
     kept_alive += ready(compiler, gate, 2)
+    assert begun.wait(10)
     compiler.submit(request(4, StructuredOutputs(regex="[a-c]+")))
     until = time.monotonic() + 10
     while not (refused := compiler.take()):
@@ -158,7 +159,7 @@ def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_fo
     compiler.submit(request(5, StructuredOutputs(regex="[a-d]+")))
     assert [one.key for one in ready(compiler, gate, 1)] == [5]
     until = time.monotonic() + 10
-    while len(compiler._grammars._kept[NUMBER.where, NUMBER].grammars) < 2:
+    while len(compiler.grammars.forms[NUMBER.where, NUMBER].grammars) < 2:
         assert time.monotonic() < until
         grown.release()
         time.sleep(0.01)
