@@ -167,8 +167,8 @@ def speculation_cpu() -> Lines:
 
 def structured_cuda() -> Lines:
     """Tokens/s of a batch in which some answers have a form, divided by those of the batch without any."""
-    head = ("rows", "tokens out", "with a form", "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
-    lines = _head(*head)
+    asked = ("rows", "tokens out", "with a form")
+    lines = _head(*asked, "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
     for line in _load("gpu_structured")["batches"]:
         none, some, (low, high) = line["none"], line["some"], line["range"]
         rates = (f"{arm['tokens_per_s']:,.0f}" for arm in (none, some))
