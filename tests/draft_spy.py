@@ -50,7 +50,7 @@ class Spy:
         return hidden
 
     def seen(self) -> Iterator[Drafted]:
-        for rows, (state, params, history, _) in self.steps:
+        for rows, (state, params, history, *_) in self.steps:
             for row in (row for row in set(rows.tolist()) - {0} if state[row, ACTIVE]):
                 length, drafted = int(state[row, LENGTH]), int(state[row, DRAFTED])
                 tokens = history[row, :drafted].tolist()

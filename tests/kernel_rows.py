@@ -49,8 +49,8 @@ def sample(args: Sequence[Any]) -> Rows:
 
 
 def leave_masked(args: Sequence[Any]) -> Rows:
-    _, masks, own = args
-    return [(masks, own.numpy() // max(1, masks.shape[1]))]
+    *_, masks, rows, _ = args
+    return [(masks, rows.numpy())]
 
 
 def adjust(args: Sequence[Any]) -> Rows:

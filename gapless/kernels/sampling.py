@@ -8,6 +8,8 @@ each row asks for is read from the tables, so one program serves all.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,20 +23,28 @@ UNITS = 2.0**40
 """The weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
 
 
+class Masked(NamedTuple):
+    """The rows int32 [N] whose masks may count, of `masks` [rows, P, words], each at its place, or all at the first."""
+
+    masks: Tensor
+    rows: Tensor
+    place: Tensor | None
+
+
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """See `seam.Kernels.sample`."""
     state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
-    places, masks = logits.shape[0] // max(1, rows.shape[0]), _masks_of(rows, state, params, tables)
+    places, place = logits.shape[0] // max(1, rows.shape[0]), None
     if places > 1:
         place = torch.arange(logits.shape[0], device=rows.device) // rows.shape[0]
         state, params = at_place(state.repeat(places, 1), place), params.repeat(places, 1)
-        masks = torch.where(masks.repeat(places) > 0, masks.repeat(places) + place, 0)
+        rows = rows.repeat(places)
     if adjusted is not None:
         slots = params[:, L.ADJUST_SLOT]
-        if places > 1:
+        if place is not None:
             slots = torch.where(slots > 0, place.int() * adjusted.shape[1] + slots, 0)
         logits = torch.ops.gapless.own_logits.default(logits, adjusted.flatten(0, 1), slots)
-    logits = _allowed(logits, state, params, tables.masks, masks)
+    logits = _allowed(logits, state, params, Masked(tables.masks, rows, place))
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
 
@@ -82,17 +92,22 @@ def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tenso
     return logits
 
 
-def _leave_masked(x: Tensor, masks: Tensor, own: Tensor) -> None:
-    """Write -inf to what the masks leave out, of which each row has its `own`, or none where that is 0."""
-    if masks.shape[2]:
-        x.masked_fill_(banned(masks.flatten(0, 1).index_select(0, own), x.shape[1]) & (own > 0)[:, None], -torch.inf)
+def _leave_masked(x: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None) -> None:
+    """Write -inf to what the masks of MASKED rows that are not LATE leave out."""
+    masked, own = (params[:, L.MASKED] != 0) & (state[:, L.LATE] == 0), rows.long() * masks.shape[1]
+    own = own if place is None else own + place
+    x.masked_fill_(banned(masks.flatten(0, 1).index_select(0, own), x.shape[1]) & masked[:, None], -torch.inf)
 
 
-def _leave_masked_of_few(x: Tensor, masks: Tensor, own: Tensor) -> None:
+def _leave_masked_of_few(
+    x: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None
+) -> None:
     """Do the same, but look at rows with masks alone: here tables may be read at once."""
-    asking = own.nonzero().squeeze(1)  # san: ok(the CPU's implementation)
+    asking = params[:, L.MASKED].nonzero().squeeze(1)  # san: ok(the CPU's implementation)
     if asking.numel():
-        x[asking] = x[asking].masked_fill(banned(masks.flatten(0, 1)[own[asking]], x.shape[1]), -torch.inf)
+        some, place = x[asking], None if place is None else place[asking]
+        _leave_masked(some, state[asking], params[asking], masks, rows[asking], place)
+        x[asking] = some
 
 
 def _reach(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
@@ -112,7 +127,9 @@ _LIBRARY.impl("draw", _draw, "CUDA")
 _LIBRARY.define("own_logits(Tensor logits, Tensor adjusted, Tensor slots) -> Tensor")
 _LIBRARY.impl("own_logits", _own_logits_of_few, "CPU")
 _LIBRARY.impl("own_logits", _own_logits, "CUDA")
-_LIBRARY.define("leave_masked(Tensor(a!) x, Tensor masks, Tensor own) -> ()")
+_LIBRARY.define(
+    "leave_masked(Tensor(a!) x, Tensor state, Tensor params, Tensor masks, Tensor rows, Tensor? place) -> ()"
+)
 _LIBRARY.impl("leave_masked", _leave_masked_of_few, "CPU")
 _LIBRARY.impl("leave_masked", _leave_masked, "CUDA")
 _LIBRARY.define("reach(Tensor key, Tensor amount, Tensor target) -> Tensor")
@@ -124,9 +141,7 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     place, vocab = index // rows.shape[0], logits.shape[1]
     rows = rows.index_select(0, index % rows.shape[0])
     state, params = at_place(tables.state.index_select(0, rows), place), tables.params.index_select(0, rows)
-    masks = _masks_of(rows, state, params, tables)
-    masks = torch.where(masks > 0, masks + place, 0)
-    logits = _allowed(logits.index_select(0, index), state, params, tables.masks, masks)
+    logits = _allowed(logits.index_select(0, index), state, params, Masked(tables.masks, rows, place))
     best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
@@ -155,22 +170,16 @@ def _real(params: Tensor, column: int) -> Tensor:
     return params[:, column : column + 1].view(torch.float32)
 
 
-def _masks_of(rows: Tensor, state: Tensor, params: Tensor, tables: Tables) -> Tensor:
-    """Return int64 [N], which of all places' masks the first place of each row has; 0 where it has none."""
-    masked = (params[:, L.MASKED] != 0) & (state[:, L.LATE] == 0)
-    return torch.where(masked, rows.long() * tables.masks.shape[1], 0)
-
-
-def _allowed(logits: Tensor, state: Tensor, params: Tensor, masks: Tensor, own: Tensor) -> Tensor:
-    """Return a float32 copy of `logits` in which stop ids are -inf below the minimum length, and so is what masks leave
-    out; `own` int64 [N] says which of `masks` [rows, P, words] each has, 0 for none."""
+def _allowed(logits: Tensor, state: Tensor, params: Tensor, masked: Masked) -> Tensor:
+    """Return a float32 copy of `logits`: stop ids below the minimum length, and what masks leave out, are -inf."""
     vocab, stops = logits.shape[1], params[:, L.STOP_IDS :]
     early = state[:, L.LENGTH : L.LENGTH + 1] + 1 <= params[:, L.MIN_LEN : L.MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.
     limit = torch.where(banned, -torch.inf, torch.inf)
     x = logits.float().scatter_reduce(1, stops.long().clamp(0, vocab - 1), limit, "amin")
-    torch.ops.gapless.leave_masked.default(x, masks, own)
+    if masked.masks.shape[2]:
+        torch.ops.gapless.leave_masked.default(x, state, params, *masked)
     return x
 
 

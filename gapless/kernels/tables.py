@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gapless.kernels.layout import PARAM_COLUMNS, STATE_COLUMNS, WISH_WORDS, mask_words
 
-COUNTED_TILE = 1024
-"""Tokens of the vocabulary that one program of a GPU counts at least"""
+COUNTED_TILE = 2048
+"""Tokens of the vocabulary that one program of a GPU counts at least: with 1,024 one row takes 1 us less, and many 1.6
+times as long"""
 
 
 class Tables(NamedTuple):

@@ -34,9 +34,8 @@ log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
-HOST_SHARE, SPARED_NS = 0.1, 250_000
-"""What beginning transfers of both directions may take of the loop's time, and how much of that may be saved up, since
-news of tiers brings a look soon after another one"""
+HOST_SHARE = 0.1
+"""What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
 """A transfer that begins within this time after the one before is shown as one with it."""
 
@@ -74,8 +73,6 @@ class Transfers:
         self._polled_at = device.clock()
         self.page_ns = 0.0
         """Time of the loop's thread for each page, in the latest look that began transfers"""
-        self.spare_ns = 0.0
-        """Time of the loop's thread that beginning transfers may take now"""
 
     @property
     def busy(self) -> bool:
@@ -86,27 +83,24 @@ class Transfers:
     def poll(self) -> bool:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
-        came, begun, share = self.take(), 0, HOST_SHARE * (self._polled_at - before)
-        self.spare_ns = min(self.spare_ns + share, max(SPARED_NS, share))
+        came, begun, passed = self.take(), 0, self._polled_at - before
         since = self._device.clock()
-        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most())) is not None:
+        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most(passed))) is not None:
             begun += self.bulk_in.begin(batch, since)
-            self.spare_ns = max(0.0, self.spare_ns - begun * self.page_ns)
         since = self._device.clock()
-        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most())) is not None:
-            stored = self.bulk_out.begin(batch, since)
-            begun += stored
-            self.spare_ns = max(0.0, self.spare_ns - stored * self.page_ns)
+        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most(passed, begun))) is not None:
+            begun += self.bulk_out.begin(batch, since)
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
 
-    def most(self) -> int:
-        """Return how many pages a transfer may have. Beside running rows there may be more where steps are long, and a
-        few where they are short, so that each direction goes on; otherwise a long transfer delays nothing."""
+    def most(self, passed: int, begun: int = 0) -> int:
+        """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
+        move others. Beside running rows a look comes once a step, so there may be more where steps are long, and a few
+        where they are short, so that each direction goes on; otherwise a long transfer delays nothing."""
         if not self.page_ns:
             return BATCH_PAGES
-        pages = int(self.spare_ns / self.page_ns) if self.host.running else MOST_BATCH
+        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else MOST_BATCH
         return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:

@@ -209,7 +209,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
         run(loop, script(0, 48))
     program = loop.launcher.executor.program
     held = list(tensors_of(program))
-    assert len(held) == 10 and all(tensor in DEVICE for tensor in held)
+    assert len(held) == 11 and all(tensor in DEVICE for tensor in held)
     device.close()
 
 

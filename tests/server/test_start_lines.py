@@ -24,7 +24,7 @@ PHASES = [
     "arranging weights for the kernels",
     "sizing KV memory",
     "warming up",
-    "capturing graphs (62)",
+    "capturing graphs (54)",
 ]
 SERVE = [sys.executable, "-m", "gapless", "serve", "--device", "cpu", "--port", "0"]
 RUN = [sys.executable, "-m", "gapless", "run", "--device", "cpu", "--max-tokens", "2"]
