@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +110,6 @@ class MatcherFunctions(NamedTuple):
     """void (matcher)"""
 
 
-@runtime_checkable
 class NativeMatcher(Protocol):
     """A Matcher that needs no interpreter; where it accepts, the request's `stop_ids` may come too."""
 
