@@ -30,10 +30,12 @@ def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> 
     first = tables.state[:, L.LENGTH].index_select(0, rows).long() - (tokens >= 0).sum(1)
     order = torch.arange(1, len(rows) + 1, dtype=torch.int32, device=rows.device)
     spare = suffixes.shape[1] - 1
+    ends = first[:, None] + torch.arange(tokens.shape[1], device=rows.device)
+    digests = _digests(tables.history, rows[:, None], tenant[:, None], ends, suffixes.shape[0])
     for place, token in enumerate(tokens.unbind(1)):
-        ends = _digests(tables.history, rows, tenant, first + place, suffixes.shape[0])
-        for entries, length, digest in zip(suffixes, L.SUFFIX_LENGTHS, ends, strict=False):
+        for entries, length, ended in zip(suffixes, L.SUFFIX_LENGTHS, digests, strict=False):
             may = (token >= 0) & (tenant > 0) & (first + place >= length)
+            digest = ended[:, place]
             at = torch.where(may, digest % spare, spare)
             entries[:, L.CLAIM].scatter_reduce_(0, at, order, "amax")
             mine = may & (entries[:, L.CLAIM].index_select(0, at) == order)
@@ -87,7 +89,7 @@ def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: 
 
 
 def _digests(history: Tensor, rows: Tensor, tenant: Tensor, end: Tensor, lengths: int) -> list[Tensor]:
-    """Return the digests int64 [N] of the last tokens before `end` in these rows, for each length."""
+    """Return the digests int64 of the last tokens before `end` in these rows, for each length."""
     digest, found = tenant * L.DIGEST_BEGIN & _WORD, []
     for back in range(1, L.SUFFIX_LENGTHS[lengths - 1] + 1):
         token = history[rows, (end - back).clamp(0, history.shape[1] - 1)]

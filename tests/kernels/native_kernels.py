@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import shutil
 from collections.abc import Callable
@@ -15,6 +14,9 @@ import torch
 from gapless.device import build
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
+
+EMULATED = ("amx", "attention", "attention_amx", "linear", "linear_amx", "parallel")
+"""The sources that emulated tiles are built with"""
 
 
 @functools.cache
@@ -48,18 +50,14 @@ def load_plain_variant(folder: Path) -> SimpleNamespace:
     return torch.ops.gapless_plain
 
 
-def load_emulated(folder: Path, stems: tuple[str, ...], text: str) -> ctypes.CDLL:
-    return ctypes.CDLL(str(build_emulated(folder, stems, text)))
-
-
-def build_emulated(folder: Path, stems: tuple[str, ...], text: str) -> Path:
-    """Build a library of these sources with AMX emulated, and of `text`, which gives C its functions."""
+def build_emulated(folder: Path) -> Path:
+    """Build the kernels for AMX with emulated tiles, as a library of the functions in emulated_amx.cpp."""
     for source in native.SOURCES:
-        if source.suffix == ".h" or source.stem in stems:
+        if source.suffix == ".h" or source.stem in EMULATED:
             shutil.copy(source, folder)
-    shutil.copy(Path(__file__).parent / "emulated_tiles.h", folder / "tiles.h")
-    (folder / "test.cpp").write_text(text)
-    outcome = build.build(f"amx_{stems[0]}", sorted(folder.iterdir()))
+    for name, own in (("emulated_tiles.h", "tiles.h"), ("emulated_amx.cpp", "test.cpp")):
+        shutil.copy(Path(__file__).parent / name, folder / own)
+    outcome = build.build("amx_emulated", sorted(folder.iterdir()))
     if outcome.library is None:
         pytest.skip(f"no C++ here: {outcome.reason}")
     return Path(outcome.library)

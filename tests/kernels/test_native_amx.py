@@ -6,35 +6,9 @@ import ctypes
 
 import pytest
 import torch
-from kernels.native_kernels import load_emulated
+from kernels.native_kernels import build_emulated
 from torch.nn.functional import pad
 
-PRODUCT = """
-#include <omp.h>
-#include "linear.h"
-#include "tiles.h"
-using namespace gapless;
-#define SEEN extern "C" __attribute__((visibility("default")))
-
-SEEN int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
-SEEN void pack_weight(const bf16* weight, int64_t n, int64_t k, bf16* packed) { pack(weight, n, k, packed); }
-
-// What a processor would have refused; empty for nothing.
-SEEN const char* product(
-    const bf16* x, int64_t stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out,
-    int64_t threads) {
-  omp_set_num_threads(threads);
-  fence = reinterpret_cast<const char*>(x + (m - 1) * stride + k + k % 2);
-  try {
-    linear_amx(x, stride, m, packed, n, k + k % 2, bias, out);
-  } catch (const std::logic_error& error) {
-    static std::string refused;
-    refused = error.what();
-    return refused.c_str();
-  }
-  return here.shapes[0] ? "tiles were kept" : "";
-}
-"""
 SIZES = [(1, 2), (16, 7), (17, 64), (31, 30), (33, 34), (48, 96), (63, 100), (64, 256), (65, 127), (130, 1026)]
 """(outputs, inputs): around the vector of 16, the piece of 64, the pair and the tile of 32 inputs"""
 ROWS = [1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 130]
@@ -44,7 +18,7 @@ SMALLEST = 2.0**-126
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    loaded = load_emulated(tmp_path_factory.mktemp("amx"), ("linear", "linear_amx", "parallel"), PRODUCT)
+    loaded = ctypes.CDLL(str(build_emulated(tmp_path_factory.mktemp("amx"))))
     loaded.packed_size.restype, loaded.product.restype = ctypes.c_int64, ctypes.c_char_p
     return loaded
 

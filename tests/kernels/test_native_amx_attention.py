@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from kernels.native_kernels import load_emulated, load_native
+from kernels.native_kernels import build_emulated, load_native
 from kernels.test_native_amx import arguments
 from kernels.test_native_attention import (
     CHUNKS,
@@ -23,41 +23,13 @@ from kernels.test_native_attention import (
 
 from gapless.kernels.views import RowBatch
 
-ATTENTION = """
-#include <omp.h>
-#include "attention.h"
-#include "tiles.h"
-using namespace gapless;
-#define SEEN extern "C" __attribute__((visibility("default")))
-
-SEEN bool attends(int64_t dim) { return amx_attends(dim); }
-
-// What a processor would have refused; empty for nothing.
-SEEN const char* attend(
-    const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, const bf16* cache, int64_t layers,
-    int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table, int64_t table_stride,
-    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, bf16* out, int64_t threads, float scale) {
-  omp_set_num_threads(threads);
-  try {
-    prefill_attention_amx(
-        {q, token_stride, heads}, chunks, {cache, layers, page_size, kv_heads, dim, layer, table, table_stride}, rows,
-        starts, kv_lens, scale, out);
-  } catch (const std::logic_error& error) {
-    static std::string refused;
-    refused = error.what();
-    return refused.c_str();
-  }
-  return here.shapes[0] ? "tiles were kept" : "";
-}
-"""
 HEADS = [(2, 1, 64), (1, 1, 128), (2, 2, 128), (1, 4, 96), (2, 8, 64), (1, 7, 128), (1, 3, 32), (1, 2, 256)]
 """(KV heads, query heads for each, head size)"""
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    stems = ("attention_amx", "amx", "attention", "linear", "linear_amx", "parallel")
-    loaded = load_emulated(tmp_path_factory.mktemp("amx"), stems, ATTENTION)
+    loaded = ctypes.CDLL(str(build_emulated(tmp_path_factory.mktemp("amx"))))
     loaded.attends.restype, loaded.attend.restype = ctypes.c_bool, ctypes.c_char_p
     return loaded
 

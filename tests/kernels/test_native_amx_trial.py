@@ -9,24 +9,6 @@ import time
 import pytest
 from kernels.native_kernels import build_emulated
 
-TRIAL = """
-#include "amx.h"
-#include "attention.h"
-#include "tiles.h"
-using namespace gapless;
-#define SEEN extern "C" __attribute__((visibility("default")))
-
-static const char* text(std::string found) {
-  static std::string kept;
-  kept = found;
-  return kept.c_str();
-}
-SEEN void set_fault(int wanted) { fault = wanted; }
-SEEN void set_refusal(const char* wanted) { refusal = wanted; }
-SEEN const char* trial() { return text(try_amx()); }
-SEEN const char* missing() { return text(amx_missing()); }
-SEEN bool attends(int64_t dim) { return amx_attends(dim); }
-"""
 FAULTS = {
     "odd products": b"gave wrong sums in a product",
     "last row": b"gave wrong sums in a product",
@@ -38,8 +20,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    stems = ("amx", "attention", "attention_amx", "linear", "linear_amx", "parallel")
-    return build_emulated(tmp_path_factory.mktemp("amx"), stems, TRIAL)
+    return build_emulated(tmp_path_factory.mktemp("amx"))
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+// What tests call of the kernels for AMX, built with emulated tiles.
+#include <omp.h>
+
+#include "amx.h"
+#include "attention.h"
+#include "linear.h"
+#include "tiles.h"
+using namespace gapless;
+#define SEEN extern "C" __attribute__((visibility("default")))
+
+SEEN int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
+SEEN void pack_weight(const bf16* weight, int64_t n, int64_t k, bf16* packed) { pack(weight, n, k, packed); }
+
+// What a processor would have refused; empty for nothing.
+SEEN const char* product(
+    const bf16* x, int64_t stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out,
+    int64_t threads) {
+  omp_set_num_threads(threads);
+  fence = reinterpret_cast<const char*>(x + (m - 1) * stride + k + k % 2);
+  try {
+    linear_amx(x, stride, m, packed, n, k + k % 2, bias, out);
+  } catch (const std::logic_error& error) {
+    static std::string refused;
+    refused = error.what();
+    return refused.c_str();
+  }
+  return here.shapes[0] ? "tiles were kept" : "";
+}
+
+SEEN bool attends(int64_t dim) { return amx_attends(dim); }
+
+// What a processor would have refused; empty for nothing.
+SEEN const char* attend(
+    const bf16* q, int64_t token_stride, int64_t heads, int64_t chunks, const bf16* cache, int64_t layers,
+    int64_t page_size, int64_t kv_heads, int64_t dim, int64_t layer, const int32_t* table, int64_t table_stride,
+    const int64_t* rows, const int64_t* starts, const int64_t* kv_lens, bf16* out, int64_t threads, float scale) {
+  omp_set_num_threads(threads);
+  fence = nullptr;
+  try {
+    prefill_attention_amx(
+        {q, token_stride, heads}, chunks, {cache, layers, page_size, kv_heads, dim, layer, table, table_stride}, rows,
+        starts, kv_lens, scale, out);
+  } catch (const std::logic_error& error) {
+    static std::string refused;
+    refused = error.what();
+    return refused.c_str();
+  }
+  return here.shapes[0] ? "tiles were kept" : "";
+}
+
+static const char* text(std::string found) {
+  static std::string kept;
+  kept = found;
+  return kept.c_str();
+}
+SEEN void set_fault(int wanted) { fault = wanted; }
+SEEN void set_refusal(const char* wanted) { refusal = wanted; }
+SEEN const char* trial() { return text(try_amx()); }
+SEEN const char* missing() { return text(amx_missing()); }
