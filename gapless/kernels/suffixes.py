@@ -32,10 +32,9 @@ def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> 
     spare = suffixes.shape[1] - 1
     ends = first[:, None] + torch.arange(tokens.shape[1], device=rows.device)
     digests = _digests(tables.history, rows[:, None], tenant[:, None], ends, suffixes.shape[0])
-    for place, token in enumerate(tokens.unbind(1)):
-        for entries, length, ended in zip(suffixes, L.SUFFIX_LENGTHS, digests, strict=False):
+    for place, (token, *own) in enumerate(zip(tokens.unbind(1), *[each.unbind(1) for each in digests], strict=True)):
+        for entries, length, digest in zip(suffixes, L.SUFFIX_LENGTHS, own, strict=False):
             may = (token >= 0) & (tenant > 0) & (first + place >= length)
-            digest = ended[:, place]
             at = torch.where(may, digest % spare, spare)
             entries[:, L.CLAIM].scatter_reduce_(0, at, order, "amax")
             mine = may & (entries[:, L.CLAIM].index_select(0, at) == order)

@@ -215,7 +215,9 @@ class HostTier:
         if self.below is not None:
             self._end_stored(self.below)
         moves: list[PageMove] = []
+        at = ((Clock.BULK_OUT, self._stores + 1),)
         for number, group in enumerate(self.groups):
+            first = len(moves)
             while group.fresh and len(moves) < most:
                 page, digest = group.fresh[0]
                 known = group.pool.digest_of.get(page) == digest
@@ -227,12 +229,10 @@ class HostTier:
                 elif digest not in group.copies and (copy := self._room(group, digest)) is not None:
                     group.pool.pin(page, Pin.STORE)
                     moves.append(PageMove(number, page, copy))
+            group.pool.unpin([move.page for move in moves[first:]], at, Pin.STORE)
         if not moves:
             return None
         self._stores += 1
-        at = ((Clock.BULK_OUT, self._stores),)
-        for move in moves:
-            self.groups[move.group].pool.unpin(move.page, at, Pin.STORE)
         return MoveBatch(self._stores, moves)
 
     def _room(self, group: GroupCopies, digest: bytes) -> PageCopy | None:
@@ -273,8 +273,8 @@ class HostTier:
         if not moves:
             return None
         self._loads += 1
-        for move in moves:
-            self.groups[move.group].pool.fill(move.page, move.copy.digest, self._loads)
+        for number, group in enumerate(self.groups):
+            group.pool.fill({move.page: move.copy.digest for move in moves if move.group == number}, self._loads)
         return MoveBatch(self._loads, moves)
 
     def _end(self, load: PageLoad) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -134,33 +134,33 @@ class PagePool:
         self.pins[page] += 1
         self._kinds[kind][page] += 1
 
-    def unpin(self, page: int, at: At, kind: Pin = Pin.REQUEST) -> None:
-        """A pin goes; the page is reusable by others once `at`, the last that can touch it for this pin, has passed."""
-        assert self._kinds[kind][page] > 0, f"page {page} has no pin {kind.name}"
-        self.pins[page] -= 1
-        self._kinds[kind][page] -= 1
-        self.fences[page] += 1
-        self._fenced += self.pins[page] == 0
-        self._ledger.retire(at, self._passed, page)
+    def unpin(self, pages: Sequence[int], at: At, kind: Pin = Pin.REQUEST) -> None:
+        """A pin of each page goes; others may use it once `at`, the last that can touch it for this pin, has passed."""
+        pins, of_kind, fences = self.pins, self._kinds[kind], self.fences
+        for page in pages:
+            assert of_kind[page] > 0, f"page {page} has no pin {kind.name}"
+            pins[page] -= 1
+            of_kind[page] -= 1
+            fences[page] += 1
+            self._fenced += pins[page] == 0
+        if pages:
+            self._ledger.retire(at, self._passed, pages)
 
     def retire(self, pages: Sequence[int], last_step: int) -> None:
-        """A request gives up its pages; `last_step` is the last step that can touch them."""
-        at = ((Clock.COMPUTE, last_step),)
-        for page in reversed(pages):  # the tail first, so that the head of a prefix is evicted last
-            if page != NULL_PAGE:
-                self.unpin(page, at)
+        """A request gives up its pages, which `last_step` touches last: the tail first, since the head serves more."""
+        self.unpin([page for page in reversed(pages) if page != NULL_PAGE], ((Clock.COMPUTE, last_step),))
 
-    def _passed(self, page: int) -> None:
-        assert self.fences[page] > 0, f"page {page} dropped twice"
-        self.fences[page] -= 1
-        if self.pins[page] or self.fences[page]:
-            return
-        self._fenced -= 1
-        self.released += 1
-        if page in self.digest_of:
-            self.cached[page] = None
-        else:
-            self.free.append(page)
+    def _passed(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self.fences[page] > 0, f"page {page} dropped twice"
+            self.fences[page] -= 1
+            if not (self.pins[page] or self.fences[page]):
+                self._fenced -= 1
+                self.released += 1
+                if page in self.digest_of:
+                    self.cached[page] = None
+                else:
+                    self.free.append(page)
 
     # The index.
 
@@ -193,21 +193,21 @@ class PagePool:
             if self.journal is not None:
                 self.journal.added(digest)
 
-    def fill(self, page: int, digest: bytes, transfer: int) -> None:
-        """Transfer `transfer` of BULK_IN fills a page under a LOAD pin; when it is acknowledged, the page is shared."""
-        assert self._kinds[Pin.LOAD][page], f"page {page} is filled without a pin"
-        self._ledger.retire(((Clock.BULK_IN, transfer),), self._filled, (page, digest))
+    def fill(self, digests: Mapping[int, bytes], transfer: int) -> None:
+        """Transfer `transfer` of BULK_IN fills these pages under LOAD pins; they are shared once it is acknowledged."""
+        assert all([self._kinds[Pin.LOAD][page] for page in digests]), "a page is filled without a pin"
+        self._ledger.retire(((Clock.BULK_IN, transfer),), self._filled, digests)
 
     def refuse(self, page: int) -> None:
         """What fills the page is not what it should be: it comes back without being shared."""
         self._refused.add(page)
 
-    def _filled(self, loaded: tuple[int, bytes]) -> None:
-        page, digest = loaded
-        if page not in self._refused:
-            self.publish(page, digest)
-        self._refused.discard(page)
-        self.unpin(page, (), Pin.LOAD)
+    def _filled(self, digests: Mapping[int, bytes]) -> None:
+        for page, digest in digests.items():
+            if page not in self._refused:
+                self.publish(page, digest)
+            self._refused.discard(page)
+        self.unpin([*digests], (), Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
         """Take pinned pages out of the index: what they hold is in doubt. The watcher drops copies of them."""

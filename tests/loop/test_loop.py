@@ -300,7 +300,7 @@ def loading(device, shape=SHAPE):
     loop = checksum_loop(device, shape, 2, buckets=())
     transfers = range(1, loop.pool.size)
     for transfer in transfers:
-        loop.pool.fill(loop.pool.take(Pin.LOAD), b"%d" % transfer, transfer)
+        loop.pool.fill({loop.pool.take(Pin.LOAD): b"%d" % transfer}, transfer)
     loop.submit(request(0, [1, 2, 3] * 5, 5))
     return loop, transfers
 

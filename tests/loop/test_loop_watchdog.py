@@ -141,7 +141,7 @@ def test_a_wait_for_transfers_is_no_stall_and_one_for_nothing_is(on_their_way, m
     loop = build_loop(device, ChecksumModel(97, 48), Sizes(2, 48, 20, 4, 8, 8), 2)
     for transfer, page in enumerate([loop.pool.take(Pin.LOAD) for _ in range(19)], 1):
         if on_their_way:
-            loop.pool.fill(page, b"%d" % transfer, transfer)
+            loop.pool.fill({page: b"%d" % transfer}, transfer)
     dog = Watchdog(0.05, lambda: loop.counters.steps, loop.wants_steps, device.fail)
     params = SamplingParams(temperature=0.0, max_tokens=None)
     loop.submit(Request(0, np.array([1, 2], np.int32), params, 0, (), 0, 40))

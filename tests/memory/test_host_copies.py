@@ -207,4 +207,4 @@ def test_loads_leave_a_page_to_each_row_that_runs():
 def test_a_filled_page_without_a_load_pin_is_an_error():
     world = World()
     with pytest.raises(AssertionError, match="without a pin"):
-        world.pool.fill(world.pool.take(Pin.REQUEST), b"a", 1)
+        world.pool.fill({world.pool.take(Pin.REQUEST): b"a"}, 1)

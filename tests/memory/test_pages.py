@@ -267,13 +267,13 @@ def test_a_page_that_is_being_stored_stays_out_of_the_pool_though_its_request_en
     ledger.advance(Clock.COMPUTE, 1)
     pool.pin(page, Pin.STORE)
     if not late:
-        pool.unpin(page, out(1), Pin.STORE)  # the transfer is on its way
+        pool.unpin((page,), out(1), Pin.STORE)  # the transfer is on its way
     pool.retire([page], 1)
     assert pool.counts() == (1, 0, late, not late), "a pin keeps it, then a fence"
     for step in range(2, 9):
         ledger.advance(Clock.COMPUTE, step)
     if late:
-        pool.unpin(page, out(1), Pin.STORE)
+        pool.unpin((page,), out(1), Pin.STORE)
     assert pool.counts() == (1, 0, 0, 1) and pool.available() == 1
     ledger.advance(Clock.BULK_OUT, 1)
     assert pool.counts() == (1, 1, 0, 0)
@@ -282,7 +282,7 @@ def test_a_page_that_is_being_stored_stays_out_of_the_pool_though_its_request_en
 def test_a_page_that_is_loaded_is_shared_once_its_transfer_is_acknowledged():
     pool, ledger = pool_of(3)
     page = pool.take(Pin.LOAD)
-    pool.fill(page, b"a", transfer=2)
+    pool.fill({page: b"a"}, transfer=2)
     ledger.advance(Clock.COMPUTE, 1)
     ledger.advance(Clock.BULK_IN, 1)
     assert pool.find(b"a") is None and pool.counts() == (1, 0, 1, 0)
@@ -298,8 +298,8 @@ def test_a_page_comes_back_when_every_kind_of_pin_is_gone():
     pool.retire([page], 0)
     assert pool.counts().owned == 1 and pool.page_map().count(b"o") == 1
     with pytest.raises(AssertionError, match="no pin STORE"):
-        pool.unpin(page, (), Pin.STORE)
-    pool.unpin(page, ((Clock.PEER, 1), (Clock.COMPUTE, 1)), Pin.LEASE)
+        pool.unpin((page,), (), Pin.STORE)
+    pool.unpin((page,), ((Clock.PEER, 1), (Clock.COMPUTE, 1)), Pin.LEASE)
     ledger.advance(Clock.PEER, 1)
     assert pool.counts().fenced == 1
     ledger.advance(Clock.COMPUTE, 1)

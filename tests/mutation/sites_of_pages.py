@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -53,23 +53,24 @@ def any_page_may_be_stored() -> AbstractContextManager[None]:
 def store_without_pin() -> AbstractContextManager[None]:
     """A page may be given to another while its store reads it."""
 
-    def unpin(original: Callable[..., None], self: PagePool, page: int, at: Any, kind: Pin = Pin.REQUEST) -> None:
-        original(self, page, tuple((clock, number) for clock, number in at if clock is not Clock.BULK_OUT), kind)
+    def unpin(original: Callable[..., None], self: PagePool, pages: Any, at: Any, kind: Pin = Pin.REQUEST) -> None:
+        original(self, pages, tuple((clock, number) for clock, number in at if clock is not Clock.BULK_OUT), kind)
 
     return replaced(PagePool, "unpin", unpin)
 
 
 def load_published_at_once() -> AbstractContextManager[None]:
     """A page is shared while its load is on the way."""
-    return replaced(PagePool, "fill", lambda _, self, page, digest, transfer: self._filled((page, digest)))
+    return replaced(PagePool, "fill", lambda _, self, digests, transfer: self._filled(digests))
 
 
 def load_without_pin() -> AbstractContextManager[None]:
     """The page that a load is to write may be given to another meanwhile; it is shared when the load has ended."""
 
-    def fill(_: Callable[..., None], self: PagePool, page: int, digest: bytes, transfer: int) -> None:
-        self.unpin(page, (), Pin.LOAD)
-        self._ledger.retire(((Clock.BULK_IN, transfer),), lambda loaded: self.publish(*loaded), (page, digest))
+    def fill(_: Callable[..., None], self: PagePool, digests: Mapping[int, bytes], transfer: int) -> None:
+        self.unpin([*digests], (), Pin.LOAD)
+        for loaded in digests.items():
+            self._ledger.retire(((Clock.BULK_IN, transfer),), lambda loaded: self.publish(*loaded), loaded)
 
     return replaced(PagePool, "fill", fill)
 
@@ -77,8 +78,8 @@ def load_without_pin() -> AbstractContextManager[None]:
 def lent_without_pin() -> AbstractContextManager[None]:
     """A page may be given to another while another engine reads it."""
 
-    def unpin(original: Callable[..., None], self: PagePool, page: int, at: Any, kind: Pin = Pin.REQUEST) -> None:
-        original(self, page, () if kind is Pin.LEASE else at, kind)
+    def unpin(original: Callable[..., None], self: PagePool, pages: Any, at: Any, kind: Pin = Pin.REQUEST) -> None:
+        original(self, pages, () if kind is Pin.LEASE else at, kind)
 
     return replaced(PagePool, "unpin", unpin)
 

@@ -26,7 +26,7 @@ NOTICED = {
     "a draft without a mask is not verified": 79,
     "a mask after drafts is of these drafts": 40,
     "a matcher goes back after drafts": 25,
-    "a matcher follows what was settled meanwhile": 79,
+    "a matcher follows what was settled meanwhile": 424,
     "a mask that allows no token ends its request, and not as bad KV does": 83,
     "a request whose matcher fails is ended": 118,
     "beside chunks, each draft has logits of its own": 63,

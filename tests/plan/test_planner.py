@@ -405,7 +405,7 @@ def test_a_refusal_is_remembered_until_the_pool_that_lacked_pages_gets_some(monk
         drive.turn()
     assert drive.admitted == [0] and len(claimed) == 1
     for page in taken[number]:
-        drive.pools[number].unpin(page, (), Pin.LEASE)
+        drive.pools[number].unpin((page,), (), Pin.LEASE)
     drive.turn()
     assert drive.admitted == [0, 1]
     drive.drain()
@@ -428,7 +428,7 @@ def test_a_refusal_is_remembered_until_every_group_shares_more(groups):
     assert drive.admitted == [0, 1] and drive.cached[1] == 160
     for pool, pages in zip(drive.pools, taken, strict=True):
         for page in pages:
-            pool.unpin(page, (), Pin.LEASE)
+            pool.unpin((page,), (), Pin.LEASE)
     drive.drain()
 
 

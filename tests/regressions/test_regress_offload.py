@@ -64,8 +64,8 @@ def pages_free_while_steps_run():
     """Pages wait for all clocks but that of the steps that use them."""
     unpin = PagePool.unpin
 
-    def at_once(pool, page, at, kind=Pin.REQUEST):
-        unpin(pool, page, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+    def at_once(pool, pages, at, kind=Pin.REQUEST):
+        unpin(pool, pages, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
 
     return broken(PagePool, "unpin", at_once)
 

@@ -109,7 +109,7 @@ class Tier:
         self._out.append(transfer)
         # One pin, now and then for two readers: it holds until both have read.
         lent = (self._lease(page, digest),) if self._peer.random() < 0.5 else ()
-        self._pool.unpin(page, ((Clock.BULK_OUT, transfer.number), *lent), Pin.STORE)
+        self._pool.unpin((page,), ((Clock.BULK_OUT, transfer.number), *lent), Pin.STORE)
 
     def _load(self) -> None:
         """One page that was evicted, where there is room for it."""
@@ -122,7 +122,7 @@ class Tier:
         page = self._pool.take(Pin.LOAD)
         transfer = self._begin(Clock.BULK_IN, digest, self.kept[digest], page)
         self._in.append(transfer)
-        self._pool.fill(page, digest, transfer.number)
+        self._pool.fill({page: digest}, transfer.number)
 
     def _lend(self) -> None:
         """One settled page, the oldest: it is the likeliest to be evicted."""
@@ -130,7 +130,7 @@ class Tier:
         if pages and self._numbers[Clock.PEER] < MOST_LEASES:
             page, digest = pages[0]
             self._pool.pin(page, Pin.LEASE)
-            self._pool.unpin(page, (self._lease(page, digest),), Pin.LEASE)
+            self._pool.unpin((page,), (self._lease(page, digest),), Pin.LEASE)
 
     def _lease(self, page: int, digest: bytes) -> tuple[Clock, int]:
         """What has to pass before the page may be given away."""
