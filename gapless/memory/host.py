@@ -22,7 +22,7 @@ LEAST_TOKENS = 256
 LATE_NS = 1_000_000_000
 """A request that waits computes its prompt when no load has ended for this long."""
 BATCH_PAGES = 32
-"""Pages of one transfer, unless there is a reason for more; a direction has one transfer at a time."""
+"""Pages of one transfer, unless there is a reason for more"""
 
 
 class PageMove(NamedTuple):

@@ -1,16 +1,17 @@
 """Moves pages between the device and their copies in host memory, beside the steps that run.
 
-Each direction has a stream of its own and one transfer at a time. A transfer is one operation for any number of pages,
-so that beginning it takes the loop little time; the loop does it after it has launched a step. No step waits for a
-transfer. A store reads pages whose step the host has observed, tokens included, and a load writes pages that no step in
-flight can reach; so the host's own order suffices.
+Each direction has a stream of its own, on which one load is queued behind another: the loop accounts for one while the
+next one moves. A transfer is one operation for any number of pages, so that beginning it takes little time; that comes
+after a step is launched. No step waits for a transfer. A store reads pages whose step the host has observed,
+tokens included, and a load writes pages that no step in flight can reach; so the host's own order suffices.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
-from gapless.device.ring import PAGE, host_bytes
+from gapless.device.ring import PAGE, RingSlot, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.below import LowerTiers, TierLine
 from gapless.memory.copies import HostCounts, PageCopy
@@ -34,6 +35,10 @@ log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
+IN_FLIGHT = 2
+"""Loads on their way, at most. Of stores there is one, since pages that wait to be read cannot be given away."""
+AT_REST = 64
+"""Pages of one transfer where no row runs: the fewer, the earlier they move and may be read"""
 HOST_SHARE = 0.1
 """What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
@@ -84,12 +89,11 @@ class Transfers:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
-        since = self._device.clock()
-        if not self.bulk_in.on_its_way and (batch := self.host.next_load(self.most(passed))) is not None:
-            begun += self.bulk_in.begin(batch, since)
-        since = self._device.clock()
-        if not self.bulk_out.on_its_way and (batch := self.host.next_store(self.most(passed, begun))) is not None:
-            begun += self.bulk_out.begin(batch, since)
+        for way, following in ((self.bulk_in, self.host.next_load), (self.bulk_out, self.host.next_store)):
+            since = self._device.clock()
+            while way.room and (batch := following(self.most(passed, begun))) is not None:
+                begun += way.begin(batch, since)
+                since = self._device.clock()
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
@@ -97,10 +101,10 @@ class Transfers:
     def most(self, passed: int, begun: int = 0) -> int:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
         move others. Beside running rows a look comes once a step, so there may be more where steps are long, and a few
-        where they are short, so that each direction goes on; otherwise a long transfer delays nothing."""
+        where they are short, so that each direction goes on."""
         if not self.page_ns:
             return BATCH_PAGES
-        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else MOST_BATCH
+        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else AT_REST
         return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:
@@ -185,6 +189,20 @@ class Transfers:
         return way.wait(bell)
 
 
+class Underway(NamedTuple):
+    """A transfer on its way."""
+
+    batch: MoveBatch
+    fence: Fence
+    slot: int
+    """Which memory for places and checksums it has"""
+    since: int
+    """When its preparation began, ns of the device's clock; `began` is when it was given to the device"""
+    began: int
+    errors: list[Exception]
+    """What its program has raised"""
+
+
 class TransferWay:
     """One direction: from the device where it `stores`, to the device otherwise."""
 
@@ -194,27 +212,31 @@ class TransferWay:
         self._device, self._stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
-        self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        (self._arrived,) = device.ring(1, 8 * MOST_BATCH).slots
+        self._sums = torch.zeros(IN_FLIGHT, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        self._arrived = device.ring(IN_FLIGHT, 8 * MOST_BATCH).slots
         """The checksums on the host"""
-        (self._places,) = device.ring(1, 8 * MOST_BATCH).slots
-        """Pages and slots of the transfer on its way, int32 [2, count] for each group after the other"""
-        self._batch: tuple[MoveBatch, Fence] | None = None
-        self._raised: Exception | None = None
-        """What the program of the transfer on its way has raised"""
+        self._places = device.ring(IN_FLIGHT, 8 * MOST_BATCH).slots
+        """Pages and slots of the transfers on their way, int32 [2, count] for each group after the other"""
+        self._underway: deque[Underway] = deque()
+        self._begun = 0
         self.bytes = self.ns = self.took_ns = 0
         """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
         its preparation"""
-        self._since = self._began = self._from = self._until = 0
+        self._ended = self._from = self._until = 0
 
     @property
     def on_its_way(self) -> bool:
-        return self._batch is not None
+        return bool(self._underway)
+
+    @property
+    def room(self) -> bool:
+        """Whether another transfer may begin"""
+        return len(self._underway) < (1 if self._stores else IN_FLIGHT)
 
     @property
     def moving(self) -> int:
         """Pages on their way"""
-        return len(self._batch[0].moves) if self._batch is not None else 0
+        return sum([len(one.batch.moves) for one in self._underway])
 
     def stretch(self) -> tuple[int, int]:
         """Return from and until when the latest transfers ran, of those that have ended since the last call."""
@@ -223,19 +245,19 @@ class TransferWay:
 
     def begin(self, batch: MoveBatch, since: int) -> int:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
-        self._since, self._began, count = since, self._device.clock(), len(batch.moves)
+        began, count, slot = self._device.clock(), len(batch.moves), self._begun % IN_FLIGHT
         batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
-        sums, arrived = self._sums[:count], self._arrived.tensor.view(torch.int64)[:count]
-        self._stream.launch(
-            self._run, self._parts(batch.moves), sums, arrived, reads=(self._places,), writes=(sums, arrived)
-        )
-        self._batch = batch, self._stream.record(timed=True)
+        places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
+        arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
+        parts = self._parts(batch.moves, places)
+        self._stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
+        self._underway.append(Underway(batch, self._stream.record(timed=True), slot, since, began, errors))
+        self._begun += 1
         return count
 
-    def _parts(self, moves: Sequence[PageMove]) -> Parts:
+    def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> Parts:
         """Write down where the pages of each group are, and where they go."""
-        places, parts, first = self._places.array.view(np.int32), Parts(), 0
-        tensor = self._places.tensor.view(torch.int32)
+        places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), Parts(), 0
         for group, (src, dst) in enumerate(zip(self._src, self._dst, strict=True)):
             ends = [(move.page, move.copy.slot) for move in moves if move.group == group]
             if ends:
@@ -245,7 +267,7 @@ class TransferWay:
                 first += len(ends)
         return parts
 
-    def _run(self, parts: Parts, sums: Tensor, arrived: Tensor) -> None:
+    def _run(self, parts: Parts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
         """Copy all pages. What that raises fails this transfer, and not the device."""
         copy_pages = self.copy_pages if observe.watcher is None else reference.copy_pages  # a checker sees page by page
         try:
@@ -257,33 +279,33 @@ class TransferWay:
                 first = end
             self._device.download(arrived, sums)
         except Exception as error:
-            self._raised = error
+            errors.append(error)
 
     def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
-        """Return a transfer that has ended, and the checksums of its pages: None where it failed."""
-        if self._batch is None or not self._batch[1].done():
+        """Return the oldest transfer, if it has ended, and the checksums of its pages: None where it failed."""
+        if not self._underway or not self._underway[0].fence.done():
             return None
-        (batch, fence), self._batch = self._batch, None
-        self._count(batch, fence.time())
-        error, self._raised = self._raised, None
-        if error is not None:
-            log.warning("a transfer of %d pages failed: %s: %s", len(batch.moves), type(error).__name__, error)
-            return batch, [None] * len(batch.moves)
-        sums: Int64s = self._arrived.array.view(np.int64)
-        return batch, sums[: len(batch.moves)].tolist()
+        one = self._underway.popleft()
+        self._count(one, one.fence.time())
+        moves = one.batch.moves
+        for error in one.errors:
+            log.warning("a transfer of %d pages failed: %s: %s", len(moves), type(error).__name__, error)
+            return one.batch, [None] * len(moves)
+        sums: Int64s = self._arrived[one.slot].array.view(np.int64)
+        return one.batch, sums[: len(moves)].tolist()
 
-    def _count(self, batch: MoveBatch, until: int) -> None:
-        self.bytes += sum([self._page_bytes[move.group] for move in batch.moves])
-        self.took_ns = until - self._since
-        self.ns += until - self._began
-        if not self._until or self._began - self._until > ONE_STRETCH_NS:
-            self._from = self._began
-        self._until = until
+    def _count(self, one: Underway, until: int) -> None:
+        self.bytes += sum([self._page_bytes[move.group] for move in one.batch.moves])
+        self.took_ns = until - max(one.since, self._ended)  # without the wait for the one before it
+        self.ns += until - max(one.began, self._ended)
+        if not self._until or one.began - self._until > ONE_STRETCH_NS:
+            self._from = one.began
+        self._until = self._ended = until
 
     def wait(self, bell: Bell) -> bool:
-        if self._batch is None:
+        if not self._underway:
             return False
-        self._batch[1].wait(bell)
+        self._underway[0].fence.wait(bell)
         return True
 
 

@@ -17,7 +17,7 @@ from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.host import BATCH_PAGES
-from gapless.step.transfers import MOST_BATCH
+from gapless.step.transfers import AT_REST, MOST_BATCH
 from gapless.testing.sim import SimDevice
 
 SLOT = 4096
@@ -219,17 +219,20 @@ def test_a_step_is_launched_before_transfers_are_taken_in_or_begun(depth, monkey
     device.close()
 
 
-def test_a_load_that_no_running_request_is_beside_is_one_transfer(monkeypatch):
-    device, sizes_ = SimDevice(2, "eager"), []
+def test_loads_that_no_running_request_is_beside_queue_one_behind_another(monkeypatch):
+    device, sizes_ = SimDevice(2, "lazy"), []
     shape = SHAPE._replace(max_len=300, pages=90)
     loop = checksum_loop(device, shape, 2, host=HostSizes(200 * SLOT, 1))
     known = prompts(1, 280)[0]
     run(loop, [ask(1, known)])
     evict(loop)
-    logged(monkeypatch, sizes_, loop.transfers.bulk_in, "begin", lambda batch, _: len(batch.moves))
+    way = loop.transfers.bulk_in
+    logged(monkeypatch, sizes_, way, "begin", lambda batch, _: (len(batch.moves), way.moving))
     loop.transfers.page_ns = 1e9  # beside running rows it would begin few
     run(loop, [ask(2, known)])
-    assert sizes_ == [69]
+    assert sizes_ == [(AT_REST, 0), (5, AT_REST)]
+    counts = loop.transfers.host.counts
+    assert (counts.loaded, counts.refused) == (AT_REST + 5, 0), "each has places and checksums of its own"
     device.close()
 
 
@@ -240,7 +243,7 @@ def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_a
     transfers.page_ns, transfers.host.running = 1000, 1
     assert [transfers.most(passed) for passed in (1, 10**6, 10**9)] == [BATCH_PAGES, 100, MOST_BATCH]
     transfers.host.running = 0
-    assert transfers.most(1) == MOST_BATCH
+    assert transfers.most(1) == AT_REST
     device.close()
 
 
@@ -249,12 +252,14 @@ def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatc
     transfers = checksum_loop(device, SHAPE, 2, host=HostSizes(100 * SLOT, 1)).transfers
     transfers.poll()
     transfers.page_ns, transfers.host.running = 1000, 1
-    monkeypatch.setattr(transfers.host, "next_load", lambda pages: most.append(pages) or "batch")
+    monkeypatch.setattr(
+        transfers.host, "next_load", lambda pages: most.append(pages) or ("batch" if len(most) == 1 else None)
+    )
     monkeypatch.setattr(transfers.host, "next_store", most.append)
     monkeypatch.setattr(transfers.bulk_in, "begin", lambda batch, _: 60)
     device.host_now += 10**6
     transfers.poll()
-    assert most == [100, 40]
+    assert most == [100, 40, 40]
     device.close()
 
 
