@@ -70,7 +70,7 @@ LINES = {
     "KV in host memory: one share of time both ways, counts without the warm-up, loads beside adapters": 854,
     "KV is loaded only where that takes less than computing, by means without first times": 161,
     "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,
-    "loads that queue one behind another": 22,
+    "loads that queue one behind another where no row runs": 20,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "masks that are read where logits are loaded, in mail of each row": 88,
     "matchers at once where a form is kept, a lexer for each of its users": 150,

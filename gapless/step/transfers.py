@@ -1,9 +1,10 @@
 """Moves pages between the device and their copies in host memory, beside the steps that run.
 
-Each direction has a stream of its own, on which one load is queued behind another: the loop accounts for one while the
-next one moves. A transfer is one operation for any number of pages, so that beginning it takes little time; that comes
-after a step is launched. No step waits for a transfer. A store reads pages whose step the host has observed,
-tokens included, and a load writes pages that no step in flight can reach; so the host's own order suffices.
+Each direction has a stream of its own and one transfer at a time. Where no row runs, a second load is queued behind the
+first, so that the loop accounts for one while the next one moves. A transfer is one operation for any number of pages,
+so that beginning it takes the loop little time; the loop does it after it has launched a step. No step waits for a
+transfer. A store reads pages whose step the host has observed, tokens included, and a load writes pages that no step in
+flight can reach; so the host's own order suffices.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
-IN_FLIGHT = 2
-"""Loads on their way, at most. Of stores there is one, since pages that wait to be read cannot be given away."""
+LOADS_AT_REST = 2
+"""Loads on their way where no row runs. Of stores there is one: pages that wait to be read cannot be given away."""
 AT_REST = 64
 """Pages of one transfer where no row runs: the fewer, the earlier they move and may be read"""
 HOST_SHARE = 0.1
@@ -89,9 +90,11 @@ class Transfers:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
-        for way, following in ((self.bulk_in, self.host.next_load), (self.bulk_out, self.host.next_store)):
+        loads = 1 if self.host.running else LOADS_AT_REST
+        ways = ((self.bulk_in, self.host.next_load, loads), (self.bulk_out, self.host.next_store, 1))
+        for way, following, count in ways:
             since = self._device.clock()
-            while way.room and (batch := following(self.most(passed, begun))) is not None:
+            while len(way.underway) < count and (batch := following(self.most(passed, begun))) is not None:
                 begun += way.begin(batch, since)
                 since = self._device.clock()
         if begun:
@@ -212,12 +215,12 @@ class TransferWay:
         self._device, self._stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
-        self._sums = torch.zeros(IN_FLIGHT, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        self._arrived = device.ring(IN_FLIGHT, 8 * MOST_BATCH).slots
+        self._sums = torch.zeros(LOADS_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        self._arrived = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
         """The checksums on the host"""
-        self._places = device.ring(IN_FLIGHT, 8 * MOST_BATCH).slots
+        self._places = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
         """Pages and slots of the transfers on their way, int32 [2, count] for each group after the other"""
-        self._underway: deque[Underway] = deque()
+        self.underway: deque[Underway] = deque()
         self._begun = 0
         self.bytes = self.ns = self.took_ns = 0
         """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
@@ -226,17 +229,12 @@ class TransferWay:
 
     @property
     def on_its_way(self) -> bool:
-        return bool(self._underway)
-
-    @property
-    def room(self) -> bool:
-        """Whether another transfer may begin"""
-        return len(self._underway) < (1 if self._stores else IN_FLIGHT)
+        return bool(self.underway)
 
     @property
     def moving(self) -> int:
         """Pages on their way"""
-        return sum([len(one.batch.moves) for one in self._underway])
+        return sum([len(one.batch.moves) for one in self.underway])
 
     def stretch(self) -> tuple[int, int]:
         """Return from and until when the latest transfers ran, of those that have ended since the last call."""
@@ -245,13 +243,13 @@ class TransferWay:
 
     def begin(self, batch: MoveBatch, since: int) -> int:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
-        began, count, slot = self._device.clock(), len(batch.moves), self._begun % IN_FLIGHT
+        began, count, slot = self._device.clock(), len(batch.moves), self._begun % LOADS_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
         places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
         arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
         self._stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
-        self._underway.append(Underway(batch, self._stream.record(timed=True), slot, since, began, errors))
+        self.underway.append(Underway(batch, self._stream.record(timed=True), slot, since, began, errors))
         self._begun += 1
         return count
 
@@ -283,9 +281,9 @@ class TransferWay:
 
     def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
         """Return the oldest transfer, if it has ended, and the checksums of its pages: None where it failed."""
-        if not self._underway or not self._underway[0].fence.done():
+        if not self.underway or not self.underway[0].fence.done():
             return None
-        one = self._underway.popleft()
+        one = self.underway.popleft()
         self._count(one, one.fence.time())
         moves = one.batch.moves
         for error in one.errors:
@@ -303,9 +301,9 @@ class TransferWay:
         self._until = self._ended = until
 
     def wait(self, bell: Bell) -> bool:
-        if not self._underway:
+        if not self.underway:
             return False
-        self._underway[0].fence.wait(bell)
+        self.underway[0].fence.wait(bell)
         return True
 
 

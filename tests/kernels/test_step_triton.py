@@ -36,8 +36,8 @@ def test_begin_decode_compiles_ahead_of_time(block: int, places: int, capability
 @pytest.mark.parametrize(
     ("block", "width", "capability"),
     # Steps with drafts have few rows.
-    [(64, 1, 90), (256, 1, 90), (1024, 1, 90), (64, 5, 90), (256, 5, 90), (64, 5, 80), (1024, 1, 80), (256, 1, 100),
-     (64, 5, 100)],
+    [(64, 1, 90), (256, 1, 90), (1024, 1, 90), (64, 5, 90), (256, 5, 90), (64, 9, 90), (64, 5, 80), (256, 1, 80),
+     (1024, 1, 80), (64, 5, 100), (256, 1, 100), (1024, 1, 100)],
 )  # fmt: skip
 def test_finish_compiles_ahead_of_time(block: int, capability: int, width: int) -> None:
     counts = ("count", "samples", "slots", "slot_words")

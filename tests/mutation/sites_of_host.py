@@ -25,9 +25,9 @@ def ended_when_begun() -> AbstractContextManager[None]:
     """A transfer counts as ended without a look at its fence."""
 
     def ended(_: Any, self: TransferWay) -> Any:
-        if not self._underway:
+        if not self.underway:
             return None
-        batch = self._underway.popleft().batch
+        batch = self.underway.popleft().batch
         return batch, [copy.checksum or 0 for _, _, copy in batch.moves]
 
     return replaced(TransferWay, "ended", ended)
