@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels.adapt import AdapterPart, Shrunk
-from gapless.kernels.adapt_few_triton import AdapterWork, adapted_norm, shares_of
+from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, launch
 from gapless.kernels.library_triton import is_hopper, operator
@@ -121,7 +121,7 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-def _adapted_norm(
+def adapted_norm_of(
     x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
 ) -> tuple[Tensor, Tensor, Shrunk | None]:
     before, up = (None, None) if added is None else (added.inner, added.part.up)
@@ -145,5 +145,5 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
     return Shrunk(inner, slots, part)
 
 
-ADAPTED_ROWS = AdaptedRows(_adapted_norm, partial(_adapted, False), partial(_adapted, True), _adapted_add)
+ADAPTED_ROWS = AdaptedRows(adapted_norm_of, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
 FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)

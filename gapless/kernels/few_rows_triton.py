@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_few_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
+from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expanded, first_lines, shrink
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 

@@ -7,11 +7,15 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
+from gapless.kernels.activation_triton import silu_mul
+from gapless.kernels.adapt import AdapterPart, Shrunk
+from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
+from gapless.kernels.few_rows import adapted_norm_of
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
-from gapless.kernels.rope_triton import triton_rope_and_write
-from gapless.kernels.seam import Linear, ManyRows, Normable
+from gapless.kernels.rope_triton import rope_and_write, triton_rope_and_write
+from gapless.kernels.seam import AdaptedRows, Linear, ManyRows, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -34,6 +38,15 @@ def linear_add_square(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     return following.scaled, squares
 
 
+def linear_add_beside(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, down: Tensor) -> Tensor:
+    """Do x [M, N] += y [M, K] @ weight.T + bias, rounded once; return y @ down.T by each row's slot, as [shares, M,
+    rank] float32."""
+    inner = torch.empty((shares_of(y.shape[1]), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
+    beside = AdapterWork(down, inner, slots, (x.shape[1],))
+    launch(y, weight, bias, x, tiles_for(y.shape[0], weight.shape[0]), beside=beside)
+    return inner
+
+
 triton_divided_linear = operator(
     "triton_divided_linear(Tensor x, Tensor? squares, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
     divided_linear,
@@ -41,6 +54,21 @@ triton_divided_linear = operator(
 triton_linear_add_square = operator(
     "triton_linear_add_square(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor norm) -> (Tensor, Tensor)",
     linear_add_square,
+)
+
+triton_linear_add_beside = operator(
+    "triton_linear_add_beside(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
+    "-> Tensor",
+    linear_add_beside,
+)
+triton_adapted_rope_and_write = operator(
+    "triton_adapted_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, "
+    "Tensor slots, Tensor(b!) cache, int layer, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> ()",
+    rope_and_write,
+)
+triton_adapted_silu_mul = operator(
+    "triton_adapted_silu_mul(Tensor gate_up, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> Tensor",
+    silu_mul,
 )
 
 
@@ -76,4 +104,29 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode)
+def _left_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    return _linear(Normable(x, None), 0.0, linear)
+
+
+def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
+    (inner, slots, part), (qk_norm, eps, table) = added, rotation
+    triton_adapted_rope_and_write(
+        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner[0], slots, part.up,
+        early=is_hopper(qkv.device),
+    )  # fmt: skip
+
+
+def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    inner, slots, part = added
+    gate_up = _left_linear(x, added, linear)
+    found: Tensor = triton_adapted_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
+    return found
+
+
+def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
+    assert isinstance(linear, plain.TorchLinear)
+    return Shrunk(triton_linear_add_beside(x, y, linear.weight, linear.bias, slots, part.down), slots, part)
+
+
+MANY_ADAPTED = AdaptedRows(adapted_norm_of, _left_linear, _rotate, _adapted_silu_mul, _adapted_add)
+MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)

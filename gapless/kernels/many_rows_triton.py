@@ -20,10 +20,13 @@ from torch import Tensor
 from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gapless.kernels.adapt_fused_triton import AdapterWork, shrink
 from gapless.kernels.library_triton import is_hopper, launch_options
 
 MOST_ROWS = 256
 """Rows that these kernels are made for."""
+MOST_NARROW = 4096
+"""Columns up to which narrow tiles of a product run all at once"""
 LINE = tl.constexpr(64)
 """Elements of 16 bits in a line of the cache."""
 
@@ -31,9 +34,9 @@ LINE = tl.constexpr(64)
 @triton.jit
 def _finish(
     sums, up, scale, bias, out, norm, scaled, squares, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    ADD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ADD: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Writes a program's sums [BLOCK_M, BLOCK_N] to `out`, or adds them to it and leaves what the next norm needs."""
+    """Writes a program's sums [BLOCK_M, BLOCK_N] to `out`, or adds them to it and may leave what a norm needs."""
     WIDTH: tl.constexpr = N // 2 if GATED else N
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -52,7 +55,7 @@ def _finish(
         sums += tl.load(out + at, mask=mine, other=0.0).to(tl.float32)
     kept = sums.to(out.dtype.element_ty)
     tl.store(out + at, kept, mask=mine)
-    if ADD:
+    if LEAVE:
         # The norm is of what the next layer reads: the sum rounded to its dtype.
         value = tl.where(inside[None, :], kept.to(tl.float32), 0.0)
         tl.store(squares + token * tl.num_programs(1) + tl.program_id(1), tl.sum(value * value, axis=1), mask=token < M)
@@ -72,16 +75,40 @@ def _ask_for(weight, column, K: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def product_kernel(
-    x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N: tl.constexpr, K: tl.constexpr,
-    BEFORE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, weight, matrix, before, bias, out, norm, scaled, squares, eps, given, down, inner, slots, M, N: tl.constexpr,
+    K: tl.constexpr, BEFORE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    LEAVE: tl.constexpr, EARLY: tl.constexpr, LINES: tl.constexpr, SHARES: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows, columns). x and weight are descriptors, of which `matrix` is the weight's pointer.
+    """Program (rows, columns). x and weight are descriptors, of which `given` and `matrix` are the pointers.
 
     before [M, BEFORE] float32: sums of squares of x before its norm's weight, if BEFORE. GATED: BLOCK_N gates and their
-    ups. scaled, squares: what ADD leaves for the next norm. EARLY: the weight is asked for while the kernel in front
-    still runs.
+    ups. scaled, squares: what is left for the next norm, if LEAVE. EARLY: the weight is asked for while the kernel in
+    front still runs. If LINES, further programs do the first half of adapters, see `adapt_fused_triton.shrink`.
     """
+    COLUMNS: tl.constexpr = ((N // 2 if GATED else N) + BLOCK_N - 1) // BLOCK_N
+    if LINES > 0:
+        if tl.program_id(1) >= COLUMNS:
+            program = (tl.program_id(1) - COLUMNS) * tl.num_programs(0) + tl.program_id(0)
+            shrink(given, down, inner, slots, program, M, K, LINES, SHARES, EARLY)
+        else:
+            _product(
+                x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N, K, BEFORE, BIAS, GATED, ADD,
+                LEAVE, EARLY, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
+    else:
+        _product(
+            x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N, K, BEFORE, BIAS, GATED, ADD, LEAVE,
+            EARLY, BLOCK_M, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+
+
+@triton.jit
+def _product(
+    x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N: tl.constexpr, K: tl.constexpr,
+    BEFORE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, LEAVE: tl.constexpr,
+    EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     WIDTH: tl.constexpr = N // 2 if GATED else N
     row = tl.program_id(0) * BLOCK_M
     column = tl.program_id(1) * BLOCK_N
@@ -106,7 +133,7 @@ def product_kernel(
         sums = tl.dot(value, weight.load([column, at]).T, sums, input_precision="ieee")
         if GATED:
             up = tl.dot(value, weight.load([WIDTH + column, at]).T, up, input_precision="ieee")
-    _finish(sums, up, scale, bias, out, norm, scaled, squares, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+    _finish(sums, up, scale, bias, out, norm, scaled, squares, M, N, BIAS, GATED, ADD, LEAVE, BLOCK_M, BLOCK_N)
 
 
 class ManyRowsTiles(NamedTuple):
@@ -121,9 +148,10 @@ class ManyRowsTiles(NamedTuple):
 
 def tiles_for(rows: int, columns: int, gated: bool = False) -> ManyRowsTiles:
     """Returns the tiles of a product from a table, measured for Qwen3-0.6B: nothing is measured at run time."""
-    if rows <= 128:
+    wide = columns > MOST_NARROW and not gated
+    if rows <= 64 or (rows <= 128 and not wide):
         return ManyRowsTiles(64, 32, 128, 4, 3 if gated else 4)
-    if gated:
+    if rows > 128 and (gated or wide):
         return ManyRowsTiles(128, 64, 64, 4, 4)
     return ManyRowsTiles(64, 64, 128, 4, 4 if columns <= 2048 else 3)
 
@@ -141,25 +169,32 @@ class Following(NamedTuple):
 
 def launch(
     x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tiles: ManyRowsTiles, *, squares: Tensor | None = None,
-    eps: float = 0.0, gated: bool = False, following: Following | None = None, early: bool | None = None,
+    eps: float = 0.0, gated: bool = False, following: Following | None = None, beside: AdapterWork | None = None,
+    early: bool | None = None,
 ) -> None:  # fmt: skip
-    """Writes x @ weight.T + bias to `out`, or with `following` adds it. x [M, K], weight [N, K], all contiguous.
+    """Writes x @ weight.T + bias to `out`, or with `following` or `beside` adds it. x [M, K], weight [N, K], all
+    contiguous.
 
     squares [M, S] float32: sums of squares by whose mean over K the product's rows are divided, as a norm does.
-    gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up. early: for measuring.
+    gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up. beside: the first half of
+    what adapters add to x. early: for measuring.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(rows, tiles.rows), triton.cdiv(out.shape[1], tiles.columns)
+    if beside is not None:
+        grid = grid[0], grid[1] + triton.cdiv(beside.programs(), grid[0])
     norm, scaled, left = following or (out, out, out)
+    down, inner, slots = (out, out, out) if beside is None else beside[:3]
     product_kernel[grid](
         TensorDescriptor.from_tensor(x, [tiles.rows, tiles.depth]),
         TensorDescriptor.from_tensor(weight, [tiles.columns, tiles.depth]),
-        weight, out if squares is None else squares, out if bias is None else bias, out, norm, scaled, left, eps, rows,
-        columns, depth, 0 if squares is None else squares.shape[1], bias is not None, gated, following is not None,
-        early, tiles.rows, tiles.columns, tiles.depth, num_warps=tiles.warps, num_stages=tiles.stages,
-        **launch_options(early),
+        weight, out if squares is None else squares, out if bias is None else bias, out, norm, scaled, left, eps, x,
+        down, inner, slots, rows, columns, depth, 0 if squares is None else squares.shape[1], bias is not None, gated,
+        following is not None or beside is not None, following is not None, early,
+        0 if beside is None else down.shape[1], 0 if beside is None else beside.shares, tiles.rows, tiles.columns,
+        tiles.depth, num_warps=tiles.warps, num_stages=tiles.stages, **launch_options(early),
     )  # fmt: skip
 
 

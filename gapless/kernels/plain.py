@@ -110,6 +110,15 @@ def adapted_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     return y
 
 
+def left_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+    return linear(x)
+
+
+def adapted_rope_and_write(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
+    expand(qkv.flatten(1), added)
+    rope_and_write(qkv, rotation, kv, tokens)
+
+
 def adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     return silu_mul(adapted_linear(x, added, linear))
 
@@ -223,7 +232,10 @@ KERNELS = Kernels(
     finish, score, accept, look_up,
 )  # fmt: skip
 
-ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, adapted_silu_mul, adapted_linear_add)
+ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
+MANY_ADAPTED = ADAPTED_ROWS._replace(linear=left_linear, rotate=adapted_rope_and_write)
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
-MANY_ROWS = ManyRows(256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode)
+MANY_ROWS = ManyRows(
+    256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED
+)
 """The reference of fused ones. They gain nothing here, so KERNELS has none."""

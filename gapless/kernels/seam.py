@@ -67,7 +67,7 @@ class MixedBatch(NamedTuple):
 
 
 class AdaptedRows(NamedTuple):
-    """A decoder layer of few rows of which some have adapters, in no more launches than without."""
+    """A decoder layer of rows of which some have adapters: what these add comes with kernels that run anyway."""
 
     norm: Callable[
         [Tensor, Shrunk | None, Tensor, float, Tensor, AdapterPart | None], tuple[Tensor, Tensor, Shrunk | None]
@@ -75,7 +75,9 @@ class AdaptedRows(NamedTuple):
     """(x [B, H], added, norm [H], eps, slots int64 [B], part) -> x with the second half of `added`, rounded to x's
     dtype; rms_norm of that; and the first half of what `part` adds to a product of the norm, if there is one"""
     linear: Callable[[Tensor, Shrunk, Linear], Tensor]
-    """(x [B, H], added, linear) -> linear(x) and the second half of `added` [B, out]"""
+    """(x [B, H], added, linear) -> linear(x) and, unless `rotate` adds it, the second half of `added` [B, out]"""
+    rotate: Callable[[Tensor, Shrunk, Rotation, KV, TokenBatch], None] | None
+    """(qkv [B, Q + 2K, D], added, rotation, kv, tokens): `rope_and_write` of qkv and the second half of `added`"""
     silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
     """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
     linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
@@ -132,6 +134,8 @@ class ManyRows(NamedTuple):
     product of x's norm needs"""
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
     """Rotates, writes keys and values, and attends, as `FewRows.decode` does"""
+    adapted: AdaptedRows
+    """How such a layer runs where rows have adapters"""
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:

@@ -140,10 +140,10 @@ class DenseModel:
         x = self.embed(inputs.ids)
         adapted, few = inputs.adapters is not None, kernels.few_rows
         if few is not None and inputs.starts is None and len(x) <= few.most:
-            return (self._few_adapted if adapted else self._few_rows)(few, x, inputs, cache, taps)
-        many = None if adapted else self.many_rows  # what adapters add is between the products that are fused there
+            return (self._adapted_rows if adapted else self._few_rows)(few, x, inputs, cache, taps)
+        many = self.many_rows
         if many is not None and inputs.starts is None and len(x) <= many.most:
-            return self._many_rows(many, x, inputs, cache, taps)
+            return (self._adapted_rows if adapted else self._many_rows)(many, x, inputs, cache, taps)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
@@ -168,19 +168,26 @@ class DenseModel:
             taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
-    def _few_adapted(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
-        """Do `_few_rows` where rows have adapters: what these add to the residual comes with the norm after it."""
+    def _adapted_rows(
+        self, fused: FewRows | ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps
+    ) -> Tensor:
+        """Do `_few_rows` or `_many_rows` where rows have adapters: what these add to the residual comes with the norm
+        after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
-        decode = few.decode if inputs.places == 1 else self._decode
         assert inputs.adapters is not None and self.adapters is not None
-        slots, ways, added = inputs.adapters, few.adapted, None
+        slots, ways, added = inputs.adapters, fused.adapted, None
+        decode = fused.decode if inputs.places == 1 else self._decode
         for i, (block, parts) in enumerate(zip(self.blocks, self.adapters.layers, strict=False)):
             x, y, own = ways.norm(x, added, block.input_norm, eps, slots, parts.qkv)
             taps.pass_by(i, x)
             assert own is not None
             qkv = ways.linear(y, own, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            if ways.rotate is None:
+                y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            else:
+                ways.rotate(qkv, own, self._rotation(block), kv, tokens)
+                y = self._attend(qkv, kv, batch)
             added = ways.linear_add(x, y, block.output, slots, parts.output)
             x, y, own = ways.norm(x, added, block.mlp_norm, eps, slots, parts.gate_up)
             assert own is not None
@@ -207,9 +214,12 @@ class DenseModel:
         self, qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float
     ) -> Tensor:
         """`FewRows.decode` in two launches, for rows that read what other rows write."""
-        assert self.kernels.decode_attention is not None
         self.kernels.rope_and_write(qkv, rotation, kv, tokens)
-        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, scale)
+        return self._attend(qkv, kv, batch)
+
+    def _attend(self, qkv: Tensor, kv: KV, batch: RowBatch) -> Tensor:
+        assert self.kernels.decode_attention is not None
+        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, self.config.head_dim**-0.5)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import FewShape, check_adapt, check_alone, check_few, check_few_alone
+from adapt_cases import FewShape, RotatedShape, check_adapt, check_alone, check_few, check_few_alone, check_rotated
 from adapter_files import write_adapter
 from forward_cases import FAMILIES, Launched, batch_of, error, models, ragged, run, written
 from paged import LAYERS
@@ -21,6 +21,7 @@ from paged import LAYERS
 from gapless import LLM, SamplingParams
 from gapless.kernels.all_triton import HALF_KERNELS, KERNELS
 from gapless.kernels.few_rows import ADAPTED_ROWS
+from gapless.kernels.many_rows import MANY_ADAPTED
 from gapless.model.adapters import AdapterTables
 from gapless.model.config import read_model_config, resolve_model_dir
 
@@ -59,8 +60,27 @@ def test_a_row_of_few_is_alone(rows: int) -> None:
     check_few_alone(ADAPTED_ROWS, torch.bfloat16, "cuda", rows)
 
 
+@pytest.mark.parametrize(("hidden", "projections", "middle", "rank"), SHAPES)
+@pytest.mark.parametrize("rows", [33, 200])
+def test_a_layer_of_many_rows_adds_what_the_definition_says(rows, hidden, projections, middle, rank) -> None:
+    middle -= middle % 8  # the copy engine's lines begin at 16 bytes
+    check_few(MANY_ADAPTED, torch.bfloat16, "cuda", FewShape(rows, hidden, projections, middle, rank), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [RotatedShape(40, 16, 8, 128), RotatedShape(200, 14, 2, 64), RotatedShape(33, 8, 2, 96, 64)]
+)
+def test_rotation_adds_what_the_definition_says(shape: RotatedShape, dtype: torch.dtype) -> None:
+    check_rotated(MANY_ADAPTED, dtype, "cuda", shape)
+
+
+def test_a_row_of_many_is_alone() -> None:
+    check_few_alone(MANY_ADAPTED, torch.bfloat16, "cuda", 64)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [1, 3, 6, 32, 40])
+@pytest.mark.parametrize("rows", [1, 3, 6, 32, 40, 256])
 def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: int, tmp_path: Path) -> None:
     model, exact = models(FAMILIES[family], HALF_KERNELS, tmp_path, "cuda")
     exact.adapters = AdapterTables(exact.config, 4, 16, torch.float32, torch.device("cpu"))
@@ -77,8 +97,12 @@ def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: 
     ours, theirs = batch.moved(torch.bfloat16, "cuda"), batch.moved(torch.float32, "cpu")
     with Launched() as launched:
         found = run(model, ours)
-    fused = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
-    assert rows > HALF_KERNELS.few_rows.most or fused.items() <= launched.names.items()
+    few = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
+    many = {
+        "adapted_norm": 2 * LAYERS + 1, "divided_linear": 2 * LAYERS, "adapted_rope_and_write": LAYERS,
+        "adapted_silu_mul": LAYERS, "linear_add_beside": 2 * LAYERS,
+    }  # fmt: skip
+    assert (few if rows <= HALF_KERNELS.few_rows.most else many).items() <= launched.names.items()
     wanted = run(exact, theirs)
     plain = run(exact, batch._replace(inputs=batch.inputs._replace(adapters=None)).moved(torch.float32, "cpu"))
     assert error(plain[0][: batch.real], wanted[0][: batch.real]) > 10 * LIMIT, "adapters change what follows"

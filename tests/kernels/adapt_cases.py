@@ -8,9 +8,11 @@ import torch
 from few_rows_cases import ROUNDING
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart
+from gapless.kernels import plain
+from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.seam import AdaptedRows, Kernels
+from gapless.kernels.views import KV, Rotation, TokenBatch
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
 """Inputs, outputs of each projection, rank"""
@@ -112,22 +114,73 @@ def check_few(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: FewShap
     want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
     near(normed, want)
     wide = normed.double() @ layers[0].weight.double().T + layers[0].bias.double()
-    near(ways.linear(normed, inner, layers[0]), adapted(normed, wide, slots, qkv))
+    near(ways.linear(normed, inner, layers[0]), wide if ways.rotate else adapted(normed, wide, slots, qkv))
 
     same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
     assert torch.equal(same, x) and inner is not None
     inner.inner[:, slots == 0] = torch.nan
-    wide = adapted(normed, normed.double() @ layers[1].weight.double().T, slots, gate_up)
+    product = normed.double() @ layers[1].weight.double().T
+    if ways.rotate:  # what adapters add comes to the rounded product
+        rounded = ways.linear(normed, inner, layers[1])
+        near(rounded, product)
+        product = rounded.double()
+    wide = adapted(normed, product, slots, gate_up)
     near(ways.silu_mul(normed, inner, layers[1]), wide[:, :middle] * wide[:, :middle].sigmoid() * wide[:, middle:])
     last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
     near(last, adapted(y, x.double(), slots, down))
     assert nothing is None and again.isfinite().all()
 
 
+class RotatedShape(NamedTuple):
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rank: int = 16
+
+
+def check_rotated(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: RotatedShape) -> None:
+    """Queries, keys and values with adapters of three slots and of none. What no row may read is NaN."""
+    torch.manual_seed(shape.rows)
+    rows, heads, kv_heads, width, rank = shape
+    columns = (heads * width, kv_heads * width, kv_heads * width)
+    slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))]  # no row has slot 2
+    slots[-1] = 4
+    part = random_part(64, columns, rank, 5, dtype)
+    part.up[0] = part.up[2] = torch.nan
+    inner = torch.randn(1, rows, 3 * rank) * 0.3
+    given = torch.randn(rows, sum(columns)).to(dtype)
+    wide = given.double()
+    for row, slot in enumerate(slots.tolist()):
+        sums = inner[0, row].double().view(3, rank)
+        up = part.up[slot].double().split(columns, dim=1)
+        if slot > 0:
+            wide[row] += torch.cat([one @ lines for one, lines in zip(sums, up, strict=True)])
+    inner[:, slots == 0] = torch.nan
+    moved = AdapterPart(part.down.to(device), part.up.to(device), part.ends)
+    own = Shrunk(inner.to(device), slots.to(device), moved)
+    table, weights = torch.randn(30, width), torch.randn(heads + kv_heads, width).to(dtype)
+    batch = TokenBatch(torch.randint(0, 30, (rows,)), torch.arange(rows) + 4)
+    there = TokenBatch(*(tensor.to(device) for tensor in batch))
+    pages = torch.zeros(0, dtype=torch.int32)
+    want_cache = torch.zeros(rows // 4 + 2, 2, 2, 4, kv_heads, width, dtype=torch.float64)
+    cache = want_cache.to(device, dtype)
+    assert ways.rotate is not None
+    for qk_norm in (weights, None):
+        want, found = wide.clone().view(rows, -1, width), given.view(rows, -1, width).to(device, copy=True)
+        scale = None if qk_norm is None else qk_norm.double()
+        plain.rope_and_write(want, Rotation(scale, EPS, table), KV(want_cache, 1, pages), batch)
+        scale = None if qk_norm is None else qk_norm.to(device)
+        ways.rotate(found, own, Rotation(scale, EPS, table.to(device)), KV(cache, 1, pages.to(device)), there)
+        turned = heads + kv_heads
+        near(found[:, :turned].cpu(), want[:, :turned])
+        near(cache.cpu(), want_cache)
+
+
 def check_few_alone(ways: AdaptedRows, dtype: torch.dtype, device: str, rows: int) -> None:
     """A row's results do not depend on what adapters the others have, also where they have none."""
     torch.manual_seed(0)
-    first = random_part(96, (40, 24, 24), 16, 4, dtype)
+    first = random_part(96, (44, 44), 16, 4, dtype)
     second = random_part(80, (96,), 16, 4, dtype)
     qkv, down = [AdapterPart(part.down.to(device), part.up.to(device), part.ends) for part in (first, second)]
     wide, back = (TorchLinear(random_weight(*size).double(), None) for size in ((88, 96), (96, 80)))
@@ -141,7 +194,8 @@ def check_few_alone(ways: AdaptedRows, dtype: torch.dtype, device: str, rows: in
         left = ways.linear_add(start, y, back, slots, down)
         changed, normed, inner = ways.norm(start, left, norm, EPS, slots, qkv)
         assert inner is not None
-        found.append([changed[0], normed[0], ways.linear(normed, inner, wide)[0]])
+        results = [changed, normed, ways.linear(normed, inner, wide), ways.silu_mul(normed, inner, wide)]
+        found.append([result[0] for result in results])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 

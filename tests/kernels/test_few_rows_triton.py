@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.adapt_few_triton import NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
+from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
 from gapless.kernels.few_rows_triton import (
     VECTOR_ROWS,
     FewRowsTiles,

@@ -13,6 +13,8 @@ from gapless.kernels.activation_triton import silu_mul_kernel
 from gapless.kernels.norm_triton import add_rms_norm_kernel, rms_norm_kernel
 from gapless.kernels.rope_triton import rope_and_write_kernel
 
+ALONE = {"RANK": 0, "inner": None, "adapters": None}
+"""Of kernels that add nothing of adapters"""
 BUILDS = {
     "rms_norm": (
         rms_norm_kernel,
@@ -26,7 +28,12 @@ BUILDS = {
         {"WIDTH": 8192, "BLOCK": 8192},
         16,
     ),
-    "silu_mul": (silu_mul_kernel, {"gate_up": "*bf16", "out": "*bf16"}, {"WIDTH": 3072, "BLOCK": 512}, 2),
+    "silu_mul": (
+        silu_mul_kernel,
+        {"gate_up": "*bf16", "out": "*bf16"},
+        {"WIDTH": 3072, "BLOCK": 512, "EARLY": False, **ALONE, "lines": None},
+        2,
+    ),
     "rope_and_write": (
         rope_and_write_kernel,
         {
@@ -35,7 +42,7 @@ BUILDS = {
         },
         {
             "MAX_LEN": 40960, "LAYERS": 28, "PAGE": 16, "TURNED": 24, "KV_HEADS": 8, "HALF": 64, "NORM": True,
-            "EARLY": False, "HEADS": 4, "BLOCK": 64,
+            "EARLY": False, "HEADS": 4, "BLOCK": 64, **ALONE, "up": None,
         },
         1,
     ),
@@ -54,3 +61,16 @@ def test_compiled_ahead_of_time(name: str, capability: int) -> None:
     assert not used.trouble(capability)
     assert used.registers <= 64 and used.shared <= 1024
     assert ".v4.b32" in used.ptx, "16-bit values are loaded eight at a time"
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(("name", "warps"), [("silu_mul", 4), ("rope_and_write", 2)])
+def test_with_adapters_compiled_ahead_of_time(name: str, warps: int, capability: int) -> None:
+    kernel, types, constants, _ = BUILDS[name]
+    table = "lines" if name == "silu_mul" else "up"
+    types = types | {"inner": "*fp32", "adapters": "*i64", table: "*bf16"}
+    constants = {key: value for key, value in constants.items() if key not in types} | {"RANK": 16, "EARLY": True}
+    used = aot.build(kernel, capability, types, constants, warps=warps, stages=3, unaligned=("layer",))
+    assert not used.trouble(capability)
+    before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
+    assert before.count("ld.global") > 32, "adapters are asked for before the kernel in front has ended"

@@ -16,7 +16,9 @@ from gapless.kernels import library_triton, many_rows
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows_triton import MOST_WEIGHT, product_kernel, serves, tiles_for
 
-POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled"), "*bf16") | {"before": "*fp32", "squares": "*fp32"}
+POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled", "given", "down"), "*bf16") | {
+    "before": "*fp32", "squares": "*fp32", "inner": "*fp32", "slots": "*i64",
+}  # fmt: skip
 
 
 class Matrix(NamedTuple):
@@ -24,6 +26,8 @@ class Matrix(NamedTuple):
     depth: int
     normed: bool = False
     gated: bool = False
+    shares: int = 0
+    """Of the first half of adapters, whose programs are beside those of the product"""
 
     def build(self, rows: int, capability: int) -> aot.Resources:
         tiles = tiles_for(rows, self.columns, self.gated)
@@ -32,7 +36,8 @@ class Matrix(NamedTuple):
         types["weight"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
         constants = {
             "N": self.columns, "K": self.depth, "BEFORE": 16 if self.normed else 0, "BIAS": False, "GATED": self.gated,
-            "ADD": not self.normed, "EARLY": True, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
+            "ADD": not self.normed, "LEAVE": not self.normed and not self.shares, "EARLY": True,
+            "LINES": 16 if self.shares else 0, "SHARES": self.shares, "BLOCK_M": tiles.rows, "BLOCK_N": tiles.columns,
             "BLOCK_K": tiles.depth,
         }  # fmt: skip
         return aot.build(
@@ -46,6 +51,7 @@ MATRICES = {
     "gate_up": Matrix(6144, 1024, True, True),
     "down": Matrix(1024, 3072),
     "small": Matrix(200, 136),
+    "output beside": Matrix(1024, 2048, shares=2),
 }
 
 

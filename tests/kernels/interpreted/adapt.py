@@ -10,9 +10,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import FewShape, check_adapt, check_alone, check_few, check_few_alone
+from adapt_cases import FewShape, RotatedShape, check_adapt, check_alone, check_few, check_few_alone, check_rotated
 
-from gapless.kernels import adapt_few_triton, adapt_triton, all_triton, few_rows, few_rows_triton, plain
+from gapless.kernels import adapt_fused_triton, adapt_triton, all_triton, few_rows, few_rows_triton, many_rows, plain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -40,10 +40,24 @@ def test_a_layer_of_few_rows_adds_what_the_definition_says(shape, dtype, ways):
     check_few(ways, dtype, "cpu", shape)
 
 
+@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, plain.MANY_ADAPTED], ids=["triton", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [FewShape(7, 80, (72, 24, 24), 40, 32), FewShape(70, 136, (48,), 200)])
+def test_a_layer_of_many_rows_adds_what_the_definition_says(shape, dtype, ways):
+    check_few(ways, dtype, "cpu", shape)
+
+
+@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, plain.MANY_ADAPTED], ids=["triton", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [RotatedShape(1, 2, 2, 16), RotatedShape(7, 5, 1, 24, 32), RotatedShape(6, 6, 3, 8)])
+def test_rotation_adds_what_the_definition_says(shape, dtype, ways):
+    check_rotated(ways, dtype, "cpu", shape)
+
+
 def test_it_adds_the_same_in_parts(monkeypatch):
     """Several shares of the inputs, several parts of the ranks, and several splits of the product."""
-    monkeypatch.setattr(adapt_few_triton, "SHARE", 512)
-    monkeypatch.setattr(adapt_few_triton, "HELD", 512)
+    monkeypatch.setattr(adapt_fused_triton, "SHARE", 512)
+    monkeypatch.setattr(adapt_fused_triton, "HELD", 512)
     tiles = few_rows_triton.FewRowsTiles(64, 32, 1, 2, 3)
     monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
     check_few(few_rows.ADAPTED_ROWS, torch.float32, "cpu", FewShape(5, 64, (40, 12, 12), 560, 32))
@@ -52,3 +66,7 @@ def test_it_adds_the_same_in_parts(monkeypatch):
 @pytest.mark.parametrize("rows", [2, 5])
 def test_a_row_of_few_is_alone(rows):
     check_few_alone(few_rows.ADAPTED_ROWS, torch.float32, "cpu", rows)
+
+
+def test_a_row_of_many_is_alone():
+    check_few_alone(many_rows.MANY_ADAPTED, torch.float32, "cpu", 5)

@@ -1,9 +1,10 @@
-"""What adapters add to products of few rows, in Triton, inside the kernels that these take anyway.
+"""What adapters add to products of decode rows, in Triton, inside kernels that run anyway.
 
 An adapter adds up.T @ (down @ x). Its first half is done where x is made, by the norm before a product, or else by
-further programs of the product that reads x; its second half where that product is stored, or else by the norm after
-it. So rows with adapters cost no launch. Each row reads its own adapter alone: what it takes depends neither on how
-many adapters there are nor on what other rows have, and rows without one (slot 0) read and add nothing.
+further programs of the product that reads x; its second half where that product is stored, or by what reads it: the
+norm, and for more than few rows rotation and activation. So adapters cost few rows no launch. Each row reads its own
+adapter alone: what it takes depends neither on how many adapters there are nor on what other rows have, and rows
+without one (slot 0) read and add nothing.
 
 Adapters and slots do not change in a forward, and what begins one waits for all before it. So a kernel that begins
 early reads them before it waits for the kernel in front.
@@ -37,14 +38,31 @@ NORM_WARPS = 8
 
 
 @triton.jit
+def first_of(lines, mask, N: tl.constexpr):
+    """The first RANKS of lines of N numbers, as tensors like the pointers `lines`, in a tuple."""
+    held = ()
+    for rank in tl.static_range(RANKS):
+        held = held + (tl.load(lines + rank * N, mask=mask, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
+    return held
+
+
+@triton.jit
+def with_lines(total, held, lines, mask, sums, N: tl.constexpr, RANK: tl.constexpr):
+    """`total` and RANK `lines` times their `sums`; held: `first_of` them."""
+    for rank in tl.static_range(RANK):
+        if rank < RANKS:
+            line = held[rank]
+        else:
+            line = tl.load(lines + rank * N, mask=mask, other=0.0)
+        total += line.to(tl.float32) * tl.load(sums + rank)
+    return total
+
+
+@triton.jit
 def first_lines(up, slot, column, inside, N: tl.constexpr, RANK: tl.constexpr):
     """The first RANKS lines of `up` of each row's slot: a tuple of tensors [BLOCK_M, BLOCK_N]."""
     mine = (slot > 0)[:, None] & inside[None, :]
-    lines = up + (slot * (RANK * N))[:, None] + column[None, :]
-    held = ()
-    for rank in tl.static_range(RANKS):
-        held = held + (tl.load(lines + rank * N, mask=mine, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
-    return held
+    return first_of(up + (slot * (RANK * N))[:, None] + column[None, :], mine, N)
 
 
 @triton.jit
@@ -152,8 +170,9 @@ def shrink(
             for begin in tl.static_range(DEPTH, PART, DEPTH):
                 at = share * PART + begin + tl.arange(0, DEPTH // STEP) * STEP
                 prefetch(lines + tl.minimum(at, K - 1)[None, :])
-        cuda.gdc_wait()
-    if slot > 0:
+    if slot > 0:  # the others need not wait: programs that multiply do
+        if EARLY:
+            cuda.gdc_wait()
         total = tl.zeros([GROUP, DEPTH], tl.float32)
         for begin in tl.static_range(0, PART, DEPTH):
             at = k + begin
