@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .race_sites import NO_PROGRAM
+
 
 class VectorClock(dict[int, int]):
     """The latest time that is known of each agent, by its index. Agents not named are known up to 0."""
@@ -32,8 +34,8 @@ class Agent:
     """A stream or a host thread: `clock` is what it knows now, itself included."""
 
     __slots__ = ("clock", "enqueued_news", "index", "is_stream", "name", "news", "time")
-    label = 0
-    """The label of its stacks; 0, since it runs no program."""
+    label = NO_PROGRAM
+    """The label of its stacks."""
 
     def __init__(self, index: int, name: str, is_stream: bool, born: Mapping[int, int] | None = None) -> None:
         """Begin at time 1; `born` is what the agent knows from the one that started it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from .clocks import Agent, VectorClock
-from .race_sites import Sites
+from .race_sites import Label
 from .watched import TALLY
 
 MOMENTS_KEPT = 1 << 16
@@ -19,12 +21,12 @@ class Launched:
 
     __slots__ = ("agent", "clock", "index", "label", "name", "news", "site", "time")
 
-    def __init__(self, agent: Agent, name: str, sites: Sites, site: int) -> None:
+    def __init__(self, agent: Agent, name: str, site: int) -> None:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
         self.name = name.rpartition("<locals>.")[2]
         self.site = site
-        self.label = sites.label(self.name, site)
+        self.label = Label(self.name, site)
         self.news = 0
 
     def release(self) -> VectorClock:
@@ -32,6 +34,10 @@ class Launched:
 
     def acquire(self, known: VectorClock) -> None:
         self.clock.join(known)
+
+
+Actor = Agent | Launched
+"""The agent that accesses: a thread, or a stream as it stood when it was given the program that runs now."""
 
 
 @dataclass(slots=True)
@@ -75,19 +81,23 @@ class Agents:
 
     # The calling thread.
 
-    def here(self) -> Agent | Launched:
+    def here(self) -> Actor:
         """Return the agent that acts now on the calling thread."""
         try:
-            actor: Agent | Launched | None = self._local.actor
+            actor: Actor | None = self._local.actor
         except AttributeError:
             actor = None
         return actor or self._adopt()
 
-    def act_as(self, actor: Agent | Launched | None) -> Agent | Launched | None:
-        """Let the calling thread act as `actor` from now on; returns the one before."""
-        before: Agent | Launched | None = getattr(self._local, "actor", None)
+    @contextmanager
+    def acting_as(self, actor: Actor) -> Iterator[None]:
+        """Let the calling thread act as `actor` inside."""
+        before: Actor | None = getattr(self._local, "actor", None)
         self._local.actor = actor
-        return before
+        try:
+            yield
+        finally:
+            self._local.actor = before
 
     def known_thread(self) -> bool:
         """Return whether `here` may be called: a thread that is just being started has no name yet."""
@@ -161,12 +171,18 @@ class Agents:
         with self._lock:
             stream.acquire(self.give())
 
-    def enqueue_again(self, stream: Agent, actor: Agent | Launched) -> None:
+    def enqueue_again(self, stream: Agent, actor: Actor) -> None:
         """Do what `enqueue` does for the calling thread, `actor`, unless that has done and learnt nothing since."""
         news = actor.news
         if stream.enqueued_news.get(actor.index) != news or isinstance(actor, Launched):
             self.enqueue(stream)
             stream.enqueued_news[actor.index] = news
+
+    def wait(self, stream: Agent, known: VectorClock) -> None:
+        """Enqueue a wait on the stream: what it does later comes after what is known at that point of another."""
+        with self._lock:
+            self.enqueue(stream)
+            stream.acquire(known)
 
     def record(self, stream: Agent, site: int) -> VectorClock:
         """Record a fence on the stream; returns what a thread knows that has seen it passed."""

@@ -9,45 +9,36 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from . import forks, race_index, race_ops
+from . import race_index, race_ops
 from .clocks import Agent
-from .race_agents import Agents, Launched
-from .race_buffers import Buffer, Checksum, WatchedBuffers, region_of, region_of_array
-from .race_explain import Deed, explain
+from .race_agents import Actor
+from .race_buffers import Buffer, Checksum, region_of, region_of_array
+from .race_cuda import CudaWatch
 from .race_index import IndexUnknown, choose, rows_of, window
-from .race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, RaceSide
-from .race_shadow import PARTS_KEPT, Actor, Conflict, Region, Rows
-from .race_sites import Sites
-from .race_streams import CudaStreams
-from .sites import UNKNOWN
+from .race_report import FREE, READ, WRITE
+from .race_shadow import PARTS_KEPT, Region, Rows
+from .race_state import RaceState
 
 Uses = list[tuple[Tensor, int]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
-class RaceChecker:
+class RaceChecker(RaceState):
     """The checker that `with no_race()` returns. Register the buffers to watch; `races` collects what is found."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
+        super().__init__(raises, one_thread, floor)
         self.active = False
         self.everything = everything
         """Whether every tensor is watched, registered or not."""
-        self.races: list[Race] = []
         self.unknown_index = 0
         """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
-        self.cuda: CudaStreams | None = None
-        self.lock = forks.rlock()
-        self.agents = Agents(one_thread, self.lock)
-        self.sites = Sites(floor)
-        self.buffers = WatchedBuffers()
-        self._raises = raises
-        self._raised = 0
+        self.cuda: CudaWatch | None = None
         self.plans: dict[int, race_ops.OperatorPlan] = {}
         """Plans of the operators that were seen, by the id of the operator."""
-        self._pairs: set[Any] = set()
 
     # Calls of users.
 
@@ -90,12 +81,6 @@ class RaceChecker:
         """See `happens_before`."""
         self.agents.acquire(key)
 
-    def check(self) -> None:
-        """Raise RaceError with all findings so far, if there are any."""
-        if self.races:
-            self._raised = len(self.races)
-            raise RaceError(self.races)
-
     # Calls of the mode and the watchers.
 
     def plan(self, op: Any) -> race_ops.OperatorPlan:
@@ -106,7 +91,7 @@ class RaceChecker:
     def saw(
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int = 2,
         together: Uses | None = None,
-    ) -> tuple[int, Agent | Launched | None]:  # fmt: skip
+    ) -> tuple[int, Actor | None]:  # fmt: skip
         """The calling thread is about to run this operator.
 
         Its stack begins `depth` frames up, since those before are not the user's. `together` holds its tensors and what
@@ -125,7 +110,7 @@ class RaceChecker:
         actor = host = self.agents.here()
         site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
-        stream: Agent | Launched | None = None
+        stream: Actor | None = None
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
@@ -205,7 +190,7 @@ class RaceChecker:
 
     def ran(
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int,
-        stream: Agent | Launched | None, on_device: bool = False,
+        stream: Actor | None, on_device: bool = False,
     ) -> None:  # fmt: skip
         """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did.
 
@@ -283,18 +268,6 @@ class RaceChecker:
                     else:
                         self._put(self.agents.here(), buffer, kind, _clipped(region, buffer), site, tensor)
 
-    def reused(self, buffer: Buffer, stream: Agent, waited_for: set[int], site: int) -> bool:
-        """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
-
-        The allocator has `waited_for` some of them. Returns whether the others are known to be done; if not, that is
-        reported, unless `site` is -1.
-        """
-        whole = (buffer.start, buffer.end, None, None)
-        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in waited_for]
-        if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
-            self.raise_pending()
-        return not conflicts
-
     def checksums(self, what: Any) -> list[Checksum]:
         """Take checksums of the watched host memory of a ring slot, an array or a tensor."""
         tensor = getattr(what, "tensor", what)
@@ -306,27 +279,6 @@ class RaceChecker:
         with self.lock:
             found = self._buffers_of(tensor, region, self.sites.here())
         return [Checksum(buffer, region) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
-
-    def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
-        """Report that memory which a stream uses was written, unseen, while the use was in flight."""
-        title, use = stream.title(), f"program {program}" if program else "the copy"
-        missing = (
-            f"its bytes changed after {use} was launched on {title} and before it had run: it was written, "
-            f"unseen by torch, without waiting for a fence of {title} after it"
-        )
-        mend = f"wait for the fence that {stream.name} records after {use}, or write another slot"
-        stacks = [self.sites.frames(number) if number >= 0 else () for number in (stack, launched)]
-        sides = RaceSide(title, program, "uses", *stacks), RaceSide("a host thread", "", "writes (unseen)", ())
-        race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
-        with self.lock:
-            self._keep(self._group(checksum.buffer), race)
-
-    def raise_pending(self) -> None:
-        """Raise, on a host thread, what programs were found to do since the last call."""
-        if self._raises and len(self.races) > self._raised and not isinstance(self.agents.here(), Launched):
-            new = self.races[self._raised :]
-            self._raised = len(self.races)
-            raise RaceError(new)
 
     # Private steps.
 
@@ -355,45 +307,6 @@ class RaceChecker:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self.note_race(actor, buffer, kind, site, one) for one in conflicts])
-
-    def note_race(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
-        """Report two unordered accesses as a race, unless the same two raced before."""
-        group = self._group(buffer)
-        pair = group, frozenset(((other.note, other.kind), (note, kind)))
-        if pair in self._pairs:
-            return False
-        self._pairs.add(pair)
-        label_of = self.sites.label_of
-        first = Deed(other.agent, other.time, VERBS[other.kind], label_of(other.note).program)
-        second = Deed(actor.index, actor.time, VERBS[kind], label_of(note).program)
-        name = self.name(buffer)
-        missing, mend = explain(self.agents, self.sites, name, first, second)
-        sides = self._side(first, other.note), self._side(second, note)
-        return self._keep(group, Race(name, other.part, missing, mend, *sides))
-
-    def _keep(self, group: object, race: Race) -> bool:
-        """Identify a race by its buffer and two lines, in either order: it is reported once."""
-        sides = sorted((side.site, side.verb) for side in (race.first, race.second))
-        key = (race.rule, group, *sides)
-        if key in self._pairs:
-            return False
-        self._pairs.add(key)
-        self.races.append(race)
-        return True
-
-    def _group(self, buffer: Buffer) -> object:
-        """Buffers without a name stand for each other when they were first seen at the same place."""
-        return buffer.group if buffer.site < 0 else self.sites.stack(buffer.site)
-
-    def name(self, buffer: Buffer) -> str:
-        if buffer.site < 0:
-            return buffer.name
-        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
-
-    def _side(self, deed: Deed, note: int) -> RaceSide:
-        launched = self.sites.label_of(note).launched
-        frames = self.sites.frames(launched) if launched >= 0 else ()
-        return RaceSide(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
 
 
 def _region(what: Any) -> Region | None:

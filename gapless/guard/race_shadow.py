@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .clocks import VectorClock
+from .race_agents import Actor
 from .race_index import Window, parts_of
 from .race_report import CONFLICTS
 
@@ -28,17 +28,6 @@ NOTE_BITS = 32
 """The bits of a note, which is the number of a stack."""
 
 
-class Actor(Protocol):
-    """The agent that accesses: a thread, or a stream as it stood when it was given the program that runs now."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def time(self) -> int: ...
-    @property
-    def clock(self) -> VectorClock: ...
-
-
 class Layout(NamedTuple):
     """A view with gaps: sizes, strides in bytes, bytes an element."""
 
@@ -55,8 +44,8 @@ every access.
 """
 
 
-class Conflict(NamedTuple):
-    """An earlier access that is not known to have happened before the present one."""
+class MemoryAccess(NamedTuple):
+    """What an agent did to a part of a buffer, and when by its own clock."""
 
     agent: int
     time: int
@@ -76,17 +65,17 @@ class Shadow:
     log: dict[tuple[int, Region], tuple[int, int]]
     """What the owner did: time and note, by kind and region."""
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
         raise NotImplementedError
 
     def pick(self, kind: int, region: Region, time: int, note: int) -> None:
         raise NotImplementedError
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
-        found: list[Conflict] = []
+        found: list[MemoryAccess] = []
         for key, latest in self._latest().items():
             agent, other = key >> KIND_BITS, key & KIND_MASK
             if latest > clock.get(agent, 0) and agent != me and other in against:
@@ -97,7 +86,7 @@ class Shadow:
         """The time of the last access, by agent and kind."""
         raise NotImplementedError
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         """What the agent did later than is known, to a part of this region."""
         raise NotImplementedError
 
@@ -150,7 +139,7 @@ class Ranges(Shadow):
         self._seen: dict[int, _Parts] | None = None
         self._times: dict[int, int]
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         me = actor.index
         if not self.owner or (me == self.owner and len(self.log) < PARTS_KEPT):
             self.owner = me
@@ -170,7 +159,7 @@ class Ranges(Shadow):
             self._picked = defaultdict(_newest)
         self._picked[kind].append((region, time, note))
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
         return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
 
     def _add(self, key: int, time: int, region: Region, note: int) -> None:
@@ -198,13 +187,13 @@ class Ranges(Shadow):
         self._share()
         return self._times
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         agent, kind = key >> KIND_BITS, key & KIND_MASK
         low, high = region[:2]
         for other, (time, note) in self._share()[key].items():
             if time > known and other[0] < high and low < other[1] and _meet(other, region):
                 part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
-                yield Conflict(agent, time, kind, note, part)
+                yield MemoryAccess(agent, time, kind, note, part)
 
 
 def _newest() -> deque[Any]:
@@ -254,16 +243,16 @@ class Rows(Shadow):
     def _latest(self) -> dict[int, int]:
         return self._times
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
         rows = self._rows(region)
         late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
         if len(late):
             agent, kind = key >> KIND_BITS, key & KIND_MASK
             time, note = divmod(int(cells[late[0]]), 1 << NOTE_BITS)
-            yield Conflict(agent, time, kind, note, f"rows {spans(late)}")
+            yield MemoryAccess(agent, time, kind, note, f"rows {spans(late)}")
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         key, chosen = actor.index << KIND_BITS | kind, region[3]
         cells = self._cells.get(key)
         if cells is None:

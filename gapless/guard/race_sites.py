@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import hooks
 from .sites import Finder, Frame
@@ -21,6 +21,9 @@ class Label(NamedTuple):
     launched: int = -1
 
 
+NO_PROGRAM = Label()
+
+
 class Sites:
     """Stacks by number, each with the label of who was there. The same stack and label have the same number."""
 
@@ -28,36 +31,27 @@ class Sites:
         """Take stacks that end at a frame of `floor`; what is below it is not the program."""
         self._finder = Finder(FRAMES_KEPT, hooks.hidden, floor)
         self._take = self._finder.take
-        self._labels: list[Label] = [Label()]
-        self._number_of_label: dict[Label, int] = {Label(): 0}
-        self._number: dict[tuple[int, ...], int] = {}
-        self._stacks: dict[int, tuple[int, ...]] = {}
+        self._number: dict[tuple[Any, ...], int] = {}
+        self._stacks: dict[int, tuple[Any, ...]] = {}
         self._next = itertools.count()
 
-    def here(self, depth: int = 1, label: int = 0) -> int:
+    def here(self, depth: int = 1, label: Label = NO_PROGRAM) -> int:
         """The number of the caller's stack, `depth` frames up."""
         stack = self._take(sys._getframe(depth), label)
         number = self._number.get(stack)
         return self._add(stack) if number is None else number
 
-    def _add(self, stack: tuple[int, ...]) -> int:
+    def _add(self, stack: tuple[Any, ...]) -> int:
         # Any thread may be here: one of them gives the number, and every number that can be found has its stack.
         number = next(self._next)
         self._stacks[number] = stack
         return self._number.setdefault(stack, number)
 
-    def label(self, program: str, launched: int) -> int:
-        """The number of a label. Not for two threads at once."""
-        label = Label(program, launched)
-        number = self._number_of_label.setdefault(label, len(self._labels))
-        if number == len(self._labels):
-            self._labels.append(label)
-        return number
-
     def label_of(self, number: int) -> Label:
-        return self._labels[self._stacks[number][0]]
+        label: Label = self._stacks[number][0]
+        return label
 
-    def stack(self, number: int) -> tuple[int, ...]:
+    def stack(self, number: int) -> tuple[Any, ...]:
         """Return the stack without its label, for comparisons."""
         return self._stacks[number][1:]
 

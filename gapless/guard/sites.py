@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FRAMES_KEPT = 40
 """Frames kept of the stack of a finding."""
@@ -70,9 +70,10 @@ class Finder:
         self._kinds: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}
 
-    def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
+    def take(self, frame: FrameType | None, first: object = None) -> tuple[Any, ...]:
         """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
-        kinds, left, found = self._kinds, self._most, [first]
+        kinds, left = self._kinds, self._most
+        found: list[Any] = [first]
         for _ in _FRAMES_LOOKED_AT:
             if frame is None:
                 break
@@ -99,7 +100,7 @@ class Finder:
         kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind
 
-    def frames(self, stack: tuple[int, ...]) -> tuple[Frame, ...]:
+    def frames(self, stack: tuple[Any, ...]) -> tuple[Frame, ...]:
         """A stack that was taken, as text."""
         codes = [(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2)]
         return tuple(_frame(code, instruction, code.co_filename) for code, instruction in codes)
