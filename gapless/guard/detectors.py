@@ -123,18 +123,12 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; what they found is found here too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.close()
-        for report in reports:
-            self._watched = self._watched.with_child(report["watched"])
-            for entry in report["entries"]:
-                self._add(entry["finding"], entry["excuse"], entry["count"])
-        self._watched = self._watched.with_lost(lost)
-
-    def _add(self, finding: dict[str, Any], excuse: str | None, count: int) -> None:
-        names = ("detector", "rule", "what", "why", "instead")
-        stack = tuple(Frame(**frame) for frame in finding["stack"])
-        made = Finding(**{name: finding[name] for name in names}, stack=stack, details=tuple(finding["details"]))
-        self._reports[made.detector].add(made, excuse, count)
+        self._watched = self._watching.close().with_children([report["watched"] for report in reports], lost)
+        for entry in (entry for report in reports for entry in report["entries"]):
+            finding = entry["finding"]
+            stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])
+            made = Finding(**{**finding, "stack": stack, "details": details})
+            self._reports[made.detector].add(made, entry["excuse"], entry["count"])
 
     def _renew(self) -> None:
         """Begin again, in a child process that was forked just now."""
@@ -148,8 +142,7 @@ class Detectors:
         entries = self.findings()
         if self._watched is None:
             entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
-        fields = [{"finding": e.finding.as_dict(), "excuse": e.excuse, "count": e.count} for e in entries]
-        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": fields}
+        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
 
     @property
     def is_child(self) -> bool:

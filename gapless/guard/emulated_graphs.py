@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from .watch import current
 
@@ -35,7 +36,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         results = func._schema.returns
         if any(result.alias_info is None or result.alias_info.is_write for result in results) or not results:
-            made = [one for one in _tensors(out) if not any(one is given for given in _tensors((args, kwargs)))]
+            made = _made(out, args, kwargs)
             self._replays.append(lambda: _again(func, args, kwargs, made))
         return out
 
@@ -84,15 +85,11 @@ def pool_handle() -> tuple[int, int]:
 
 
 def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:
-    results = list(_tensors(func(*args, **kwargs)))
-    fresh = [one for one in results if not any(one is given for given in _tensors((args, kwargs)))]
-    for before, now in zip(made, fresh, strict=True):
+    for before, now in zip(made, _made(func(*args, **kwargs), args, kwargs), strict=True):
         before.copy_(now)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
+def _made(out: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors of a result that are not among the arguments."""
+    given = [id(one) for one in tree_leaves((args, kwargs))]
+    return [one for one in tree_leaves(out) if isinstance(one, Tensor) and id(one) not in given]

@@ -17,11 +17,9 @@ class Hook(Protocol):
 
     def add(self, observer: Any, /) -> None:
         """Report to `observer` from now on, by the methods of `race_device.DeviceWatch`."""
-        ...
 
     def remove(self, observer: Any, /) -> None:
         """Stop reporting to `observer`."""
-        ...
 
 
 _lock = forks.lock()

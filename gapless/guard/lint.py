@@ -67,8 +67,7 @@ class Linter(ast.NodeVisitor):
         self._functions.pop()
         self._names.scopes.pop()
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.visit_FunctionDef(node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._functions.append(node.name)

@@ -137,11 +137,6 @@ class Names:
             return f"{base}.{node.attr}" if base else ""
         return ""
 
-    def torch_function(self, call: ast.Call) -> str:
-        """`nonzero` for torch.nonzero(...), else ''."""
-        module, _, name = self.dotted(call.func).rpartition(".")
-        return name if module == "torch" else ""
-
     def bind(self, target: ast.expr, kind: Kind) -> None:
         if isinstance(target, ast.Name):
             self.scopes[-1][target.id] = kind
@@ -230,13 +225,9 @@ class Names:
             return ARRAY
         if func.attr in ("to", "cuda"):
             target = target_device(node)
-            return (
-                base
-                if target is None and func.attr == "to"
-                else HOST
-                if target is not None and is_cpu(target)
-                else DEVICE
-            )
+            if target is None and func.attr == "to":
+                return base
+            return HOST if target is not None and is_cpu(target) else DEVICE
         return Kind(base.place, func.attr in _MASKS)
 
 

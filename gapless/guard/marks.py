@@ -72,10 +72,6 @@ class Marks:
         """The number of storages that were ever added."""
         return self._next
 
-    def discard(self, tensor: Tensor) -> None:
-        with self._lock:
-            self.refs.pop(id(_owner(tensor)), None)
-
     def __contains__(self, tensor: Tensor) -> bool:
         # This repeats `_owner` in one call: it runs for every argument of every operation.
         try:

@@ -14,7 +14,7 @@ from .clocks import Agent
 from .race_agents import Actor
 from .race_buffers import Buffer, Checksum, region_of, region_of_array
 from .race_cuda import CudaWatch
-from .race_index import IndexUnknown, choose, rows_of, window
+from .race_index import IndexUnknown, choose, named_rows, rows_of
 from .race_report import FREE, READ, WRITE
 from .race_shadow import PARTS_KEPT, Region, Rows
 from .race_state import RaceState
@@ -322,7 +322,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     inside = low >= buffer.start and high <= buffer.end
     rows: Any = None
     if inside and layout is None:
-        rows = window(way, args, low - shadow.start, shadow.stride)
+        rows = named_rows(way, args, low - shadow.start, shadow.stride)
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
     return low, high, layout, rows if inside else shadow.inside(rows)

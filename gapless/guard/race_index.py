@@ -164,16 +164,11 @@ def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-class Window(NamedTuple):
-    """Rows by their numbers in a part of a buffer, `first` to `stop`; negative ones count from its end."""
+def named_rows(way: int, args: Sequence[Any], base: int, stride: int) -> Ints | None:
+    """Return the rows of `stride` bytes that a call names by their numbers, if those are the rows of args[0].
 
-    first: int
-    stop: int
-    numbers: Ints
-
-
-def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | None:
-    """Return the rows of `stride` bytes that a call names, if those are the rows of args[0], which is contiguous."""
+    args[0] is contiguous and begins at byte `base`. Raises IndexError for a number that is out of range.
+    """
     source = args[0]
     if way == LIST:
         index = args[1][0]
@@ -183,11 +178,17 @@ def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | No
         index = args[1] if way == FIRST else None
     if index is None or base % stride or not (sizes := source.shape) or source.nbytes != sizes[0] * stride:
         return None
-    known = row_numbers(index)
-    if known is None:
+    kind = _KINDS.get(index.dtype)
+    if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
-    first = base // stride
-    return Window(first, first + sizes[0], known)
+    if not (count := index.numel()):
+        return np.zeros(0, kind)
+    numbers, size = np.frombuffer(_memory_at(index.data_ptr()), kind, count), sizes[0]
+    if numbers.min() < -size or numbers.max() >= size:
+        raise IndexError
+    # The sum is an array of its own: the index may change before the rows are looked at.
+    rows: Ints = _wrapped(numbers, size) + base // stride
+    return rows
 
 
 # Reading an index.
@@ -228,12 +229,3 @@ def _kept(kept: Kept) -> Any:
     memory, kind, shape = kept
     values: Any = np.frombuffer(memory, kind).reshape(tuple(shape))
     return values if kind is _MASK else values.astype(np.int64)  # addresses follow from them
-
-
-def row_numbers(index: Tensor) -> Any:
-    """Return the values of a contiguous index on the CPU, in its own memory; None for another index."""
-    kind = _KINDS.get(index.dtype)
-    if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
-        return None
-    count = index.numel()
-    return np.frombuffer(_memory_at(index.data_ptr()), kind, count).copy() if count else np.zeros(0, kind)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .race_agents import Actor
-from .race_index import Window, parts_of
+from .race_index import parts_of
 from .race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
@@ -39,8 +39,7 @@ class Layout(NamedTuple):
 Region = tuple[int, int, Layout | None, Any]
 """What an access reaches: addresses `low` to `high`; with gaps when there is a layout; of them only what was chosen.
 
-That is `Chosen` bytes, or for a buffer that is watched by rows a `Window` or row numbers. A plain tuple: it is made at
-every access.
+That is `Chosen` bytes, or for a buffer that is watched by rows row numbers. A plain tuple: it is made at every access.
 """
 
 
@@ -229,13 +228,14 @@ def _marked(size: int, region: Region, base: int) -> Ints:
 class Rows(Shadow):
     """Remembers accesses by rows of `stride` bytes. An access to a part of a row counts as one to all of it."""
 
-    __slots__ = ("_cells", "_times", "count", "stride")
+    __slots__ = ("_cells", "_numbers", "_times", "count", "stride")
 
     def __init__(self, start: int, nbytes: int, stride: int) -> None:
         assert stride >= 1
         self.start, self.owner = start, -1  # never as simple as a list
         self.stride = stride
         self.count = -(-nbytes // stride)
+        self._numbers = np.arange(self.count)
         self._cells: dict[int, Ints] = {}
         """What one agent did to each row, for one kind of access: its time in the upper half, its note in the lower."""
         self._times: dict[int, int] = {}
@@ -245,7 +245,7 @@ class Rows(Shadow):
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
-        rows = self._rows(region)
+        rows = self._numbers[self._place(region)]
         late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
         if len(late):
             agent, kind = key >> KIND_BITS, key & KIND_MASK
@@ -253,15 +253,12 @@ class Rows(Shadow):
             yield MemoryAccess(agent, time, kind, note, f"rows {spans(late)}")
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
-        key, chosen = actor.index << KIND_BITS | kind, region[3]
+        key = actor.index << KIND_BITS | kind
         cells = self._cells.get(key)
         if cells is None:
             cells = self._cells[key] = np.zeros(self.count, np.int64)
         found = self.conflicts(actor, kind, region) if len(self._cells) > 1 else ()
-        if type(chosen) is Window:
-            cells[chosen.first : chosen.stop][chosen.numbers] = actor.time << NOTE_BITS | note
-        else:
-            cells[self._place(region)] = actor.time << NOTE_BITS | note
+        cells[self._place(region)] = actor.time << NOTE_BITS | note
         self._times[key] = actor.time
         return found
 
@@ -278,21 +275,12 @@ class Rows(Shadow):
             return self._rows_of_gaps(low - self.start, layout)
         return slice((low - self.start) // self.stride, -(-(high - self.start) // self.stride))
 
-    def _rows_of_gaps(self, low: int, layout: Layout) -> Ints | slice:
+    def _rows_of_gaps(self, low: int, layout: Layout) -> Ints:
         """The rows of a view that may leave some out."""
-        at = np.full((1,) * len(layout.sizes), low, np.int64)
-        for axis, (size, stride) in enumerate(zip(layout.sizes, layout.strides, strict=True)):
-            shape = [1] * len(layout.sizes)
-            shape[axis] = size
-            at = at + (np.arange(size) * stride).reshape(shape)
+        at: Any = low
+        for size, stride in zip(layout.sizes, layout.strides, strict=True):
+            at = np.add.outer(at, np.arange(size) * stride)
         return np.unique(at // self.stride)
-
-    def _rows(self, region: Region) -> Ints:
-        chosen = region[3]
-        if type(chosen) is Window:
-            return np.arange(chosen.first, chosen.stop)[chosen.numbers].ravel()
-        place = self._place(region)
-        return np.arange(place.start, place.stop) if isinstance(place, slice) else place
 
 
 def spans(rows: Ints, most: int = 8) -> str:
