@@ -13,7 +13,6 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
-from . import emulated_graphs as graphs
 from . import emulated_parts, marks
 from . import emulated_streams as streams
 from .patches import Patches
@@ -172,7 +171,7 @@ def _install(patches: Patches) -> None:
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
-    for name, made in (("CUDAGraph", graphs.EmulatedGraph), ("graph_pool_handle", graphs.pool_handle)):
+    for name, made in (("CUDAGraph", streams.EmulatedGraph), ("graph_pool_handle", streams.pool_handle)):
         patches.put(cuda, name, made)
         patches.put(cuda.graphs, name, made)
     patches.put(cuda.graphs.graph, "default_capture_stream", None)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 
 NAME = "the CPU, emulating CUDA"
@@ -201,7 +200,7 @@ CUDA: dict[str, Any] = {
     "set_rng_state": _states.set,
     "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
-    "is_current_stream_capturing": graphs.is_capturing,
+    "is_current_stream_capturing": streams.is_capturing,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,

@@ -316,33 +316,25 @@ def lint(paths: Sequence[str]) -> SyncReport:
     Raises:
         ValueError: a path that is not there, or a file that is not Python.
     """
-    files = [file for path in paths for file in _files(Path(path))]
-    sources = {file: _read(file) for file in files}
-    trees = {file: _parse(file, source) for file, source in sources.items()}
-    known, report = gather(trees.values()), SyncReport()
-    for file, tree in trees.items():
-        Linter(str(file.resolve()), Names(known, imported(tree)), report, reasons(sources[file])).visit(tree)
+    files = dict(_sources(paths))
+    known, report = gather(tree for _, tree in files.values()), SyncReport()
+    for file, (source, tree) in files.items():
+        Linter(str(file.resolve()), Names(known, imported(tree)), report, reasons(source)).visit(tree)
     return report
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise ValueError(f"--lint: {path} is not there")
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--lint: {path} is not text: {error}") from error
-
-
-def _parse(path: Path, source: str) -> ast.Module:
-    try:
-        return ast.parse(source, str(path))
-    except SyntaxError as error:
-        raise ValueError(f"--lint: {path}:{error.lineno}: not Python: {error.msg}") from error
+def _sources(paths: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ast.Module]]]:
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"--lint: {path} is not there")
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            try:
+                source = file.read_text(encoding="utf-8")
+                yield file, (source, ast.parse(source, str(file)))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"--lint: {file} is not text: {error}") from error
+            except SyntaxError as error:
+                raise ValueError(f"--lint: {file}:{error.lineno}: not Python: {error.msg}") from error
 
 
 def main(paths: Sequence[str], files: Namespace, flags: Sequence[str], suppressions_file: str | None) -> int:

@@ -81,11 +81,6 @@ class Marks:
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
 
-    def __len__(self) -> int:
-        with self._lock:
-            self._sweep()
-            return len(self.refs)
-
     def _sweep(self) -> None:
         # Another thread may add meanwhile.
         for key in [key for key, ref in list(self.refs.items()) if ref() is None]:

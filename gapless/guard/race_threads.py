@@ -10,7 +10,6 @@ from typing import Any
 
 from . import forks, threads
 from .patches import Patches
-from .race_agents import Agents
 from .race_checker import RaceChecker
 from .race_mode import mode
 
@@ -24,7 +23,7 @@ class ThreadWatch:
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
-        self._agents: Agents = checker.agents
+        self._agents = checker.agents
 
     def install(self, patches: Patches) -> None:
         wrap = patches.wrap
@@ -123,11 +122,8 @@ class _Lock:
         self._watch.release(self)
         self._real.release()
 
-    def locked(self) -> bool:
-        return bool(self._real.locked())
-
-    def _at_fork_reinit(self) -> None:
-        self._real._at_fork_reinit()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -146,9 +142,6 @@ class _RLock(_Lock):
     def _acquire_restore(self, state: Any) -> None:
         self._real._acquire_restore(state)
         self._watch.acquire(self)
-
-    def _is_owned(self) -> bool:
-        return bool(self._real._is_owned())
 
 
 class _Queue(queue.SimpleQueue[Any]):

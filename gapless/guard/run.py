@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = options.detect.split(",") if options.detect else list(DETECTORS)
         check_files(("--json", options.json), ("--sarif", options.sarif))
         base = Base(options.diff) if options.diff else None
-        _check_program(options.program, options.module)
+        if not (options.module or Path(options.program).exists()):
+            raise ValueError(f"{options.program} is not there")
         detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options))
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
@@ -136,12 +137,6 @@ def _emulates_cuda(options: argparse.Namespace) -> bool:
     if not torch.cuda.is_available():
         print(f"gapless san: no GPU here, and {place} names cuda: it is emulated on the CPU", file=sys.stderr)
     return True
-
-
-def _check_program(program: str, module: bool) -> None:
-    """Raise ValueError for a file that does not exist; a module is looked for when it is run."""
-    if not module and not Path(program).exists():
-        raise ValueError(f"{program} is not there")
 
 
 def run_program(program: str, args: Sequence[str], module: bool) -> End:

@@ -180,11 +180,10 @@ def current() -> ThreadState | None:
     return local.watch
 
 
-def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...] | None = None) -> Finding:
+def make_finding(rule: str, what: str, detail: str = "") -> Finding:
     entry = RULES[rule]
-    stack = user_stack() if stack is None else stack
     instead = mend(rule, what, caller()) or entry.instead
-    return Finding("sync", rule, what, entry.why, instead, stack, (detail,) if detail else ())
+    return Finding("sync", rule, what, entry.why, instead, user_stack(), (detail,) if detail else ())
 
 
 def function_name(func: Any) -> str:
