@@ -201,6 +201,8 @@ CUDA: dict[str, Any] = {
     "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
     "is_current_stream_capturing": streams.is_capturing,
+    "CUDAGraph": streams.EmulatedGraph,
+    "graph_pool_handle": streams.pool_handle,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from . import marks
-from .clocks import Agent
+from .race_agents import Agent
 from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from . import race_index, race_ops
-from .clocks import Agent
-from .race_agents import Actor
+from .race_agents import Actor, Agent
 from .race_buffers import Buffer, Checksum, region_of, region_of_array
 from .race_cuda import CudaWatch
 from .race_index import IndexUnknown, choose, named_rows, rows_of

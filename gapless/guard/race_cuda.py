@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from . import emulated_streams, marks, race_ops
-from .clocks import Agent, VectorClock
 from .patches import Patches
-from .race_agents import Actor, Launched
+from .race_agents import Actor, Agent, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
 from .race_index import LIST
 from .race_pools import Pools

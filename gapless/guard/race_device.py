@@ -7,8 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .clocks import Agent, VectorClock
-from .race_agents import Launched
+from .race_agents import Agent, Launched, VectorClock
 from .race_buffers import Checksum
 from .race_checker import RaceChecker
 from .race_mode import is_on, mode

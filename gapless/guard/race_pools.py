@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .clocks import Agent
+from .race_agents import Agent
 from .race_buffers import Buffer
 from .race_state import RaceState
 

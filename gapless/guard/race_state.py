@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from . import forks
-from .clocks import Agent
-from .race_agents import Actor, Agents, Launched
+from .race_agents import Actor, Agent, Agents, Launched
 from .race_buffers import Buffer, Checksum, WatchedBuffers
 from .race_report import REUSE, VERBS, WRITE, Race, RaceError, RaceSide
 from .race_shadow import MemoryAccess
-from .race_sites import Sites
-from .sites import UNKNOWN
+from .sites import UNKNOWN, Sites
 
 
 class RaceState:

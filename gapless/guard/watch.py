@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -63,6 +63,8 @@ class ThreadState:
     """One thread's state while it is inside regions."""
 
     def __init__(self) -> None:
+        self.modes = ExitStack()
+        """What is in place while the thread is inside regions: its modes and hooks."""
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
