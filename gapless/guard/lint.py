@@ -142,7 +142,8 @@ class Linter(ast.NodeVisitor):
                 self._check_condition(value)
         elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._check_condition(test.operand)
-        elif self._names.of(test).on_device and not _is_optional(test):
+        # `if self.bias:` over an optional tensor would be wrong, but is far more often a list or a flag of that name.
+        elif self._names.of(test).on_device and not isinstance(test, ast.Attribute):
             self._found("host-read", test)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
@@ -294,11 +295,6 @@ def _is_number(node: ast.expr) -> bool:
 
 def _is_size(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES
-
-
-def _is_optional(test: ast.expr) -> bool:
-    """`if self.bias:` over an optional tensor would be wrong, but is far more often a list or a flag of that name."""
-    return isinstance(test, ast.Attribute)
 
 
 def _allow_reason(node: ast.expr) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +156,7 @@ class Ranges(Shadow):
     def pick(self, kind: int, region: Region, time: int, note: int) -> None:
         """The owner used a part that an index chose. There may be many such parts, hardly two of them equal."""
         if self._picked is None:
-            self._picked = defaultdict(_newest)
+            self._picked = defaultdict(partial(deque, maxlen=PARTS_KEPT))
         self._picked[kind].append((region, time, note))
 
     def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
@@ -193,10 +194,6 @@ class Ranges(Shadow):
             if time > known and other[0] < high and low < other[1] and _meet(other, region):
                 part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
                 yield MemoryAccess(agent, time, kind, note, part)
-
-
-def _newest() -> deque[Any]:
-    return deque(maxlen=PARTS_KEPT)
 
 
 def _meet(one: Region, other: Region) -> bool:

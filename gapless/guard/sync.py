@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -94,8 +94,10 @@ def no_sync(
     """
     if mode not in ("raise", "record"):
         raise ValueError(f'mode must be "raise" or "record", got {mode!r}')
-    predicate = device_tensors if _is_predicate(device_tensors) else None
-    if predicate is None:
+    predicate = None
+    if callable(device_tensors) and not isinstance(device_tensors, (Tensor, torch.nn.Module, Iterable)):
+        predicate = device_tensors
+    else:
         marks.device_tensor(device_tensors)
     marks.pinned_tensor(pinned)
     if slow_ms is None:
@@ -108,17 +110,11 @@ def emulating() -> Region:
     return Region(None, "record", 0, reports=False)
 
 
-@contextmanager
-def listening() -> Iterator[None]:
+def listening() -> AbstractContextManager[None]:
     """Report what is found inside, also when a caller further out has silenced this thread's reports."""
     watch = current()
     assert watch is not None, "listening() is for the inside of a region"
-    with watch.listening():
-        yield
-
-
-def _is_predicate(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (Tensor, torch.nn.Module, Iterable))
+    return watch.listening()
 
 
 @contextmanager

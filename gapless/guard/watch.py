@@ -54,10 +54,6 @@ class TorchCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        return function_name(self.func)
-
 
 class ThreadState:
     """One thread's state while it is inside regions."""
@@ -118,7 +114,8 @@ class ThreadState:
         if self.quiet:
             return
         self.reported = True
-        self.deliver(make_finding(rule, what or (self.call.name if self.call else RULES[rule].what), detail))
+        called = function_name(self.call.func) if self.call else RULES[rule].what
+        self.deliver(make_finding(rule, what or called, detail))
 
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
         """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
