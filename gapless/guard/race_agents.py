@@ -110,6 +110,10 @@ class Moment:
     """The moment at which the fence was recorded, counted as `began` is."""
 
 
+class _Local(threading.local):
+    actor: Actor | None = None
+
+
 class Agents:
     """All agents of a checker. May be called from any thread."""
 
@@ -122,7 +126,7 @@ class Agents:
         self._moments: dict[tuple[int, int], Moment] = {}
         self._released: WeakKeyDictionary[Any, VectorClock] = WeakKeyDictionary()
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
-        self._local = threading.local()
+        self._local = _Local()
         self._order = 0
         self._owner = self.add(threading.current_thread().name, False)
         self._local.actor = self._owner
@@ -143,17 +147,12 @@ class Agents:
 
     def here(self) -> Actor:
         """Return the agent that acts now on the calling thread."""
-        try:
-            actor: Actor | None = self._local.actor
-        except AttributeError:
-            actor = None
-        return actor or self._adopt()
+        return self._local.actor or self._adopt()
 
     @contextmanager
     def acting_as(self, actor: Actor) -> Iterator[None]:
         """Let the calling thread act as `actor` inside."""
-        before: Actor | None = getattr(self._local, "actor", None)
-        self._local.actor = actor
+        before, self._local.actor = self._local.actor, actor
         try:
             yield
         finally:
@@ -161,7 +160,7 @@ class Agents:
 
     def known_thread(self) -> bool:
         """Return whether `here` may be called: a thread that is just being started has no name yet."""
-        return hasattr(self._local, "actor") or threading.get_ident() in _threads()
+        return self._local.actor is not None or threading.get_ident() in _threads()
 
     def _adopt(self) -> Agent:
         thread = _threads().get(threading.get_ident())

@@ -148,10 +148,10 @@ def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-def named_rows(way: int, args: Sequence[Any], base: int, stride: int) -> Ints | None:
-    """Return the rows of `stride` bytes that a call names by their numbers, if those are the rows of args[0].
+def named_rows(way: int, args: Sequence[Any], count: int, stride: int) -> Ints | None:
+    """Return the row numbers that a call names, where those are the `count` rows of args[0]; negative ones as they are.
 
-    args[0] is contiguous and begins at byte `base`. Raises IndexError for a number that is out of range.
+    args[0] is contiguous; its rows must have `stride` bytes.
     """
     source = args[0]
     if way == LIST:
@@ -160,19 +160,14 @@ def named_rows(way: int, args: Sequence[Any], base: int, stride: int) -> Ints | 
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or base % stride or not (sizes := source.shape) or source.nbytes != sizes[0] * stride:
+    if index is None or not (sizes := source.shape) or sizes[0] != count or source.nbytes != count * stride:
         return None
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
-    if not (count := index.numel()):
-        return np.zeros(0, kind)
-    numbers, size = np.frombuffer(_memory_at(index.data_ptr()), kind, count), sizes[0]
-    if numbers.min() < -size or numbers.max() >= size:
-        raise IndexError
-    # The sum is an array of its own: the index may change before the rows are looked at.
-    rows: Ints = _wrapped(numbers, size) + base // stride
-    return rows
+    numbers = index.numel()
+    # A copy: the index may change before the rows are looked at.
+    return np.frombuffer(_memory_at(index.data_ptr()), kind, numbers).copy() if numbers else np.zeros(0, kind)
 
 
 # Reading an index.
