@@ -71,15 +71,8 @@ class EmulatedStream:
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
         self.device = DEVICE
         self.priority = priority
-        self.cuda_stream = next(_handles) if stream_id is None else stream_id
-
-    @property
-    def stream_id(self) -> int:
-        return self.cuda_stream
-
-    @property
-    def device_index(self) -> int:
-        return 0
+        self.device_index = 0
+        self.cuda_stream = self.stream_id = next(_handles) if stream_id is None else stream_id
 
     @staticmethod
     def priority_range() -> tuple[int, int]:

@@ -19,7 +19,7 @@ from .lint_kinds import (
     target_device,
 )
 from .report import Finding, SyncReport, as_text
-from .report_files import Base, as_dict, check_files, write_files
+from .report_files import as_dict, check_files, write_files
 from .sites import Frame
 from .suppress import apply, reasons, tell_unused
 from .suppress import gather as gather_suppressions
@@ -333,18 +333,17 @@ def _sources(paths: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ast.Module
                 raise ValueError(f"--lint: {file}:{error.lineno}: not Python: {error.msg}") from error
 
 
-def main(paths: Sequence[str], files: Namespace, flags: Sequence[str], suppressions_file: str | None) -> int:
+def main(options: Namespace) -> int:
     """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`.
 
-    `files` has the options of `report_files.add_file_options`.
+    `options` has the paths as `lint`, and the options of `run.add_options`.
     """
-    suppressions = gather_suppressions(flags, suppressions_file)
-    check_files(("--json", files.json), ("--sarif", files.sarif))
-    base = Base(files.diff) if files.diff else None
-    entries = apply(lint(paths).entries(), suppressions)
+    suppressions = gather_suppressions(options.suppress, options.suppressions)
+    base = check_files(options)
+    entries = apply(lint(options.lint).entries(), suppressions)
     entries, known = base.split(entries) if base else (entries, None)
     tell_unused(suppressions)
-    if "-" not in (files.json, files.sarif):
+    if "-" not in (options.json, options.sarif):
         print(as_text(entries))
-    write_files(as_dict(entries, known), files.json, files.sarif)
+    write_files(as_dict(entries, known), options)
     return 1 if any(entry.excuse is None for entry in entries) else 0

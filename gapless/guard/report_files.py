@@ -33,22 +33,16 @@ def _entry(entry: CountedFinding) -> dict[str, Any]:
     return {**entry.finding.as_dict(), "count": entry.count}
 
 
-def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what is written and compared; programs and the lint share them."""
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--sarif", metavar="FILE", help="also write the report as SARIF 2.1.0, which code hosts show")
-    parser.add_argument("--diff", metavar="BASE", help="report only what is new since BASE, an earlier report as JSON")
+def check_files(options: argparse.Namespace) -> Base | None:
+    """Check that reports could be written, before there are any; returns the report to compare with. Raises ValueError.
 
-
-def check_files(*files: tuple[str, str | None]) -> None:
-    """Check that reports could be written, before there are any: pairs of flag and path. Raises ValueError.
-
-    None and `-` are no files.
+    The path `-` is no file.
     """
-    for flag, path in files:
+    for flag, path in (("--json", options.json), ("--sarif", options.sarif)):
         file = Path(path or "-")
         if path not in (None, "-") and (file.is_dir() or not file.parent.is_dir()):
             raise ValueError(f"{flag} {path}: give a file in a folder that is there")
+    return Base(options.diff) if options.diff else None
 
 
 def sarif_log(report: dict[str, Any]) -> dict[str, Any]:
@@ -118,9 +112,9 @@ def _artifact(file: str) -> dict[str, Any]:
     return {"uri": path.as_uri()}
 
 
-def write_files(report: dict[str, Any], json_path: str | None, sarif_path: str | None) -> None:
+def write_files(report: dict[str, Any], options: argparse.Namespace) -> None:
     """Write a report where a path is given; `-` is standard output."""
-    for path, content in ((json_path, report), (sarif_path, sarif_log(report) if sarif_path else None)):
+    for path, content in ((options.json, report), (options.sarif, sarif_log(report) if options.sarif else None)):
         if path:
             text = json.dumps(content, indent=2) + "\n"
             if path == "-":

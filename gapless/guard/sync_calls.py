@@ -313,21 +313,14 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     return _placed(watch, call)
 
 
-def _device(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0])
-
-
-def _is_cpu(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0]) == HOST
+def _asked(answer: Callable[[torch.device], Any]) -> Handler:
+    """Return the handler of a question about the place of a tensor."""
+    return lambda watch, call: answer(_device_of(watch, call.args[0]))
 
 
 def _get_device(watch: ThreadState, call: TorchCall) -> Any:
     device = _device_of(watch, call.args[0])
     return 0 if device.type == "cuda" and not marks.has_accelerator() else _run(call)
-
-
-def _is_cuda(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0]).type == "cuda"
 
 
 _NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
@@ -361,9 +354,9 @@ _HANDLERS: dict[Any, Handler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
-    Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
+    Tensor.device.__get__: _asked(lambda device: device),
+    Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _asked(lambda device: device == HOST),  # type: ignore[attr-defined]
     Tensor.get_device: _get_device,
     torch.get_device: _get_device,
 }
