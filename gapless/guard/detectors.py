@@ -33,14 +33,12 @@ With True, only the program's own regions are checked; they record into the repo
 
 @contextmanager
 def _syncs(report: SyncReport, regions: bool) -> Iterator[None]:
-    watch.REPORT_SINKS.append(report)
-    try:
-        with ExitStack() as stack:
-            if not regions:
-                _everywhere(stack, lambda: no_sync(mode="record"))
-            yield
-    finally:
-        watch.REPORT_SINKS.remove(report)
+    with ExitStack() as stack:
+        watch.REPORT_SINKS.append(report)
+        stack.callback(watch.REPORT_SINKS.remove, report)
+        if not regions:
+            _everywhere(stack, lambda: no_sync(mode="record"))
+        yield
 
 
 @contextmanager
@@ -66,8 +64,7 @@ def _everywhere(stack: ExitStack, region: Callable[[], Region]) -> None:
         return region()
 
     stack.enter_context(region())
-    threads.add(around)
-    stack.callback(threads.remove, around)
+    stack.enter_context(threads.starting_inside(around))
 
 
 DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}

@@ -205,17 +205,13 @@ def emulated_cuda() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    before = marks.emulated
     with Patches() as patches:
         _install(patches)
         _install_beside(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
-        marks.emulated = streams.DEVICE
-        try:
-            yield
-        finally:
-            marks.emulated = before
+        patches.put(marks, "emulated", streams.DEVICE)
+        yield
 
 
 def _install(patches: Patches) -> None:

@@ -107,11 +107,8 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
         cuda.install(stack)
         checker.follows_results = True
     ThreadWatch(checker).install(stack)
-    device = DeviceWatch(checker)
-    hooks.observe(device)
-    stack.callback(hooks.forget, device)
-    checker.active = True
-    stack.callback(setattr, checker, "active", False)
+    stack.enter_context(hooks.observed_by(DeviceWatch(checker)))
+    stack.put(checker, "active", True)
     stack.enter_context(mode(checker))
 
 

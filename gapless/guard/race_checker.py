@@ -54,7 +54,13 @@ class RaceChecker(RaceState):
             ValueError: a name taken twice, memory that overlaps another buffer's, or a tensor with gaps.
         """
         for full, part in _parts(name, what):
-            self._register(full, name, part, granularity, host or not isinstance(what, (Tensor, tuple)))
+            region = _region(part)
+            if region is None or region[2] is not None:
+                raise ValueError(f"{full!r} is empty or has gaps: register the contiguous tensor that it is a view of")
+            stride = (region[1] - region[0]) // part.shape[0] if granularity == "rows" else granularity
+            host = host or not isinstance(what, (Tensor, tuple))
+            with self.lock:
+                self.buffers.add(full, name, region, stride if isinstance(stride, int) else 0, part, host)
 
     def access(self, what: Any, kind: Literal["read", "write", "free"], rows: Any = None) -> None:
         """State an access of the calling thread, or of the program that runs: by numpy, or in a compiled kernel.
@@ -280,16 +286,6 @@ class RaceChecker(RaceState):
         return [Checksum(buffer, region) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
 
     # Private steps.
-
-    def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
-        region = _region(what)
-        if region is None or region[2] is not None:
-            raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
-        if granularity == "rows":
-            granularity = (region[1] - region[0]) // what.shape[0]
-        stride = granularity if isinstance(granularity, int) else 0
-        with self.lock:
-            self.buffers.add(name, group, region, stride, what, host)
 
     def _buffers_of(self, what: Any, region: Region, site: int) -> list[Buffer]:
         found = self.buffers.find(region[0], region[1])

@@ -27,8 +27,7 @@ class ThreadWatch:
 
     def install(self, patches: Patches) -> None:
         wrap = patches.wrap
-        threads.add(self._started)
-        patches.callback(threads.remove, self._started)
+        patches.enter_context(threads.starting_inside(self._started))
         wrap(threading.Thread, "join", self._join)
         wrap(threading.Event, "set", self._set)
         wrap(threading.Event, "wait", self._event_seen)
