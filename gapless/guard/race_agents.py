@@ -110,7 +110,7 @@ class Moment:
     """The moment at which the fence was recorded, counted as `began` is."""
 
 
-class _Local(threading.local):
+class _Acting(threading.local):
     actor: Actor | None = None
 
 
@@ -126,7 +126,7 @@ class Agents:
         self._moments: dict[tuple[int, int], Moment] = {}
         self._released: WeakKeyDictionary[Any, VectorClock] = WeakKeyDictionary()
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
-        self._local = _Local()
+        self._local = _Acting()
         self._order = 0
         self._owner = self.add(threading.current_thread().name, False)
         self._local.actor = self._owner
