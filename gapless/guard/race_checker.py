@@ -233,29 +233,24 @@ class RaceChecker(RaceState):
         """Note an access to a tensor or array outside of any operator."""
         region = _region(what)
         if region is not None:
-            actor = self.agents.here()
-            site = self.sites.here(2, actor.label)
-            actor.news += 1
-            fresh = False
-            with self.lock:
-                for buffer in self._buffers_of(what, region, site):
-                    fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site, what)
-            if fresh:
-                self.raise_pending()
+            self._reach(what, (*region[:3], rows), kind)
 
     def reach_part(self, tensor: Tensor, region: Region, kind: int) -> None:
         """Note an access of the calling thread to a part of a tensor's memory, by numpy."""
-        if not self.active:
-            return
+        if self.active:
+            self._reach(tensor, region, kind, clips=False)
+
+    def _reach(self, what: Any, region: Region, kind: int, clips: bool = True) -> None:
+        """Note an access to the buffers that hold the region; `clips`: to those that hold a part of it too."""
         actor = self.agents.here()
-        site = self.sites.here(2, actor.label)
+        site = self.sites.here(3, actor.label)
         actor.news += 1
+        fresh = False
         with self.lock:
-            found = [
-                buffer for buffer in self._buffers_of(tensor, region, site)
-                if buffer.start <= region[0] and region[1] <= buffer.end
-            ]  # fmt: skip
-            fresh = any([self._put(actor, buffer, kind, region, site, tensor) for buffer in found])
+            for buffer in self._buffers_of(what, region, site):
+                part = _clipped(region, buffer)
+                if clips or part is region:
+                    fresh |= self._put(actor, buffer, kind, part, site, what)
         if fresh:
             self.raise_pending()
 
@@ -297,7 +292,7 @@ class RaceChecker(RaceState):
     def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, what: Any) -> bool:
         """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
         if buffer.pool is not None and buffer.pool.index != actor.index and self.cuda is not None:
-            self.cuda.lent(buffer, buffer.pool, what)
+            self.cuda.pools.lent(buffer, buffer.pool, what)
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)

@@ -50,7 +50,7 @@ class CudaWatch:
         self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: dict[Any, _Held] = {}
         """What is held, one for each stream and part of a buffer: the last use of it."""
-        self._pools = Pools(checker)
+        self.pools = Pools(checker)
 
     # Streams as agents.
 
@@ -125,12 +125,8 @@ class CudaWatch:
     def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
         """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
         if isinstance(actor, Agent):
-            self._pools.took(buffer, actor, site)
+            self.pools.took(buffer, actor, site)
         return plan.name not in _EMPTY
-
-    def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> None:
-        """Another than the stream that allocated this memory is about to use it."""
-        self._pools.lent(buffer, pool, tensor)
 
     def reading(self, tensor: Tensor) -> AbstractContextManager[None]:
         """Act inside as what reads this CPU tensor for `tolist` or `numpy`."""
@@ -229,7 +225,7 @@ class CudaWatch:
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
         original(tensor, stream)
         with torch._C.DisableTorchFunction():
-            self._pools.keep_for(tensor, self.agent_of(stream))
+            self.pools.keep_for(tensor, self.agent_of(stream))
 
 
 def _by_mask(args: Sequence[Any]) -> bool:

@@ -30,9 +30,9 @@ class FencePoint(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scheduled:
-    """Replaces a program on its stream."""
+    """Replaces a program on its stream, and runs it as that stream."""
 
-    watch: DeviceWatch
+    checker: RaceChecker
     program: Program
     launched: Launched
     checksums: tuple[Checksum, ...]
@@ -40,7 +40,20 @@ class Scheduled:
     """Held until the program has run: the checksums read their memory."""
 
     def __call__(self, *args: Any) -> None:
-        self.watch.run(self, args)
+        if not self.checker.active:
+            self.program(*args)
+            return
+        self._verify()
+        seen = nullcontext() if is_on(self.checker) else mode(self.checker)
+        with self.checker.agents.acting_as(self.launched), seen:
+            self.program(*args)
+        self._verify()
+
+    def _verify(self) -> None:
+        launched = self.launched
+        for checksum in self.checksums:
+            if checksum.changed():
+                self.checker.overwritten(checksum, launched.agent, launched.name, -1, launched.site)
 
 
 class DeviceWatch:
@@ -59,7 +72,7 @@ class DeviceWatch:
             return program  # it runs here and now, and enqueues operators that are seen one by one
         launched = self._launch(agent, _name_of(program))
         checksums = tuple(checksum for what in (*args, *reads) for checksum in checker.checksums(what))
-        return Scheduled(self, program, launched, checksums, reads)
+        return Scheduled(checker, program, launched, checksums, reads)
 
     def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
         """A graph is enqueued whose operators cannot be seen: it touches what it declares."""
@@ -87,17 +100,6 @@ class DeviceWatch:
         for stream in streams:
             self._agents.learn(self._agent(stream).clock)
 
-    def run(self, scheduled: Scheduled, args: tuple[Any, ...]) -> None:
-        """Run the program as its stream."""
-        checker, launched = self._checker, scheduled.launched
-        if not checker.active:
-            scheduled.program(*args)
-            return
-        self._verify(scheduled)
-        with self._agents.acting_as(launched), nullcontext() if is_on(checker) else mode(checker):
-            scheduled.program(*args)
-        self._verify(scheduled)
-
     def _agent(self, stream: Any) -> Agent:
         """The agent of a stream; a GPU's is known by its handle."""
         if self._checker.cuda is not None and hasattr(stream, "raw"):
@@ -108,12 +110,6 @@ class DeviceWatch:
         with self._checker.lock:
             self._agents.enqueue(agent)
             return Launched(agent, name, self._checker.sites.here())
-
-    def _verify(self, scheduled: Scheduled) -> None:
-        launched = scheduled.launched
-        for checksum in scheduled.checksums:
-            if checksum.changed():
-                self._checker.overwritten(checksum, launched.agent, launched.name, -1, launched.site)
 
 
 def _name_of(program: Program) -> str:
