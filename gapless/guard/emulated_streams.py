@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .patches import holding
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
@@ -152,15 +153,9 @@ def set_stream(stream: EmulatedStream | None) -> None:
         _current.stream = stream
 
 
-@contextmanager
-def stream(stream: EmulatedStream | None) -> Iterator[None]:
+def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
     """Stands for `torch.cuda.stream`; None changes nothing."""
-    before = current_stream()
-    set_stream(stream)
-    try:
-        yield
-    finally:
-        set_stream(before)
+    return nullcontext() if stream is None else holding(_current, stream=stream)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -8,12 +8,13 @@ before everything done under a clock that knows `t` of `a`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .patches import holding
 from .sites import NO_PROGRAM, Label
 from .watched import TALLY
 
@@ -149,14 +150,9 @@ class Agents:
         """Return the agent that acts now on the calling thread."""
         return self._local.actor or self._adopt()
 
-    @contextmanager
-    def acting_as(self, actor: Actor) -> Iterator[None]:
+    def acting_as(self, actor: Actor) -> AbstractContextManager[None]:
         """Let the calling thread act as `actor` inside."""
-        before, self._local.actor = self._local.actor, actor
-        try:
-            yield
-        finally:
-            self._local.actor = before
+        return holding(self._local, actor=actor)
 
     def known_thread(self) -> bool:
         """Return whether `here` may be called: a thread that is just being started has no name yet."""

@@ -33,7 +33,7 @@ class Region(Scope):
         watch = current()
         if watch is None:
             watch = ThreadState()
-            watch.modes.enter_context(sync_cuda.hooks(watch))
+            sync_cuda.install(watch)
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(SyncCalls(watch, ops))
             local.watch = watch

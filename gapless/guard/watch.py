@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
 from .mends import mend
+from .patches import holding
 from .report import Finding, SyncReport
 from .sites import Frame, caller, user_stack
 from .suppress import comment_at
@@ -147,20 +148,11 @@ class ThreadState:
 
     def listening(self) -> AbstractContextManager[None]:
         """Report what is found inside, also where a silence is around it."""
-        return self._with(quiet=0)
+        return holding(self, quiet=0)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place what is made inside from no other tensor on the emulated device."""
-        return self._with(to_device=True)
-
-    @contextmanager
-    def _with(self, **values: Any) -> Iterator[None]:
-        before = {name: getattr(self, name) for name in values}
-        vars(self).update(values)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
+        return holding(self, to_device=True)
 
 
 REPORT_SINKS: list[SyncReport] = []
