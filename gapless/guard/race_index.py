@@ -92,7 +92,7 @@ def parts_of(chosen: Chosen) -> tuple[Ints, int]:
     elif not sizes:
         offsets, reach = np.zeros(1, np.int64), 0
     elif way == DIM:
-        offsets, reach = _by_dim(sizes, strides, dim % len(sizes), indexes[0])
+        offsets, reach = _by_list(sizes, strides, [None] * (dim % len(sizes)) + indexes)
     else:
         offsets, reach = _along_dim(strides, dim % len(sizes), indexes[0]), 0
     return at + offsets.astype(np.int64) * itemsize, (reach + 1) * itemsize
@@ -125,13 +125,6 @@ def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any
     for size, stride in zip(sizes[dim:], strides[dim:], strict=True):
         reach += (size - 1) * stride
     return np.zeros(1, np.int64) if offsets is None else offsets.ravel(), reach
-
-
-def _by_dim(sizes: Sequence[int], strides: Sequence[int], dim: int, index: Any) -> tuple[Any, int]:
-    reach = -(sizes[dim] - 1) * strides[dim]
-    for size, stride in zip(sizes, strides, strict=True):
-        reach += (size - 1) * stride
-    return index.ravel() * strides[dim], reach
 
 
 def _along_dim(strides: Sequence[int], dim: int, index: Any) -> Any:
