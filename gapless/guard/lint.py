@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from .lint_kinds import (
 from .report import Finding, SyncReport, as_text
 from .report_files import as_dict, check_files, write_files
 from .sites import Frame
-from .suppress import apply, reasons, tell_unused
+from .suppress import apply, comment_at, tell_unused
 from .suppress import gather as gather_suppressions
 from .sync_rules import RULES
 
@@ -34,11 +35,10 @@ _COLLECTIVES = ("barrier", "all_gather_object", "broadcast_object_list", "gather
 class Linter(ast.NodeVisitor):
     """Walks one file in the order of its statements."""
 
-    def __init__(self, path: str, names: Names, report: SyncReport, excuses: dict[int, str]) -> None:
+    def __init__(self, path: str, names: Names, report: SyncReport) -> None:
         self._path = path
         self._names = names
         self._report = report
-        self._excuses = excuses
         self._functions: list[str] = []
         self._allowed: list[str] = []
 
@@ -51,8 +51,8 @@ class Linter(ast.NodeVisitor):
             (Frame(self._path, node.lineno, function),),
         )  # fmt: skip
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        comment = next((self._excuses[number] for number in lines if number in self._excuses), None)
-        self._report.add(finding, comment or (self._allowed[-1] if self._allowed else None))
+        comments = (comment_at(Frame(self._path, number, function)) for number in lines)
+        self._report.add(finding, next(filter(None, comments), self._allowed[-1] if self._allowed else None))
 
     # Names.
 
@@ -312,21 +312,21 @@ def lint(paths: Sequence[str]) -> SyncReport:
     Raises:
         ValueError: a path that is not there, or a file that is not Python.
     """
-    files = dict(_sources(paths))
-    known, report = gather(tree for _, tree in files.values()), SyncReport()
-    for file, (source, tree) in files.items():
-        Linter(str(file.resolve()), Names(known, imported(tree)), report, reasons(source)).visit(tree)
+    trees = dict(_trees(paths))
+    known, report = gather(trees.values()), SyncReport()
+    linecache.checkcache()
+    for file, tree in trees.items():
+        Linter(str(file.resolve()), Names(known, imported(tree)), report).visit(tree)
     return report
 
 
-def _sources(paths: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ast.Module]]]:
+def _trees(paths: Sequence[str]) -> Iterator[tuple[Path, ast.Module]]:
     for path in map(Path, paths):
         if not path.exists():
             raise ValueError(f"--lint: {path} is not there")
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             try:
-                source = file.read_text(encoding="utf-8")
-                yield file, (source, ast.parse(source, str(file)))
+                yield file, ast.parse(file.read_text(encoding="utf-8"), str(file))
             except UnicodeDecodeError as error:
                 raise ValueError(f"--lint: {file} is not text: {error}") from error
             except SyntaxError as error:
