@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .lint_kinds import (
@@ -190,16 +190,15 @@ class Linter(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         dotted = self._names.dotted(node.func)
-        for rule in self._call_rules(node, dotted):
-            self._found(rule, node)
-
-    def _call_rules(self, node: ast.Call, dotted: str) -> Iterator[str]:
+        rules: Iterable[str] = ()
         if dotted.startswith("torch."):
-            yield from self._torch_rules(node, dotted)
+            rules = self._torch_rules(node, dotted)
         elif isinstance(node.func, ast.Attribute):
-            yield from self._method_rules(node, node.func)
+            rules = self._method_rules(node, node.func)
         elif isinstance(node.func, ast.Name) and node.args:
-            yield from self._builtin_rules(node.func.id, node.args[0])
+            rules = self._builtin_rules(node.func.id, node.args[0])
+        for rule in rules:
+            self._found(rule, node)
 
     def _builtin_rules(self, name: str, argument: ast.expr) -> Iterator[str]:
         if not self._names.of(argument).on_device:
