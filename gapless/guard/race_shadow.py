@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 Region = tuple[int, int, Layout | None, Any]
 """What an access reaches: addresses `low` to `high`; with gaps when there is a layout; of them only what was chosen.
 
-That is `Chosen` bytes, or for a buffer that is watched by rows row numbers. A plain tuple: it is made at every access.
+That is `Chosen` bytes, or row numbers for a buffer that is watched by rows. A plain tuple: it is made at every access.
 """
 
 

@@ -1,7 +1,7 @@
 """Finds where in the user's code something happened: the frames that belong neither to torch nor to this package.
 
-A stack is taken raw, as code objects and instructions, which is cheap enough for every operator. Lines are looked up
-when a report needs them.
+A stack is taken raw, as code objects and instructions, which is cheap enough for every operator; those of accesses to
+memory have numbers. Lines are looked up when a report needs them.
 """
 
 from __future__ import annotations
