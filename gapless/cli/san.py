@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _lint(options: Namespace) -> int:
     try:
-        return lint.main(options.lint, options, options.suppress, options.suppressions)
+        return lint.main(options)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -33,14 +33,12 @@ With True, only the program's own regions are checked; they record into the repo
 
 @contextmanager
 def _syncs(report: SyncReport, regions: bool) -> Iterator[None]:
-    watch.REPORT_SINKS.append(report)
-    try:
-        with ExitStack() as stack:
-            if not regions:
-                _everywhere(stack, lambda: no_sync(mode="record"))
-            yield
-    finally:
-        watch.REPORT_SINKS.remove(report)
+    with ExitStack() as stack:
+        watch.REPORT_SINKS.append(report)
+        stack.callback(watch.REPORT_SINKS.remove, report)
+        if not regions:
+            _everywhere(stack, lambda: no_sync(mode="record"))
+        yield
 
 
 @contextmanager
@@ -66,8 +64,7 @@ def _everywhere(stack: ExitStack, region: Callable[[], Region]) -> None:
         return region()
 
     stack.enter_context(region())
-    threads.add(around)
-    stack.callback(threads.remove, around)
+    stack.enter_context(threads.starting_inside(around))
 
 
 DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}
@@ -123,18 +120,12 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; what they found is found here too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.close()
-        for report in reports:
-            self._watched = self._watched.with_child(report["watched"])
-            for entry in report["entries"]:
-                self._add(entry["finding"], entry["excuse"], entry["count"])
-        self._watched = self._watched.with_lost(lost)
-
-    def _add(self, finding: dict[str, Any], excuse: str | None, count: int) -> None:
-        names = ("detector", "rule", "what", "why", "instead")
-        stack = tuple(Frame(**frame) for frame in finding["stack"])
-        made = Finding(**{name: finding[name] for name in names}, stack=stack, details=tuple(finding["details"]))
-        self._reports[made.detector].add(made, excuse, count)
+        self._watched = self._watching.close().with_children([report["watched"] for report in reports], lost)
+        for entry in (entry for report in reports for entry in report["entries"]):
+            finding = entry["finding"]
+            stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])
+            made = Finding(**{**finding, "stack": stack, "details": details})
+            self._reports[made.detector].add(made, entry["excuse"], entry["count"])
 
     def _renew(self) -> None:
         """Begin again, in a child process that was forked just now."""
@@ -148,8 +139,7 @@ class Detectors:
         entries = self.findings()
         if self._watched is None:
             entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
-        fields = [{"finding": e.finding.as_dict(), "excuse": e.excuse, "count": e.count} for e in entries]
-        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": fields}
+        return {"watched": asdict(self._watched or self._watching.so_far()), "entries": [asdict(e) for e in entries]}
 
     @property
     def is_child(self) -> bool:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils._device import DeviceContext
 
 from . import emulated_device as device
-from . import emulated_graphs as graphs
-from . import emulated_parts, marks
 from . import emulated_streams as streams
+from . import marks
 from .patches import Patches
 from .sites import torchs_caller, user_stack
 from .watch import current
@@ -130,6 +130,72 @@ def _record_stream(original: Any, tensor: Tensor, stream: streams.EmulatedStream
         handle_torch_function(original, (tensor,), tensor, stream)
 
 
+_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+
+
+class _Kind(type):
+    """The type of `torch.cuda.FloatTensor` and its like, which make tensors and are asked for instances."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype is cls.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Tensor:
+        if len(args) == 1 and isinstance(args[0], (list, tuple, np.ndarray, Tensor)):
+            return torch.as_tensor(args[0], dtype=cls.dtype, device="cuda")  # san: ok(the program asks for it)
+        return torch.empty(*args or (0,), dtype=cls.dtype, device="cuda")
+
+
+def _set_default_type(original: Any, kind: Any) -> None:
+    """Replace `torch.set_default_tensor_type`, which names a device too."""
+    is_cuda = isinstance(kind, _Kind) or "cuda" in str(kind)
+    marks.default.device = streams.DEVICE if is_cuda else None
+    if is_cuda:
+        torch.set_default_dtype(getattr(torch, str(getattr(kind, "__name__", kind)).rpartition(".")[2]).dtype)
+    else:
+        original(kind)
+
+
+def _enter_autocast(original: Any, autocast: Any) -> Any:
+    """Have autocast for the device hold on the CPU, where its tensors are."""
+    entered = original(autocast)
+    if autocast.device == "cuda":
+        autocast._before = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        torch.set_autocast_enabled("cpu", autocast._enabled)
+        torch.set_autocast_dtype("cpu", autocast.fast_dtype)
+    return entered
+
+
+def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
+    if autocast.device == "cuda":
+        enabled, dtype = autocast._before
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+    return original(autocast, *error)
+
+
+def _join_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Replace `init_process_group`: tensors of the device are on the CPU, where gloo takes them."""
+    kwargs.pop("device_id", None)
+    return original(_backend(backend), *args, **kwargs)
+
+
+def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    if "backend" in kwargs:
+        kwargs["backend"] = _backend(kwargs["backend"])
+    kwargs.pop("device_id", None)
+    return original(*args, **kwargs)
+
+
+def _backend(name: Any) -> Any:
+    return name.replace("nccl", "gloo") if isinstance(name, str) else name
+
+
+def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) -> tuple[Tensor, ...]:
+    return (tensor.to("cuda", non_blocking=True),)
+
+
 @contextmanager
 def emulated_cuda() -> Iterator[None]:
     """Make torch.cuda answer as if there were one device. Inside regions its tensors are emulated on the CPU.
@@ -139,23 +205,17 @@ def emulated_cuda() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
-    before = marks.emulated
     with Patches() as patches:
         _install(patches)
-        patches.put(torch, "Stream", streams.EmulatedStream)
-        patches.put(torch, "Event", streams.AnyEvent)
-        patches.stand_in(Tensor, "record_stream", _record_stream)
+        _install_beside(patches)
         # A program may leave another stream current than it found.
         patches.enter_context(streams.stream(streams.default_stream()))
-        marks.emulated = streams.DEVICE
-        try:
-            yield
-        finally:
-            marks.emulated = before
+        patches.put(marks, "emulated", streams.DEVICE)
+        yield
 
 
 def _install(patches: Patches) -> None:
-    """Put what stands for CUDA in the place of what asks for it."""
+    """Put what stands for CUDA in the place of torch.cuda's own."""
     cuda: Any = torch.cuda
     parts = [getattr(cuda, part) for part in _PARTS if hasattr(cuda, part)]
     for name, answer in (*device.CUDA.items(), *((name, _refused(name)) for name in _REFUSED)):
@@ -172,18 +232,34 @@ def _install(patches: Patches) -> None:
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
     for name in ("start", "stop"):
         patches.put(cuda.profiler, name, lambda: None)
-    for name, made in (("CUDAGraph", graphs.EmulatedGraph), ("graph_pool_handle", graphs.pool_handle)):
-        patches.put(cuda, name, made)
-        patches.put(cuda.graphs, name, made)
     patches.put(cuda.graphs.graph, "default_capture_stream", None)
+
+
+def _install_beside(patches: Patches) -> None:
+    """Put what stands for it in the place of what torch has for CUDA beside torch.cuda."""
     patches.put(torch._C, "_host_emptyCache", lambda: None)
     patches.put(torch._C, "__getattr__", _of_torch_c)
-    emulated_parts.install(patches)
+    patches.put(torch._C, "_scatter", _scattered)
+    patches.put(torch, "Stream", streams.EmulatedStream)
+    patches.put(torch, "Event", streams.AnyEvent)
     patches.put(torch, "Generator", device.EmulatedGenerator)
     patches.wrap(torch, "set_default_device", _set_default)
     patches.wrap(torch, "get_default_device", _get_default)
-    patches.wrap(torch, "get_device_module", lambda ask, device=None: cuda if device is None else ask(device))
+    patches.wrap(torch, "get_device_module", lambda ask, device=None: torch.cuda if device is None else ask(device))
     patches.wrap(torch.serialization, "default_restore_location", _restored)
     patches.wrap(torch.serialization, "location_tag", _location)
     patches.wrap(torch.UntypedStorage, "cuda", _moved)
+    patches.stand_in(Tensor, "record_stream", _record_stream)
+    for name in _KINDS:
+        kind = _Kind(f"{name}Tensor", (), {"dtype": getattr(torch, f"{name}Tensor").dtype, "__module__": "torch.cuda"})
+        patches.put(torch.cuda, kind.__name__, kind)
+    patches.wrap(torch, "set_default_tensor_type", _set_default_type)
+    patches.wrap(torch.autocast, "__enter__", _enter_autocast)
+    patches.wrap(torch.autocast, "__exit__", _exit_autocast)
+    groups = torch.distributed
+    if groups.is_available():
+        for owner in (groups, groups.distributed_c10d):
+            patches.wrap(owner, "init_process_group", _join_group)
+            patches.wrap(owner, "new_group", _new_group)
+            patches.put(owner, "is_nccl_available", lambda: True)
     patches.callback(setattr, marks.default, "device", None)

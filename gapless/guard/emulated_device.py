@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from . import emulated_graphs as graphs
 from . import emulated_streams as streams
 
 NAME = "the CPU, emulating CUDA"
@@ -45,10 +44,6 @@ def properties(device: Any = None) -> SimpleNamespace:
         shared_memory_per_multiprocessor=100 << 10, L2_cache_size=4 << 20, is_integrated=0, is_multi_gpu_board=0,
         gcnArchName="", uuid="emulated",
     )  # fmt: skip
-
-
-def _statistics(device: Any = None) -> dict[str, int]:
-    return defaultdict(int)
 
 
 class _States:
@@ -144,11 +139,6 @@ class Nvtx:
         return lambda *args: 0
 
 
-@contextmanager
-def _entered(device: Any) -> Iterator[None]:
-    yield
-
-
 def _own(answer: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of its own that answers the same: torch's compiler tells functions apart by identity."""
     return lambda *args, **kwargs: answer(*args, **kwargs)
@@ -180,7 +170,7 @@ CUDA: dict[str, Any] = {
     "ipc_collect": lambda: None,
     "mem_get_info": lambda device=None: (total_memory(), total_memory()),
     "set_per_process_memory_fraction": lambda fraction, device=None: None,
-    **_each(("memory_stats", "memory_stats_as_nested_dict", "host_memory_stats"), _statistics),
+    **_each(("memory_stats", "memory_stats_as_nested_dict", "host_memory_stats"), lambda device=None: defaultdict(int)),
     "memory_snapshot": lambda *args, **kwargs: [],
     "memory_summary": lambda device=None, abbreviated=False: "an emulated device has no memory statistics",
     **_each(
@@ -201,7 +191,9 @@ CUDA: dict[str, Any] = {
     "set_rng_state": _states.set,
     "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
-    "is_current_stream_capturing": graphs.is_capturing,
+    "is_current_stream_capturing": streams.is_capturing,
+    "CUDAGraph": streams.EmulatedGraph,
+    "graph_pool_handle": streams.pool_handle,
     "Stream": streams.EmulatedStream,
     "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,
@@ -218,7 +210,7 @@ ACCELERATOR: dict[str, Any] = {
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     **_each(("current_device_index", "current_device_idx"), lambda: 0),
     **_each(("set_device_index", "set_device_idx"), lambda device: None),
-    "device_index": _entered,
+    "device_index": nullcontext,
     "get_memory_info": lambda device=None: (total_memory(), total_memory()),
     "empty_host_cache": lambda: None,
     **{name: _own(CUDA[name]) for name in (

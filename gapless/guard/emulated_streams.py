@@ -1,22 +1,30 @@
-"""Streams and events of an emulated CUDA. They order nothing, since every operation runs at once, in the order of the
-calls; but each has its identity, so that a checker sees which stream an operation was given to."""
+"""Streams, events and graphs of an emulated CUDA, where every operation runs at once, in the order of the calls.
+
+Streams and events order nothing; but each has its identity, so that a checker sees which stream an operation was given
+to. What a graph captures runs at once too, and a replay runs the same operators again.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from .emulated_graphs import is_capturing
+from .patches import holding
+from .watch import current
 
 DEVICE = torch.device("cuda", 0)
 
 _handles = count(1)
+_pools = count(1)
 
 
 class Event:
@@ -64,15 +72,8 @@ class EmulatedStream:
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **kwargs: Any) -> None:
         self.device = DEVICE
         self.priority = priority
-        self.cuda_stream = next(_handles) if stream_id is None else stream_id
-
-    @property
-    def stream_id(self) -> int:
-        return self.cuda_stream
-
-    @property
-    def device_index(self) -> int:
-        return 0
+        self.device_index = 0
+        self.cuda_stream = self.stream_id = next(_handles) if stream_id is None else stream_id
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
@@ -128,18 +129,18 @@ _DEFAULT = EmulatedStream(stream_id=0)
 
 
 class _Current(threading.local):
-    """The streams that a thread has entered. It begins on the default stream, as on a GPU."""
+    """The streams that a thread has entered, and what it captures. It begins on the default stream, as on a GPU."""
 
     def __init__(self) -> None:
         self.stream = _DEFAULT
         self.entered: list[EmulatedStream] = []
+        self.captures = False
 
 
 _current = _Current()
 
 
 def current_stream(device: Any = None) -> EmulatedStream:
-    """The current stream of the calling thread."""
     return _current.stream
 
 
@@ -152,12 +153,76 @@ def set_stream(stream: EmulatedStream | None) -> None:
         _current.stream = stream
 
 
-@contextmanager
-def stream(stream: EmulatedStream | None) -> Iterator[None]:
+def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
     """Stands for `torch.cuda.stream`; None changes nothing."""
-    before = current_stream()
-    set_stream(stream)
-    try:
-        yield
-    finally:
-        set_stream(before)
+    return nullcontext() if stream is None else holding(_current, stream=stream)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operators that a graph captures, except those that only compute an address."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.replays: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        results = func._schema.returns
+        if any(result.alias_info is None or result.alias_info.is_write for result in results) or not results:
+            made = _made(out, args, kwargs)
+            self.replays.append(lambda: _again(func, args, kwargs, made))
+        return out
+
+
+class EmulatedGraph:
+    """Stands for `torch.cuda.CUDAGraph`: results of a replay are where those of the capture were."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._recorder = _Recorder()
+        self._pool = (0, next(_pools))
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **kwargs: Any) -> None:
+        self._pool = pool or self._pool
+        _current.captures = True
+        self._recorder.__enter__()  # type: ignore[no-untyped-call]
+
+    def capture_end(self) -> None:
+        _current.captures = False
+        self._recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def replay(self) -> None:
+        watch = current()
+        quiet: AbstractContextManager[None] = nullcontext() if watch is None else watch.silence()
+        with quiet, torch.no_grad():
+            for replay in self._recorder.replays:
+                replay()
+
+    def reset(self) -> None:
+        self._recorder.replays.clear()
+
+    def instantiate(self) -> None:
+        """Do nothing: a replay needs no preparation."""
+
+    def pool(self) -> tuple[int, int]:
+        return self._pool
+
+
+def is_capturing() -> bool:
+    """Return whether the calling thread captures a graph."""
+    return _current.captures
+
+
+def pool_handle() -> tuple[int, int]:
+    return (0, next(_pools))
+
+
+def _again(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> None:
+    for before, now in zip(made, _made(func(*args, **kwargs), args, kwargs), strict=True):
+        before.copy_(now)
+
+
+def _made(out: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors of a result that are not among the arguments."""
+    given = [id(one) for one in tree_leaves((args, kwargs))]
+    return [one for one in tree_leaves(out) if isinstance(one, Tensor) and id(one) not in given]

@@ -6,6 +6,8 @@ CUDA streams need none of this: the checkers wrap torch's own classes.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,11 +19,9 @@ class Hook(Protocol):
 
     def add(self, observer: Any, /) -> None:
         """Report to `observer` from now on, by the methods of `race_device.DeviceWatch`."""
-        ...
 
     def remove(self, observer: Any, /) -> None:
         """Stop reporting to `observer`."""
-        ...
 
 
 _lock = forks.lock()
@@ -46,17 +46,17 @@ def connect(hook: Hook, *places: str | Path) -> None:
                 hook.add(observer)
 
 
-def observe(observer: Any) -> None:
-    """Register a checker's observer with every hook that is connected, now or later."""
+@contextmanager
+def observed_by(observer: Any) -> Iterator[None]:
+    """Register a checker's observer with every hook that is connected, now or later, until the context is left."""
     with _lock:
         _observers.append(observer)
         for hook in _hooks:
             hook.add(observer)
-
-
-def forget(observer: Any) -> None:
-    """Take the observer back from every hook."""
-    with _lock:
-        _observers.remove(observer)
-        for hook in _hooks:
-            hook.remove(observer)
+    try:
+        yield
+    finally:
+        with _lock:
+            _observers.remove(observer)
+            for hook in _hooks:
+                hook.remove(observer)

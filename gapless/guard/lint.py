@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .lint_kinds import (
@@ -19,9 +20,9 @@ from .lint_kinds import (
     target_device,
 )
 from .report import Finding, SyncReport, as_text
-from .report_files import Base, as_dict, check_files, write_files
+from .report_files import as_dict, check_files, write_files
 from .sites import Frame
-from .suppress import apply, reasons, tell_unused
+from .suppress import apply, comment_at, tell_unused
 from .suppress import gather as gather_suppressions
 from .sync_rules import RULES
 
@@ -34,11 +35,10 @@ _COLLECTIVES = ("barrier", "all_gather_object", "broadcast_object_list", "gather
 class Linter(ast.NodeVisitor):
     """Walks one file in the order of its statements."""
 
-    def __init__(self, path: str, names: Names, report: SyncReport, excuses: dict[int, str]) -> None:
+    def __init__(self, path: str, names: Names, report: SyncReport) -> None:
         self._path = path
         self._names = names
         self._report = report
-        self._excuses = excuses
         self._functions: list[str] = []
         self._allowed: list[str] = []
 
@@ -51,8 +51,8 @@ class Linter(ast.NodeVisitor):
             (Frame(self._path, node.lineno, function),),
         )  # fmt: skip
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        comment = next((self._excuses[number] for number in lines if number in self._excuses), None)
-        self._report.add(finding, comment or (self._allowed[-1] if self._allowed else None))
+        comments = (comment_at(Frame(self._path, number, function)) for number in lines)
+        self._report.add(finding, next(filter(None, comments), self._allowed[-1] if self._allowed else None))
 
     # Names.
 
@@ -67,8 +67,7 @@ class Linter(ast.NodeVisitor):
         self._functions.pop()
         self._names.scopes.pop()
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.visit_FunctionDef(node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._functions.append(node.name)
@@ -143,7 +142,8 @@ class Linter(ast.NodeVisitor):
                 self._check_condition(value)
         elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._check_condition(test.operand)
-        elif self._names.of(test).on_device and not _is_optional(test):
+        # `if self.bias:` over an optional tensor would be wrong, but is far more often a list or a flag of that name.
+        elif self._names.of(test).on_device and not isinstance(test, ast.Attribute):
             self._found("host-read", test)
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
@@ -190,16 +190,15 @@ class Linter(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         dotted = self._names.dotted(node.func)
-        for rule in self._call_rules(node, dotted):
-            self._found(rule, node)
-
-    def _call_rules(self, node: ast.Call, dotted: str) -> Iterator[str]:
+        rules: Iterable[str] = ()
         if dotted.startswith("torch."):
-            yield from self._torch_rules(node, dotted)
+            rules = self._torch_rules(node, dotted)
         elif isinstance(node.func, ast.Attribute):
-            yield from self._method_rules(node, node.func)
+            rules = self._method_rules(node, node.func)
         elif isinstance(node.func, ast.Name) and node.args:
-            yield from self._builtin_rules(node.func.id, node.args[0])
+            rules = self._builtin_rules(node.func.id, node.args[0])
+        for rule in rules:
+            self._found(rule, node)
 
     def _builtin_rules(self, name: str, argument: ast.expr) -> Iterator[str]:
         if not self._names.of(argument).on_device:
@@ -297,11 +296,6 @@ def _is_size(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES
 
 
-def _is_optional(test: ast.expr) -> bool:
-    """`if self.bias:` over an optional tensor would be wrong, but is far more often a list or a flag of that name."""
-    return isinstance(test, ast.Attribute)
-
-
 def _allow_reason(node: ast.expr) -> str | None:
     """The reason of `with allow("...")` or `with guard.allow("...")`."""
     if not isinstance(node, ast.Call) or not node.args:
@@ -317,47 +311,38 @@ def lint(paths: Sequence[str]) -> SyncReport:
     Raises:
         ValueError: a path that is not there, or a file that is not Python.
     """
-    files = [file for path in paths for file in _files(Path(path))]
-    sources = {file: _read(file) for file in files}
-    trees = {file: _parse(file, source) for file, source in sources.items()}
+    trees = dict(_trees(paths))
     known, report = gather(trees.values()), SyncReport()
+    linecache.checkcache()
     for file, tree in trees.items():
-        Linter(str(file.resolve()), Names(known, imported(tree)), report, reasons(sources[file])).visit(tree)
+        Linter(str(file.resolve()), Names(known, imported(tree)), report).visit(tree)
     return report
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise ValueError(f"--lint: {path} is not there")
-    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+def _trees(paths: Sequence[str]) -> Iterator[tuple[Path, ast.Module]]:
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"--lint: {path} is not there")
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            try:
+                yield file, ast.parse(file.read_text(encoding="utf-8"), str(file))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"--lint: {file} is not text: {error}") from error
+            except SyntaxError as error:
+                raise ValueError(f"--lint: {file}:{error.lineno}: not Python: {error.msg}") from error
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--lint: {path} is not text: {error}") from error
-
-
-def _parse(path: Path, source: str) -> ast.Module:
-    try:
-        return ast.parse(source, str(path))
-    except SyntaxError as error:
-        raise ValueError(f"--lint: {path}:{error.lineno}: not Python: {error.msg}") from error
-
-
-def main(paths: Sequence[str], files: Namespace, flags: Sequence[str], suppressions_file: str | None) -> int:
+def main(options: Namespace) -> int:
     """Lint, print, and return the exit code: 1 when something was found. Raises ValueError as `lint`.
 
-    `files` has the options of `report_files.add_file_options`.
+    `options` has the paths as `lint`, and the options of `run.add_options`.
     """
-    suppressions = gather_suppressions(flags, suppressions_file)
-    check_files(("--json", files.json), ("--sarif", files.sarif))
-    base = Base(files.diff) if files.diff else None
-    entries = apply(lint(paths).entries(), suppressions)
+    suppressions = gather_suppressions(options.suppress, options.suppressions)
+    base = check_files(options)
+    entries = apply(lint(options.lint).entries(), suppressions)
     entries, known = base.split(entries) if base else (entries, None)
     tell_unused(suppressions)
-    if "-" not in (files.json, files.sarif):
+    if "-" not in (options.json, options.sarif):
         print(as_text(entries))
-    write_files(as_dict(entries, known), files.json, files.sarif)
+    write_files(as_dict(entries, known), options)
     return 1 if any(entry.excuse is None for entry in entries) else 0

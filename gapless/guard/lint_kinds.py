@@ -110,9 +110,8 @@ def imported(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                names[alias.asname or alias.name.split(".")[0]] = (
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
+                top = alias.name.split(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
     return names
@@ -136,11 +135,6 @@ class Names:
             base = self.dotted(node.value)
             return f"{base}.{node.attr}" if base else ""
         return ""
-
-    def torch_function(self, call: ast.Call) -> str:
-        """`nonzero` for torch.nonzero(...), else ''."""
-        module, _, name = self.dotted(call.func).rpartition(".")
-        return name if module == "torch" else ""
 
     def bind(self, target: ast.expr, kind: Kind) -> None:
         if isinstance(target, ast.Name):
@@ -230,13 +224,9 @@ class Names:
             return ARRAY
         if func.attr in ("to", "cuda"):
             target = target_device(node)
-            return (
-                base
-                if target is None and func.attr == "to"
-                else HOST
-                if target is not None and is_cpu(target)
-                else DEVICE
-            )
+            if target is None and func.attr == "to":
+                return base
+            return HOST if target is not None and is_cpu(target) else DEVICE
         return Kind(base.place, func.attr in _MASKS)
 
 

@@ -51,7 +51,8 @@ class Marks:
         """The storages by id, which may be used again: what the reference returns must be the storage."""
         self._most = _MARKS_BEFORE_SWEEP
         self._counter = itertools.count(1)
-        self._next = 0
+        self.added = 0
+        """The number of storages that were ever added."""
         self._lock = forks.lock()
 
     def add(self, tensor: Tensor) -> None:
@@ -62,19 +63,10 @@ class Marks:
             return
         # Without a callback, which would cost as much as all the rest: an id that is used again is seen as such.
         self.refs[key] = weakref.ref(owner)
-        self._next = next(self._counter)
+        self.added = next(self._counter)
         if len(self.refs) > self._most:
             with self._lock:
                 self._sweep()
-
-    @property
-    def added(self) -> int:
-        """The number of storages that were ever added."""
-        return self._next
-
-    def discard(self, tensor: Tensor) -> None:
-        with self._lock:
-            self.refs.pop(id(_owner(tensor)), None)
 
     def __contains__(self, tensor: Tensor) -> bool:
         # This repeats `_owner` in one call: it runs for every argument of every operation.
@@ -84,11 +76,6 @@ class Marks:
             owner = tensor
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
-
-    def __len__(self) -> int:
-        with self._lock:
-            self._sweep()
-            return len(self.refs)
 
     def _sweep(self) -> None:
         # Another thread may add meanwhile.

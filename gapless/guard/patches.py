@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any
 
@@ -40,6 +40,17 @@ class _StandIn:
 
     def __hash__(self) -> int:
         return hash(self._original)
+
+
+@contextmanager
+def holding(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
 
 
 class Patches(ExitStack):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, nullcontext
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,9 +14,8 @@ from . import forks, hooks, marks
 from .patches import Patches
 from .race_arrays import watched
 from .race_checker import RaceChecker
-from .race_cuda import CudaWatch
+from .race_cuda import CudaWatch, EmulatedWatch
 from .race_device import DeviceWatch, Scheduled
-from .race_emulated import EmulatedWatch
 from .race_mode import mode
 from .race_report import READ, Race, RaceError
 from .race_threads import ThreadWatch
@@ -108,11 +107,8 @@ def _install(checker: RaceChecker, stack: Patches) -> None:
         cuda.install(stack)
         checker.follows_results = True
     ThreadWatch(checker).install(stack)
-    device = DeviceWatch(checker)
-    hooks.observe(device)
-    stack.callback(hooks.forget, device)
-    checker.active = True
-    stack.callback(setattr, checker, "active", False)
+    stack.enter_context(hooks.observed_by(DeviceWatch(checker)))
+    stack.put(checker, "active", True)
     stack.enter_context(mode(checker))
 
 
@@ -136,6 +132,7 @@ def _array(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kw
 def _read(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
     # These read memory without an operator.
     with torch._C.DisableTorchFunction():
-        if tensor.device.type == "cpu" and not (checker.cuda is not None and checker.cuda.reads_on_host(tensor)):
-            checker.reach(tensor, READ)
+        if tensor.device.type == "cpu":
+            with checker.cuda.reading(tensor) if checker.cuda is not None else nullcontext():
+                checker.reach(tensor, READ)
     return original(tensor, *args, **kwargs)

@@ -1,17 +1,80 @@
-"""The agents that act: streams, the programs given to them, host threads; and what they learn from each other."""
+"""The agents that act: streams, the programs given to them, host threads; and what they learn from each other.
+
+An agent has a time of its own, which moves on whenever others can learn of what it did so far: a stream's at each
+recorded fence, a thread's at each launch, put, set, release or start. Something done by agent `a` at time `t` happened
+before everything done under a clock that knows `t` of `a`.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .clocks import Agent, VectorClock
-from .race_sites import Sites
+from .patches import holding
+from .sites import NO_PROGRAM, Label
 from .watched import TALLY
 
 MOMENTS_KEPT = 1 << 16
+
+
+class VectorClock(dict[int, int]):
+    """The latest time that is known of each agent, by its index. Agents not named are known up to 0."""
+
+    __slots__ = ()
+
+    def join(self, other: Mapping[int, int]) -> None:
+        """Know what `other` knows as well."""
+        for agent, time in other.items():
+            if time > self.get(agent, 0):
+                self[agent] = time
+
+    def knows(self, agent: int, time: int) -> bool:
+        return self.get(agent, 0) >= time
+
+    def copy(self) -> VectorClock:
+        return VectorClock(self)
+
+
+class Agent:
+    """A stream or a host thread: `clock` is what it knows now, itself included."""
+
+    __slots__ = ("clock", "enqueued_news", "index", "is_stream", "name", "news", "time")
+    label = NO_PROGRAM
+    """The label of its stacks."""
+
+    def __init__(self, index: int, name: str, is_stream: bool, born: Mapping[int, int] | None = None) -> None:
+        """Begin at time 1; `born` is what the agent knows from the one that started it."""
+        assert index >= 1
+        self.index = index
+        self.name = name
+        self.is_stream = is_stream
+        self.time = 1
+        self.clock = VectorClock(born or {})
+        self.clock[index] = 1
+        self.news = 0
+        """Grows with everything that a thread does to memory or learns from another agent."""
+        self.enqueued_news: dict[int, int] = {}
+        """The `news` of each thread when it last enqueued something on this stream."""
+
+    def release(self) -> VectorClock:
+        """Return what others may learn at this point, all that this agent knows and did, and begin a later time."""
+        known = self.clock.copy()
+        self.time += 1
+        self.clock[self.index] = self.time
+        return known
+
+    def acquire(self, known: Mapping[int, int]) -> None:
+        """Learn what was released elsewhere."""
+        self.clock.join(known)
+        self.news += 1
+
+    def title(self) -> str:
+        """The agent's name for people, such as `stream compute` or `thread MainThread`."""
+        return f"{'stream' if self.is_stream else 'thread'} {self.name}"
 
 
 class Launched:
@@ -19,12 +82,12 @@ class Launched:
 
     __slots__ = ("agent", "clock", "index", "label", "name", "news", "site", "time")
 
-    def __init__(self, agent: Agent, name: str, sites: Sites, site: int) -> None:
+    def __init__(self, agent: Agent, name: str, site: int) -> None:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
         self.name = name.rpartition("<locals>.")[2]
         self.site = site
-        self.label = sites.label(self.name, site)
+        self.label = Label(self.name, site)
         self.news = 0
 
     def release(self) -> VectorClock:
@@ -32,6 +95,10 @@ class Launched:
 
     def acquire(self, known: VectorClock) -> None:
         self.clock.join(known)
+
+
+Actor = Agent | Launched
+"""The agent that accesses: a thread, or a stream as it stood when it was given the program that runs now."""
 
 
 @dataclass(slots=True)
@@ -42,6 +109,10 @@ class Moment:
     fence: int | None = None
     fenced: int = 0
     """The moment at which the fence was recorded, counted as `began` is."""
+
+
+class _Acting(threading.local):
+    actor: Actor | None = None
 
 
 class Agents:
@@ -56,7 +127,7 @@ class Agents:
         self._moments: dict[tuple[int, int], Moment] = {}
         self._released: WeakKeyDictionary[Any, VectorClock] = WeakKeyDictionary()
         self._born: WeakKeyDictionary[threading.Thread, Agent] = WeakKeyDictionary()
-        self._local = threading.local()
+        self._local = _Acting()
         self._order = 0
         self._owner = self.add(threading.current_thread().name, False)
         self._local.actor = self._owner
@@ -75,23 +146,17 @@ class Agents:
 
     # The calling thread.
 
-    def here(self) -> Agent | Launched:
+    def here(self) -> Actor:
         """Return the agent that acts now on the calling thread."""
-        try:
-            actor: Agent | Launched | None = self._local.actor
-        except AttributeError:
-            actor = None
-        return actor or self._adopt()
+        return self._local.actor or self._adopt()
 
-    def act_as(self, actor: Agent | Launched | None) -> Agent | Launched | None:
-        """Let the calling thread act as `actor` from now on; returns the one before."""
-        before: Agent | Launched | None = getattr(self._local, "actor", None)
-        self._local.actor = actor
-        return before
+    def acting_as(self, actor: Actor) -> AbstractContextManager[None]:
+        """Let the calling thread act as `actor` inside."""
+        return holding(self._local, actor=actor)
 
     def known_thread(self) -> bool:
         """Return whether `here` may be called: a thread that is just being started has no name yet."""
-        return hasattr(self._local, "actor") or threading.get_ident() in _threads()
+        return self._local.actor is not None or threading.get_ident() in _threads()
 
     def _adopt(self) -> Agent:
         thread = _threads().get(threading.get_ident())
@@ -161,12 +226,18 @@ class Agents:
         with self._lock:
             stream.acquire(self.give())
 
-    def enqueue_again(self, stream: Agent, actor: Agent | Launched) -> None:
+    def enqueue_again(self, stream: Agent, actor: Actor) -> None:
         """Do what `enqueue` does for the calling thread, `actor`, unless that has done and learnt nothing since."""
         news = actor.news
         if stream.enqueued_news.get(actor.index) != news or isinstance(actor, Launched):
             self.enqueue(stream)
             stream.enqueued_news[actor.index] = news
+
+    def wait(self, stream: Agent, known: VectorClock) -> None:
+        """Enqueue a wait on the stream: what it does later comes after what is known at that point of another."""
+        with self._lock:
+            self.enqueue(stream)
+            stream.acquire(known)
 
     def record(self, stream: Agent, site: int) -> VectorClock:
         """Record a fence on the stream; returns what a thread knows that has seen it passed."""

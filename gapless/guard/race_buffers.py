@@ -6,13 +6,14 @@ import ctypes
 import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from . import marks
-from .clocks import Agent
+from .race_agents import Agent
 from .race_shadow import Layout, Ranges, Region, Rows, Shadow
 
 
@@ -94,10 +95,6 @@ _BUFFER = "_gapless_buffer"
 """The attribute of a storage that holds its buffer."""
 
 
-def _end(buffer: Buffer) -> int:
-    return buffer.end
-
-
 class WatchedBuffers:
     """Registered buffers, which do not overlap, and storages that were not registered but are watched all the same."""
 
@@ -127,7 +124,7 @@ class WatchedBuffers:
 
     def _sort(self) -> None:
         # New lists: a thread that searches the old ones meanwhile finds them whole.
-        ordered = sorted(self.by_name.values(), key=_end)
+        ordered = sorted(self.by_name.values(), key=attrgetter("end"))
         edges = [b.start for b in ordered], [b.end for b in ordered]
         self.named, self.edges = ordered, edges
 

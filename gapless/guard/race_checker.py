@@ -9,45 +9,35 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from . import forks, race_index, race_ops
-from .clocks import Agent
-from .race_agents import Agents, Launched
-from .race_buffers import Buffer, Checksum, WatchedBuffers, region_of, region_of_array
-from .race_explain import Deed, explain
-from .race_index import IndexUnknown, choose, rows_of, window
-from .race_report import FREE, READ, REUSE, VERBS, WRITE, Race, RaceError, RaceSide
-from .race_shadow import PARTS_KEPT, Actor, Conflict, Region, Rows
-from .race_sites import Sites
-from .race_streams import CudaStreams
-from .sites import UNKNOWN
+from . import race_index, race_ops
+from .race_agents import Actor, Agent
+from .race_buffers import Buffer, Checksum, region_of, region_of_array
+from .race_cuda import CudaWatch
+from .race_index import IndexUnknown, choose, named_rows, rows_of
+from .race_report import FREE, READ, WRITE
+from .race_shadow import PARTS_KEPT, Region, Rows
+from .race_state import RaceState
 
 Uses = list[tuple[Tensor, int]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
-class RaceChecker:
+class RaceChecker(RaceState):
     """The checker that `with no_race()` returns. Register the buffers to watch; `races` collects what is found."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
+        super().__init__(raises, one_thread, floor)
         self.active = False
         self.everything = everything
         """Whether every tensor is watched, registered or not."""
-        self.races: list[Race] = []
         self.unknown_index = 0
         """The number of accesses by row that were not followed: their index is on a GPU or in a graph, or nothing
         says what the operator touches."""
         self.follows_results = everything
         """Whether `ran` is to be called after each operator."""
-        self.cuda: CudaStreams | None = None
-        self.lock = forks.rlock()
-        self.agents = Agents(one_thread, self.lock)
-        self.sites = Sites(floor)
-        self.buffers = WatchedBuffers()
-        self._raises = raises
-        self._raised = 0
+        self.cuda: CudaWatch | None = None
         self.plans: dict[int, race_ops.OperatorPlan] = {}
         """Plans of the operators that were seen, by the id of the operator."""
-        self._pairs: set[Any] = set()
 
     # Calls of users.
 
@@ -64,7 +54,13 @@ class RaceChecker:
             ValueError: a name taken twice, memory that overlaps another buffer's, or a tensor with gaps.
         """
         for full, part in _parts(name, what):
-            self._register(full, name, part, granularity, host or not isinstance(what, (Tensor, tuple)))
+            region = _region(part)
+            if region is None or region[2] is not None:
+                raise ValueError(f"{full!r} is empty or has gaps: register the contiguous tensor that it is a view of")
+            stride = (region[1] - region[0]) // part.shape[0] if granularity == "rows" else granularity
+            host = host or not isinstance(what, (Tensor, tuple))
+            with self.lock:
+                self.buffers.add(full, name, region, stride if isinstance(stride, int) else 0, part, host)
 
     def access(self, what: Any, kind: Literal["read", "write", "free"], rows: Any = None) -> None:
         """State an access of the calling thread, or of the program that runs: by numpy, or in a compiled kernel.
@@ -90,12 +86,6 @@ class RaceChecker:
         """See `happens_before`."""
         self.agents.acquire(key)
 
-    def check(self) -> None:
-        """Raise RaceError with all findings so far, if there are any."""
-        if self.races:
-            self._raised = len(self.races)
-            raise RaceError(self.races)
-
     # Calls of the mode and the watchers.
 
     def plan(self, op: Any) -> race_ops.OperatorPlan:
@@ -106,7 +96,7 @@ class RaceChecker:
     def saw(
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int = 2,
         together: Uses | None = None,
-    ) -> tuple[int, Agent | Launched | None]:  # fmt: skip
+    ) -> tuple[int, Actor | None]:  # fmt: skip
         """The calling thread is about to run this operator.
 
         Its stack begins `depth` frames up, since those before are not the user's. `together` holds its tensors and what
@@ -125,7 +115,7 @@ class RaceChecker:
         actor = host = self.agents.here()
         site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
-        stream: Agent | Launched | None = None
+        stream: Actor | None = None
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
@@ -205,7 +195,7 @@ class RaceChecker:
 
     def ran(
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int,
-        stream: Agent | Launched | None, on_device: bool = False,
+        stream: Actor | None, on_device: bool = False,
     ) -> None:  # fmt: skip
         """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did.
 
@@ -243,29 +233,24 @@ class RaceChecker:
         """Note an access to a tensor or array outside of any operator."""
         region = _region(what)
         if region is not None:
-            actor = self.agents.here()
-            site = self.sites.here(2, actor.label)
-            actor.news += 1
-            fresh = False
-            with self.lock:
-                for buffer in self._buffers_of(what, region, site):
-                    fresh |= self._put(actor, buffer, kind, _clipped((*region[:3], rows), buffer), site, what)
-            if fresh:
-                self.raise_pending()
+            self._reach(what, (*region[:3], rows), kind)
 
     def reach_part(self, tensor: Tensor, region: Region, kind: int) -> None:
         """Note an access of the calling thread to a part of a tensor's memory, by numpy."""
-        if not self.active:
-            return
+        if self.active:
+            self._reach(tensor, region, kind, clips=False)
+
+    def _reach(self, what: Any, region: Region, kind: int, clips: bool = True) -> None:
+        """Note an access to the buffers that hold the region; `clips`: to those that hold a part of it too."""
         actor = self.agents.here()
-        site = self.sites.here(2, actor.label)
+        site = self.sites.here(3, actor.label)
         actor.news += 1
+        fresh = False
         with self.lock:
-            found = [
-                buffer for buffer in self._buffers_of(tensor, region, site)
-                if buffer.start <= region[0] and region[1] <= buffer.end
-            ]  # fmt: skip
-            fresh = any([self._put(actor, buffer, kind, region, site, tensor) for buffer in found])
+            for buffer in self._buffers_of(what, region, site):
+                part = _clipped(region, buffer)
+                if clips or part is region:
+                    fresh |= self._put(actor, buffer, kind, part, site, what)
         if fresh:
             self.raise_pending()
 
@@ -283,18 +268,6 @@ class RaceChecker:
                     else:
                         self._put(self.agents.here(), buffer, kind, _clipped(region, buffer), site, tensor)
 
-    def reused(self, buffer: Buffer, stream: Agent, waited_for: set[int], site: int) -> bool:
-        """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
-
-        The allocator has `waited_for` some of them. Returns whether the others are known to be done; if not, that is
-        reported, unless `site` is -1.
-        """
-        whole = (buffer.start, buffer.end, None, None)
-        conflicts = [found for found in buffer.shadow.conflicts(stream, WRITE, whole) if found.agent not in waited_for]
-        if conflicts and site >= 0 and any([self.note_race(stream, buffer, REUSE, site, one) for one in conflicts]):
-            self.raise_pending()
-        return not conflicts
-
     def checksums(self, what: Any) -> list[Checksum]:
         """Take checksums of the watched host memory of a ring slot, an array or a tensor."""
         tensor = getattr(what, "tensor", what)
@@ -307,38 +280,7 @@ class RaceChecker:
             found = self._buffers_of(tensor, region, self.sites.here())
         return [Checksum(buffer, region) for buffer in found if buffer.host or (is_slot and buffer.site >= 0)]
 
-    def overwritten(self, checksum: Checksum, stream: Agent, program: str, stack: int, launched: int) -> None:
-        """Report that memory which a stream uses was written, unseen, while the use was in flight."""
-        title, use = stream.title(), f"program {program}" if program else "the copy"
-        missing = (
-            f"its bytes changed after {use} was launched on {title} and before it had run: it was written, "
-            f"unseen by torch, without waiting for a fence of {title} after it"
-        )
-        mend = f"wait for the fence that {stream.name} records after {use}, or write another slot"
-        stacks = [self.sites.frames(number) if number >= 0 else () for number in (stack, launched)]
-        sides = RaceSide(title, program, "uses", *stacks), RaceSide("a host thread", "", "writes (unseen)", ())
-        race = Race(self.name(checksum.buffer), checksum.part, missing, mend, *sides, "overwritten")
-        with self.lock:
-            self._keep(self._group(checksum.buffer), race)
-
-    def raise_pending(self) -> None:
-        """Raise, on a host thread, what programs were found to do since the last call."""
-        if self._raises and len(self.races) > self._raised and not isinstance(self.agents.here(), Launched):
-            new = self.races[self._raised :]
-            self._raised = len(self.races)
-            raise RaceError(new)
-
     # Private steps.
-
-    def _register(self, name: str, group: str, what: Any, granularity: str | int, host: bool) -> None:
-        region = _region(what)
-        if region is None or region[2] is not None:
-            raise ValueError(f"{name!r} is empty or has gaps: register the contiguous tensor that it is a view of")
-        if granularity == "rows":
-            granularity = (region[1] - region[0]) // what.shape[0]
-        stride = granularity if isinstance(granularity, int) else 0
-        with self.lock:
-            self.buffers.add(name, group, region, stride, what, host)
 
     def _buffers_of(self, what: Any, region: Region, site: int) -> list[Buffer]:
         found = self.buffers.find(region[0], region[1])
@@ -350,50 +292,11 @@ class RaceChecker:
     def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, what: Any) -> bool:
         """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
         if buffer.pool is not None and buffer.pool.index != actor.index and self.cuda is not None:
-            self.cuda.lent(buffer, buffer.pool, what)
+            self.cuda.pools.lent(buffer, buffer.pool, what)
         if kind != READ:
             buffer.writes += 1
         conflicts = buffer.shadow.touch(actor, kind, region, site)
         return bool(conflicts) and any([self.note_race(actor, buffer, kind, site, one) for one in conflicts])
-
-    def note_race(self, actor: Actor, buffer: Buffer, kind: int, note: int, other: Conflict) -> bool:
-        """Report two unordered accesses as a race, unless the same two raced before."""
-        group = self._group(buffer)
-        pair = group, frozenset(((other.note, other.kind), (note, kind)))
-        if pair in self._pairs:
-            return False
-        self._pairs.add(pair)
-        label_of = self.sites.label_of
-        first = Deed(other.agent, other.time, VERBS[other.kind], label_of(other.note).program)
-        second = Deed(actor.index, actor.time, VERBS[kind], label_of(note).program)
-        name = self.name(buffer)
-        missing, mend = explain(self.agents, self.sites, name, first, second)
-        sides = self._side(first, other.note), self._side(second, note)
-        return self._keep(group, Race(name, other.part, missing, mend, *sides))
-
-    def _keep(self, group: object, race: Race) -> bool:
-        """Identify a race by its buffer and two lines, in either order: it is reported once."""
-        sides = sorted((side.site, side.verb) for side in (race.first, race.second))
-        key = (race.rule, group, *sides)
-        if key in self._pairs:
-            return False
-        self._pairs.add(key)
-        self.races.append(race)
-        return True
-
-    def _group(self, buffer: Buffer) -> object:
-        """Buffers without a name stand for each other when they were first seen at the same place."""
-        return buffer.group if buffer.site < 0 else self.sites.stack(buffer.site)
-
-    def name(self, buffer: Buffer) -> str:
-        if buffer.site < 0:
-            return buffer.name
-        return f"tensor first seen at {next(iter(self.sites.frames(buffer.site)), UNKNOWN).where}"
-
-    def _side(self, deed: Deed, note: int) -> RaceSide:
-        launched = self.sites.label_of(note).launched
-        frames = self.sites.frames(launched) if launched >= 0 else ()
-        return RaceSide(self.agents[deed.agent].title(), deed.program, deed.verb, self.sites.frames(note), frames)
 
 
 def _region(what: Any) -> Region | None:
@@ -406,12 +309,10 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     shadow = buffer.shadow
     if not isinstance(shadow, Rows):
         return low, high, layout, choose(way, args, low)
-    inside = low >= buffer.start and high <= buffer.end
-    rows: Any = None
-    if inside and layout is None:
-        rows = window(way, args, low - shadow.start, shadow.stride)
+    rows = named_rows(way, args, shadow.count, shadow.stride) if low == buffer.start and layout is None else None
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
+    inside = low >= buffer.start and high <= buffer.end
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 

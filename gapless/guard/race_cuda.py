@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import marks, race_ops
-from .clocks import Agent, VectorClock
+from . import emulated_streams, marks, race_ops
 from .patches import Patches
-from .race_agents import Launched
+from .race_agents import Actor, Agent, Launched, VectorClock
 from .race_buffers import Buffer, Checksum
-from .race_checker import RaceChecker
 from .race_index import LIST
 from .race_pools import Pools
-from .race_streams import CudaStreams
+from .race_state import RaceState
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
@@ -38,11 +37,11 @@ class _Held:
         return self.alive() is not None and self.checksum.changed()
 
 
-class CudaWatch(CudaStreams):
+class CudaWatch:
     """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
 
     def __init__(
-        self, checker: RaceChecker, cuda: Any = torch.cuda, raw_stream: Callable[[int], int] | None = None
+        self, checker: RaceState, cuda: Any = torch.cuda, raw_stream: Callable[[int], int] | None = None
     ) -> None:
         self._checker = checker
         self._cuda = cuda
@@ -51,7 +50,7 @@ class CudaWatch(CudaStreams):
         self._known_agents: dict[tuple[int, int], Agent] = {}
         self._held: dict[Any, _Held] = {}
         """What is held, one for each stream and part of a buffer: the last use of it."""
-        self._pools = Pools(checker)
+        self.pools = Pools(checker)
 
     # Streams as agents.
 
@@ -64,6 +63,7 @@ class CudaWatch(CudaStreams):
         return agent
 
     def agent_of(self, stream: Any, name: str = "") -> Agent:
+        """The agent of a torch stream, or of the current one for None. The first name that it is given stays."""
         stream = self._cuda.current_stream() if stream is None else stream
         return self.agent(stream.device.index or 0, stream.cuda_stream, name)
 
@@ -72,12 +72,14 @@ class CudaWatch(CudaStreams):
         handle = self._raw_stream(device)
         return self._known_agents.get((device, handle)) or self.agent(device, handle)
 
-    def now(self, host: Agent | Launched, tensor: Tensor) -> Agent | Launched:
+    def now(self, host: Actor, tensor: Tensor) -> Actor:
+        """The stream as which an operator touches this device tensor; it comes after what `host`, the caller, did."""
         stream = self.current(tensor.device.index or 0)
         self._checker.agents.enqueue_again(stream, host)
         return stream
 
-    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Agent | Launched | None:
+    def stream_for(self, tensor: Tensor, together: Iterable[tuple[Tensor, int]]) -> Actor | None:
+        """The stream as which `tensor` is touched by an operator on these tensors; None when the host does it."""
         on_gpu = tensor if self.is_device(tensor) else next((o for o, _ in together if self.is_device(o)), None)
         # The driver reads pageable host memory at once, or makes the host wait: either way it happens in host order.
         if on_gpu is None or not (on_gpu is tensor or self.is_pinned(tensor)):
@@ -85,15 +87,18 @@ class CudaWatch(CudaStreams):
         return self.now(self._checker.agents.here(), on_gpu)
 
     def captures(self) -> bool:
+        """Return whether the calling thread captures a graph: then operators are recorded and do not run."""
         return bool(self._cuda.is_current_stream_capturing())
 
     def is_device(self, tensor: Tensor) -> bool:
         return tensor.is_cuda
 
     def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether copies from and to this host tensor can run beside the host."""
         return tensor.is_pinned()
 
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
         copies = plan.copies
         if plan.way == LIST and not _by_mask(args):
             return
@@ -117,18 +122,18 @@ class CudaWatch(CudaStreams):
         # A non-blocking copy to the host without a destination makes a pinned one.
         return not (race_ops.non_blocking(plan, args, kwargs) and all(self.is_pinned(tensor) for tensor in host))
 
-    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Agent | Launched, site: int) -> bool:
+    def made(self, plan: race_ops.OperatorPlan, buffer: Buffer, actor: Actor, site: int) -> bool:
+        """`actor` made this device memory; returns whether it wrote it: an allocation alone writes nothing."""
         if isinstance(actor, Agent):
-            self._pools.took(buffer, actor, site)
+            self.pools.took(buffer, actor, site)
         return plan.name not in _EMPTY
 
-    def lent(self, buffer: Buffer, pool: Agent, tensor: Tensor) -> None:
-        self._pools.lent(buffer, pool, tensor)
-
-    def reads_on_host(self, tensor: Tensor) -> bool:
-        return False  # a GPU's tensor is copied to the host by an operator, which is seen
+    def reading(self, tensor: Tensor) -> AbstractContextManager[None]:
+        """Act inside as what reads this CPU tensor for `tolist` or `numpy`."""
+        return nullcontext()
 
     def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
+        """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
         buffer, storage = checksum.buffer, tensor.untyped_storage()
         if buffer.site < 0:
             alive: Callable[[], object] = lambda: buffer  # registered memory is held  # noqa: E731
@@ -188,10 +193,7 @@ class CudaWatch(CudaStreams):
 
     def _wait(self, original: Any, event: Any, stream: Any = None) -> None:
         original(event, stream)
-        agent, known = self.agent_of(stream), self._known(event)
-        with self._checker.lock:
-            self._checker.agents.enqueue(agent)
-            agent.acquire(known)
+        self._checker.agents.wait(self.agent_of(stream), self._known(event))
 
     def _synchronize(self, original: Any, event: Any) -> None:
         original(event)
@@ -223,9 +225,37 @@ class CudaWatch(CudaStreams):
     def _record_stream(self, original: Any, tensor: Tensor, stream: Any) -> None:
         original(tensor, stream)
         with torch._C.DisableTorchFunction():
-            self._pools.keep_for(tensor, self.agent_of(stream))
+            self.pools.keep_for(tensor, self.agent_of(stream))
 
 
 def _by_mask(args: Sequence[Any]) -> bool:
     """Return whether an index is a mask, whose hits are counted first."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+
+
+class EmulatedWatch(CudaWatch):
+    """Follows emulated streams by the rules of real ones. Device tensors are the marked ones."""
+
+    def __init__(self, checker: RaceState) -> None:
+        super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
+
+    def is_device(self, tensor: Tensor) -> bool:
+        return tensor in marks.DEVICE
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return marks.is_pinned(tensor)
+
+    def now(self, host: Actor, tensor: Tensor) -> Actor:
+        # A program on a stream of a connected device acts as that one.
+        return host if isinstance(host, Launched) else super().now(host, tensor)
+
+    @contextmanager
+    def reading(self, tensor: Tensor) -> Iterator[None]:
+        # On a GPU the current stream copies a device tensor, and the host waits.
+        stream = self.stream_for(tensor, ()) if self.is_device(tensor) else None
+        if not isinstance(stream, Agent):
+            yield
+            return
+        with self._checker.agents.acting_as(stream):
+            yield
+        self._host_learns(stream)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,12 @@ names rows of the first dimension. DIM: args[2] names slices of dimension args[1
 element, along dimension args[1]."""
 
 # The forms that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
-_WAYS = {
+WAYS = {
     **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), LIST),
     **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), DIM),
     **dict.fromkeys(("gather", "scatter_", "scatter_add_", "scatter_reduce_"), ALONG),
     "embedding": FIRST,
 }
-
-
-def way(name: str) -> int:
-    """Return how the operator's index is given; 0 if it has none."""
-    return _WAYS.get(name, 0)
 
 
 class IndexUnknown(Exception):
@@ -66,14 +61,6 @@ def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> list[Tensor] | Non
         return [torch.from_numpy(index.astype(np.int64)) for index in indexes]
 
 
-class Elements(NamedTuple):
-    """Chosen elements of a tensor: `offsets` times `step` elements from its first, and `reach` further each."""
-
-    offsets: Int64s
-    step: int
-    reach: int
-
-
 Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 """The values of an index as they were, their type and shape. The values alone for int64 in one dimension, the rule."""
 
@@ -98,9 +85,17 @@ def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
 
 def parts_of(chosen: Chosen) -> tuple[Ints, int]:
     """Return the address of each part, and its size in bytes."""
-    _, at, _, _, itemsize, _, _ = chosen
-    offsets, step, reach = _elements(chosen)
-    return at + offsets.astype(np.int64) * (step * itemsize), (reach + 1) * itemsize
+    way, at, sizes, strides, itemsize, dim, kept = chosen
+    indexes = [None if index is None else _kept(index) for index in kept]
+    if way in (LIST, FIRST):
+        offsets, reach = _by_list(sizes, strides, indexes)
+    elif not sizes:
+        offsets, reach = np.zeros(1, np.int64), 0
+    elif way == DIM:
+        offsets, reach = _by_list(sizes, strides, [None] * (dim % len(sizes)) + indexes)
+    else:
+        offsets, reach = _along_dim(strides, dim % len(sizes), indexes[0]), 0
+    return at + offsets.astype(np.int64) * itemsize, (reach + 1) * itemsize
 
 
 def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
@@ -113,19 +108,8 @@ def rows_of(chosen: Chosen, start: int, stride: int) -> Ints:
     return first
 
 
-def _elements(chosen: Chosen) -> Elements:
-    way, _, sizes, strides, _, dim, kept = chosen
-    indexes = [None if index is None else _kept(index) for index in kept]
-    if way in (LIST, FIRST):
-        return _by_list(sizes, strides, indexes)
-    if not sizes:
-        return Elements(np.zeros(1, np.int64), 1, 0)
-    if way == DIM:
-        return _by_dim(sizes, strides, dim % len(sizes), indexes[0])
-    return _along_dim(strides, dim % len(sizes), indexes[0])
-
-
-def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any]) -> Elements:
+def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any]) -> tuple[Any, int]:
+    """Return the first element of each part that an index in each of the first dimensions chooses, and its reach."""
     offsets: Any = None
     dim = reach = 0
     for known in indexes:
@@ -140,40 +124,28 @@ def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any
             dim += 1
     for size, stride in zip(sizes[dim:], strides[dim:], strict=True):
         reach += (size - 1) * stride
-    return Elements(np.zeros(1, np.int64) if offsets is None else offsets.ravel(), 1, reach)
+    return np.zeros(1, np.int64) if offsets is None else offsets.ravel(), reach
 
 
-def _by_dim(sizes: Sequence[int], strides: Sequence[int], dim: int, index: Any) -> Elements:
-    reach = -(sizes[dim] - 1) * strides[dim]
-    for size, stride in zip(sizes, strides, strict=True):
-        reach += (size - 1) * stride
-    return Elements(index.ravel(), strides[dim], reach)
-
-
-def _along_dim(strides: Sequence[int], dim: int, index: Any) -> Elements:
+def _along_dim(strides: Sequence[int], dim: int, index: Any) -> Any:
     offsets = index * strides[dim]
     for d, size in enumerate(index.shape):
         if d != dim:
             shape = [1] * index.ndim
             shape[d] = size
             offsets = offsets + (np.arange(size) * strides[d]).reshape(shape)
-    return Elements(offsets.ravel(), 1, 0)
+    return offsets.ravel()
 
 
 def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-class Window(NamedTuple):
-    """Rows by their numbers in a part of a buffer, `first` to `stop`; negative ones count from its end."""
+def named_rows(way: int, args: Sequence[Any], count: int, stride: int) -> Ints | None:
+    """Return the row numbers that a call names, where those are the `count` rows of args[0]; negative ones as they are.
 
-    first: int
-    stop: int
-    numbers: Ints
-
-
-def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | None:
-    """Return the rows of `stride` bytes that a call names, if those are the rows of args[0], which is contiguous."""
+    args[0] is contiguous; its rows must have `stride` bytes.
+    """
     source = args[0]
     if way == LIST:
         index = args[1][0]
@@ -181,13 +153,14 @@ def window(way: int, args: Sequence[Any], base: int, stride: int) -> Window | No
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or base % stride or not (sizes := source.shape) or source.nbytes != sizes[0] * stride:
+    if index is None or not (sizes := source.shape) or sizes[0] != count or source.nbytes != count * stride:
         return None
-    known = row_numbers(index)
-    if known is None:
+    kind = _KINDS.get(index.dtype)
+    if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
-    first = base // stride
-    return Window(first, first + sizes[0], known)
+    numbers = index.numel()
+    # A copy: the index may change before the rows are looked at.
+    return np.frombuffer(_memory_at(index.data_ptr()), kind, numbers).copy() if numbers else np.zeros(0, kind)
 
 
 # Reading an index.
@@ -228,12 +201,3 @@ def _kept(kept: Kept) -> Any:
     memory, kind, shape = kept
     values: Any = np.frombuffer(memory, kind).reshape(tuple(shape))
     return values if kind is _MASK else values.astype(np.int64)  # addresses follow from them
-
-
-def row_numbers(index: Tensor) -> Any:
-    """Return the values of a contiguous index on the CPU, in its own memory; None for another index."""
-    kind = _KINDS.get(index.dtype)
-    if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
-        return None
-    count = index.numel()
-    return np.frombuffer(_memory_at(index.data_ptr()), kind, count).copy() if count else np.zeros(0, kind)

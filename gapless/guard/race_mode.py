@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from .patches import leave_uncompiled
+from .patches import holding, leave_uncompiled
 from .race_checker import RaceChecker
 from .race_ops import OperatorPlan
 from .sync_ops import Run, SyncOps
@@ -78,17 +78,8 @@ def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
     """Let the checker see the calling thread's operators: by the mode of syncs where that is the innermost one."""
     inner = _get_current_dispatch_mode()
     if isinstance(inner, SyncOps) and inner.around is None:
-        return _around(inner, checker)
+        return holding(inner, around=partial(_watched, checker), races=checker)
     return RaceMode(checker)
-
-
-@contextmanager
-def _around(inner: SyncOps, checker: RaceChecker) -> Iterator[None]:
-    inner.around, inner.races = partial(_watched, checker), checker
-    try:
-        yield
-    finally:
-        inner.around = inner.races = None
 
 
 def is_on(checker: RaceChecker) -> bool:

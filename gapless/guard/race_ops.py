@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .race_index import LIST, way
+from .race_index import LIST, WAYS
 from .race_report import READ, WRITE
 
 # Only the shape and type of their tensor argument count, or only its bookkeeping changes.
@@ -67,7 +67,7 @@ def plan(op: Any) -> OperatorPlan:
     space, _, name = schema.name.partition("::")
     makes = any("Tensor" in str(result.type) and result.alias_info is None for result in schema.returns)
     args = () if name in _NO_MEMORY else _arguments(schema)
-    chosen, copies, custom = way(name), name in _COPIES, "" if space == "aten" else schema.name
+    chosen, copies, custom = WAYS.get(name, 0), name in _COPIES, "" if space == "aten" else schema.name
     may_wait = copies or name in _WAITING or chosen == LIST
     return OperatorPlan(op, name, args, not args and not makes, makes, chosen, copies, may_wait, custom)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .clocks import Agent
+from .race_agents import Agent
 from .race_buffers import Buffer
-from .race_checker import RaceChecker
+from .race_state import RaceState
 
 BLOCK_BYTES = 512
 SMALL_BLOCK_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class Pools:
     allocator's state; here any freed one that is large enough may.
     """
 
-    def __init__(self, checker: RaceChecker) -> None:
+    def __init__(self, checker: RaceState) -> None:
         self._checker = checker
         self._live: dict[int, _Block] = {}
         """Blocks that others than their pool have used, by the id of their buffer, which the block keeps alive."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .clocks import VectorClock
-from .race_index import Window, parts_of
+from .race_agents import Actor
+from .race_index import parts_of
 from .race_report import CONFLICTS
 
 Ints = npt.NDArray[Any]
@@ -28,17 +29,6 @@ NOTE_BITS = 32
 """The bits of a note, which is the number of a stack."""
 
 
-class Actor(Protocol):
-    """The agent that accesses: a thread, or a stream as it stood when it was given the program that runs now."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def time(self) -> int: ...
-    @property
-    def clock(self) -> VectorClock: ...
-
-
 class Layout(NamedTuple):
     """A view with gaps: sizes, strides in bytes, bytes an element."""
 
@@ -50,13 +40,12 @@ class Layout(NamedTuple):
 Region = tuple[int, int, Layout | None, Any]
 """What an access reaches: addresses `low` to `high`; with gaps when there is a layout; of them only what was chosen.
 
-That is `Chosen` bytes, or for a buffer that is watched by rows a `Window` or row numbers. A plain tuple: it is made at
-every access.
+That is `Chosen` bytes, or row numbers for a buffer that is watched by rows. A plain tuple: it is made at every access.
 """
 
 
-class Conflict(NamedTuple):
-    """An earlier access that is not known to have happened before the present one."""
+class MemoryAccess(NamedTuple):
+    """What an agent did to a part of a buffer, and when by its own clock."""
 
     agent: int
     time: int
@@ -76,17 +65,17 @@ class Shadow:
     log: dict[tuple[int, Region], tuple[int, int]]
     """What the owner did: time and note, by kind and region."""
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
         raise NotImplementedError
 
     def pick(self, kind: int, region: Region, time: int, note: int) -> None:
         raise NotImplementedError
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
-        found: list[Conflict] = []
+        found: list[MemoryAccess] = []
         for key, latest in self._latest().items():
             agent, other = key >> KIND_BITS, key & KIND_MASK
             if latest > clock.get(agent, 0) and agent != me and other in against:
@@ -97,7 +86,7 @@ class Shadow:
         """The time of the last access, by agent and kind."""
         raise NotImplementedError
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         """What the agent did later than is known, to a part of this region."""
         raise NotImplementedError
 
@@ -150,7 +139,7 @@ class Ranges(Shadow):
         self._seen: dict[int, _Parts] | None = None
         self._times: dict[int, int]
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         me = actor.index
         if not self.owner or (me == self.owner and len(self.log) < PARTS_KEPT):
             self.owner = me
@@ -167,10 +156,10 @@ class Ranges(Shadow):
     def pick(self, kind: int, region: Region, time: int, note: int) -> None:
         """The owner used a part that an index chose. There may be many such parts, hardly two of them equal."""
         if self._picked is None:
-            self._picked = defaultdict(_newest)
+            self._picked = defaultdict(partial(deque, maxlen=PARTS_KEPT))
         self._picked[kind].append((region, time, note))
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[Conflict]:
+    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
         return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
 
     def _add(self, key: int, time: int, region: Region, note: int) -> None:
@@ -198,17 +187,13 @@ class Ranges(Shadow):
         self._share()
         return self._times
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         agent, kind = key >> KIND_BITS, key & KIND_MASK
         low, high = region[:2]
         for other, (time, note) in self._share()[key].items():
             if time > known and other[0] < high and low < other[1] and _meet(other, region):
                 part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
-                yield Conflict(agent, time, kind, note, part)
-
-
-def _newest() -> deque[Any]:
-    return deque(maxlen=PARTS_KEPT)
+                yield MemoryAccess(agent, time, kind, note, part)
 
 
 def _meet(one: Region, other: Region) -> bool:
@@ -240,13 +225,14 @@ def _marked(size: int, region: Region, base: int) -> Ints:
 class Rows(Shadow):
     """Remembers accesses by rows of `stride` bytes. An access to a part of a row counts as one to all of it."""
 
-    __slots__ = ("_cells", "_times", "count", "stride")
+    __slots__ = ("_cells", "_numbers", "_times", "count", "stride")
 
     def __init__(self, start: int, nbytes: int, stride: int) -> None:
         assert stride >= 1
         self.start, self.owner = start, -1  # never as simple as a list
         self.stride = stride
         self.count = -(-nbytes // stride)
+        self._numbers = np.arange(self.count)
         self._cells: dict[int, Ints] = {}
         """What one agent did to each row, for one kind of access: its time in the upper half, its note in the lower."""
         self._times: dict[int, int] = {}
@@ -254,25 +240,22 @@ class Rows(Shadow):
     def _latest(self) -> dict[int, int]:
         return self._times
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[Conflict]:
+    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
-        rows = self._rows(region)
+        rows = self._numbers[self._place(region)]
         late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
         if len(late):
             agent, kind = key >> KIND_BITS, key & KIND_MASK
             time, note = divmod(int(cells[late[0]]), 1 << NOTE_BITS)
-            yield Conflict(agent, time, kind, note, f"rows {spans(late)}")
+            yield MemoryAccess(agent, time, kind, note, f"rows {spans(late)}")
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[Conflict]:
-        key, chosen = actor.index << KIND_BITS | kind, region[3]
+    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
+        key = actor.index << KIND_BITS | kind
         cells = self._cells.get(key)
         if cells is None:
             cells = self._cells[key] = np.zeros(self.count, np.int64)
         found = self.conflicts(actor, kind, region) if len(self._cells) > 1 else ()
-        if type(chosen) is Window:
-            cells[chosen.first : chosen.stop][chosen.numbers] = actor.time << NOTE_BITS | note
-        else:
-            cells[self._place(region)] = actor.time << NOTE_BITS | note
+        cells[self._place(region)] = actor.time << NOTE_BITS | note
         self._times[key] = actor.time
         return found
 
@@ -289,21 +272,12 @@ class Rows(Shadow):
             return self._rows_of_gaps(low - self.start, layout)
         return slice((low - self.start) // self.stride, -(-(high - self.start) // self.stride))
 
-    def _rows_of_gaps(self, low: int, layout: Layout) -> Ints | slice:
+    def _rows_of_gaps(self, low: int, layout: Layout) -> Ints:
         """The rows of a view that may leave some out."""
-        at = np.full((1,) * len(layout.sizes), low, np.int64)
-        for axis, (size, stride) in enumerate(zip(layout.sizes, layout.strides, strict=True)):
-            shape = [1] * len(layout.sizes)
-            shape[axis] = size
-            at = at + (np.arange(size) * stride).reshape(shape)
+        at: Any = low
+        for size, stride in zip(layout.sizes, layout.strides, strict=True):
+            at = np.add.outer(at, np.arange(size) * stride)
         return np.unique(at // self.stride)
-
-    def _rows(self, region: Region) -> Ints:
-        chosen = region[3]
-        if type(chosen) is Window:
-            return np.arange(chosen.first, chosen.stop)[chosen.numbers].ravel()
-        place = self._place(region)
-        return np.arange(place.start, place.stop) if isinstance(place, slice) else place
 
 
 def spans(rows: Ints, most: int = 8) -> str:

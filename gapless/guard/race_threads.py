@@ -10,7 +10,6 @@ from typing import Any
 
 from . import forks, threads
 from .patches import Patches
-from .race_agents import Agents
 from .race_checker import RaceChecker
 from .race_mode import mode
 
@@ -24,12 +23,11 @@ class ThreadWatch:
 
     def __init__(self, checker: RaceChecker) -> None:
         self._checker = checker
-        self._agents: Agents = checker.agents
+        self._agents = checker.agents
 
     def install(self, patches: Patches) -> None:
         wrap = patches.wrap
-        threads.add(self._started)
-        patches.callback(threads.remove, self._started)
+        patches.enter_context(threads.starting_inside(self._started))
         wrap(threading.Thread, "join", self._join)
         wrap(threading.Event, "set", self._set)
         wrap(threading.Event, "wait", self._event_seen)
@@ -123,11 +121,8 @@ class _Lock:
         self._watch.release(self)
         self._real.release()
 
-    def locked(self) -> bool:
-        return bool(self._real.locked())
-
-    def _at_fork_reinit(self) -> None:
-        self._real._at_fork_reinit()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -146,9 +141,6 @@ class _RLock(_Lock):
     def _acquire_restore(self, state: Any) -> None:
         self._real._acquire_restore(state)
         self._watch.acquire(self)
-
-    def _is_owned(self) -> bool:
-        return bool(self._real._is_owned())
 
 
 class _Queue(queue.SimpleQueue[Any]):

@@ -124,30 +124,28 @@ class SyncReport:
 
     def __init__(self) -> None:
         self._lock = forks.rlock()
-        self._first: dict[tuple[Any, ...], tuple[Finding, str | None]] = {}
-        self._counts: Counter[tuple[Any, ...]] = Counter()
+        self._entries: dict[tuple[Any, ...], CountedFinding] = {}
 
     def add(self, finding: Finding, excuse: str | None = None, count: int = 1) -> None:
         key = (*finding.key, excuse)
         with self._lock:
-            seen = self._counts[key]
+            known = self._entries.get(key)
             # The test of a while loop is compiled twice, before the loop and in it: the second finding knows of it.
-            if not seen or (seen == 1 and self._first[key][0].loop is None):
-                self._first[key] = (finding, excuse)
-            self._counts[key] = seen + count
+            if known is None or (known.count == 1 and known.finding.loop is None):
+                first = finding
+            else:
+                first = known.finding
+            self._entries[key] = CountedFinding(first, count + (known.count if known else 0), excuse)
 
     def clear(self) -> None:
         """Forget all findings."""
         with self._lock:
-            self._first.clear()
-            self._counts.clear()
+            self._entries.clear()
 
     def entries(self) -> list[CountedFinding]:
         """All entries, in the order of their first finding."""
         with self._lock:
-            found = [
-                CountedFinding(finding, self._counts[key], excuse) for key, (finding, excuse) in self._first.items()
-            ]
+            found = list(self._entries.values())
         return _one_for_each_cause(found)
 
     @property

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .report import CountedFinding
-from .sarif import sarif_log
+from .sync_rules import RULES
+
+_SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_RACE = "Two accesses to the same memory that nothing orders: one of them writes."
+_ROOT = "SRCROOT"
 
 
 def as_dict(entries: list[CountedFinding], known: list[CountedFinding] | None = None) -> dict[str, Any]:
@@ -29,27 +33,88 @@ def _entry(entry: CountedFinding) -> dict[str, Any]:
     return {**entry.finding.as_dict(), "count": entry.count}
 
 
-def add_file_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what is written and compared; programs and the lint share them."""
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--sarif", metavar="FILE", help="also write the report as SARIF 2.1.0, which code hosts show")
-    parser.add_argument("--diff", metavar="BASE", help="report only what is new since BASE, an earlier report as JSON")
+def check_files(options: argparse.Namespace) -> Base | None:
+    """Check that reports could be written, before there are any; returns the report to compare with. Raises ValueError.
 
-
-def check_files(*files: tuple[str, str | None]) -> None:
-    """Check that reports could be written, before there are any: pairs of flag and path. Raises ValueError.
-
-    None and `-` are no files.
+    The path `-` is no file.
     """
-    for flag, path in files:
+    for flag, path in (("--json", options.json), ("--sarif", options.sarif)):
         file = Path(path or "-")
         if path not in (None, "-") and (file.is_dir() or not file.parent.is_dir()):
             raise ValueError(f"{flag} {path}: give a file in a folder that is there")
+    return Base(options.diff) if options.diff else None
 
 
-def write_files(report: dict[str, Any], json_path: str | None, sarif_path: str | None) -> None:
+def sarif_log(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the log of a report of `as_dict`. Allowed findings are in it as suppressed ones.
+
+    Files below the working directory are named relative to it, as code hosts want them.
+    """
+    entries = [*report["findings"], *report["allowed"], *report.get("known", ())]
+    rules = sorted({entry["rule"] for entry in entries})
+    run: dict[str, Any] = {
+        "tool": {"driver": {"name": "gapless san", "rules": [_rule(name) for name in rules]}},
+        "columnKind": "unicodeCodePoints",
+        "originalUriBaseIds": {_ROOT: {"uri": Path.cwd().as_uri() + "/"}},
+        "results": [_result(entry, rules.index(entry["rule"])) for entry in entries],
+    }
+    if "known" in report:
+        first_known = len(entries) - len(report["known"])
+        for number, result in enumerate(run["results"]):
+            result["baselineState"] = "unchanged" if number >= first_known else "new"
+    if "exit_code" in report:
+        run["invocations"] = [{"executionSuccessful": not report["incomplete"], "exitCode": report["exit_code"]}]
+    return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(name: str) -> dict[str, Any]:
+    known = RULES.get(name)
+    if known is None:
+        return {"id": name, "shortDescription": {"text": _RACE}}
+    return {
+        "id": name,
+        "shortDescription": {"text": known.what},
+        "fullDescription": {"text": known.why},
+        "help": {"text": known.instead},
+    }
+
+
+def _result(entry: dict[str, Any], rule_index: int) -> dict[str, Any]:
+    text = f"{entry['what']}: {entry['why']}. Instead: {entry['instead']}."
+    result: dict[str, Any] = {
+        "ruleId": entry["rule"],
+        "ruleIndex": rule_index,
+        "level": "error" if entry["detector"] == "race" or entry["in_loop"] else "warning",
+        "message": {"text": "\n".join([text, *entry["details"]])},
+        "locations": [_location(entry)],
+        "partialFingerprints": {"gaplessSan/v1": entry["fingerprint"]},
+        "occurrenceCount": entry["count"],
+    }
+    if entry["stack"]:
+        result["stacks"] = [{"frames": [{"location": _location(frame)} for frame in entry["stack"]]}]
+    if "reason" in entry:
+        result["suppressions"] = [{"kind": "external", "justification": entry["reason"]}]
+    return result
+
+
+def _location(frame: dict[str, Any]) -> dict[str, Any]:
+    physical: dict[str, Any] = {"artifactLocation": _artifact(frame["file"])}
+    if frame["line"] > 0:
+        physical["region"] = {"startLine": frame["line"]}
+    return {"physicalLocation": physical, "logicalLocations": [{"fullyQualifiedName": frame["function"]}]}
+
+
+def _artifact(file: str) -> dict[str, Any]:
+    path = Path(file).absolute()
+    root = Path.cwd()
+    if path.is_relative_to(root):
+        return {"uri": path.as_uri().removeprefix(root.as_uri() + "/"), "uriBaseId": _ROOT}
+    return {"uri": path.as_uri()}
+
+
+def write_files(report: dict[str, Any], options: argparse.Namespace) -> None:
     """Write a report where a path is given; `-` is standard output."""
-    for path, content in ((json_path, report), (sarif_path, sarif_log(report) if sarif_path else None)):
+    for path, content in ((options.json, report), (options.sarif, sarif_log(report) if options.sarif else None)):
         if path:
             text = json.dumps(content, indent=2) + "\n"
             if path == "-":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .names import names_cuda
 from .report import CountedFinding, as_text
-from .report_files import Base, add_file_options, as_dict, check_files, write_files
+from .report_files import Base, as_dict, check_files, write_files
 from .suppress import apply, gather, tell_unused
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ _RUNNING = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a run. `gapless san` has the same; torch is not imported for its help."""
-    add_file_options(parser)
+    """Add the options of a run; the lint shares some. `gapless san` has the same; its help does not import torch."""
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--sarif", metavar="FILE", help="also write the report as SARIF 2.1.0, which code hosts show")
+    parser.add_argument("--diff", metavar="BASE", help="report only what is new since BASE, an earlier report as JSON")
     parser.add_argument("--detect", default="", metavar="NAMES", help="detectors, with commas between (default: all)")
     parser.add_argument(
         "--device-tensors", choices=("auto", "marked", "cuda"), default="auto",
@@ -68,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         suppressions = gather(options.suppress, options.suppressions)
         names = options.detect.split(",") if options.detect else list(DETECTORS)
-        check_files(("--json", options.json), ("--sarif", options.sarif))
-        base = Base(options.diff) if options.diff else None
-        _check_program(options.program, options.module)
+        base = check_files(options)
+        if not (options.module or Path(options.program).exists()):
+            raise ValueError(f"{options.program} is not there")
         detectors = Detectors(names, regions=options.regions, emulate_cuda=_emulates_cuda(options))
     except ValueError as error:
         print(f"gapless san: error: {error}", file=sys.stderr)
@@ -106,7 +108,7 @@ def _report(
     print(f"gapless san: {'; '.join(parts)}", file=sys.stderr)
     about = {"program": [options.program, *options.args], "exit_code": end.code, "incomplete": end.raised}
     report = {**about, "watched": asdict(detectors.watched), **as_dict(entries, known)}
-    write_files(report, options.json, options.sarif)
+    write_files(report, options)
     return end.code or (EXIT_FOUND if found else EXIT_UNWATCHED if unwatched else 0)
 
 
@@ -136,12 +138,6 @@ def _emulates_cuda(options: argparse.Namespace) -> bool:
     if not torch.cuda.is_available():
         print(f"gapless san: no GPU here, and {place} names cuda: it is emulated on the CPU", file=sys.stderr)
     return True
-
-
-def _check_program(program: str, module: bool) -> None:
-    """Raise ValueError for a file that does not exist; a module is looked for when it is run."""
-    if not module and not Path(program).exists():
-        raise ValueError(f"{program} is not there")
 
 
 def run_program(program: str, args: Sequence[str], module: bool) -> End:

@@ -1,12 +1,13 @@
 """Finds where in the user's code something happened: the frames that belong neither to torch nor to this package.
 
-A stack is taken raw, as code objects and instructions, which is cheap enough for every operator. Lines are looked up
-when a report needs them.
+A stack is taken raw, as code objects and instructions, which is cheap enough for every operator; those of accesses to
+memory have numbers. Lines are looked up when a report needs them.
 """
 
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import sys
 import sysconfig
@@ -15,10 +16,14 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from . import hooks
 
 FRAMES_KEPT = 40
 """Frames kept of the stack of a finding."""
+ACCESS_FRAMES_KEPT = 6
+"""Frames kept of the stack of an access to memory."""
 _FRAMES_LOOKED_AT = range(200)
 """One item for each frame that is looked at before giving up."""
 
@@ -70,9 +75,10 @@ class Finder:
         self._kinds: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}
 
-    def take(self, frame: FrameType | None, first: int = 0) -> tuple[int, ...]:
+    def take(self, frame: FrameType | None, first: object = None) -> tuple[Any, ...]:
         """The stack from this frame on, innermost first: `first`, then the id of a code and an instruction by turns."""
-        kinds, left, found = self._kinds, self._most, [first]
+        kinds, left = self._kinds, self._most
+        found: list[Any] = [first]
         for _ in _FRAMES_LOOKED_AT:
             if frame is None:
                 break
@@ -99,10 +105,56 @@ class Finder:
         kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind
 
-    def frames(self, stack: tuple[int, ...]) -> tuple[Frame, ...]:
+    def frames(self, stack: tuple[Any, ...]) -> tuple[Frame, ...]:
         """A stack that was taken, as text."""
         codes = [(self._codes[stack[i]], stack[i + 1]) for i in range(1, len(stack), 2)]
         return tuple(_frame(code, instruction, code.co_filename) for code, instruction in codes)
+
+
+class Label(NamedTuple):
+    """The program that a stream ran, and the number of the stack that launched it. Host threads have an empty one."""
+
+    program: str = ""
+    launched: int = -1
+
+
+NO_PROGRAM = Label()
+
+
+class Sites:
+    """Stacks by number, each with the label of who was there. The same stack and label have the same number."""
+
+    def __init__(self, floor: CodeType) -> None:
+        """Take stacks that end at a frame of `floor`; what is below it is not the program."""
+        self._finder = Finder(ACCESS_FRAMES_KEPT, hooks.hidden, floor)
+        self._take = self._finder.take
+        self._number: dict[tuple[Any, ...], int] = {}
+        self._stacks: dict[int, tuple[Any, ...]] = {}
+        self._next = itertools.count()
+
+    def here(self, depth: int = 1, label: Label = NO_PROGRAM) -> int:
+        """The number of the caller's stack, `depth` frames up."""
+        stack = self._take(sys._getframe(depth), label)
+        number = self._number.get(stack)
+        return self._add(stack) if number is None else number
+
+    def _add(self, stack: tuple[Any, ...]) -> int:
+        # Any thread may be here: one of them gives the number, and every number that can be found has its stack.
+        number = next(self._next)
+        self._stacks[number] = stack
+        return self._number.setdefault(stack, number)
+
+    def label_of(self, number: int) -> Label:
+        label: Label = self._stacks[number][0]
+        return label
+
+    def stack(self, number: int) -> tuple[Any, ...]:
+        """Return the stack without its label, for comparisons."""
+        return self._stacks[number][1:]
+
+    def frames(self, number: int) -> tuple[Frame, ...]:
+        """The stack as text, innermost first."""
+        return self._finder.frames(self._stacks[number])
 
 
 _FINDER = Finder(FRAMES_KEPT)

@@ -18,6 +18,7 @@ from .report import CountedFinding
 from .sites import Frame
 
 DEFAULT_FILE = ".gapless-san"
+FLAG = "--suppress"
 
 _COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
 _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s+--\s+(?P<reason>\S.*)")
@@ -86,31 +87,14 @@ def _excused(entry: CountedFinding, suppressions: list[Suppression]) -> CountedF
     return entry
 
 
-FLAG = "--suppress"
-
-
-def unused(suppressions: Iterable[Suppression]) -> list[str]:
-    """Return a warning for each suppression that excused nothing."""
-    return [f"{s.where}: this suppression matched nothing: {s.path}" for s in suppressions if not s.used]
-
-
 def tell_unused(suppressions: Iterable[Suppression]) -> None:
     """Warn of flags that excused nothing. A project's file is left out: one run seldom reaches every site in it."""
-    for line in unused(s for s in suppressions if s.where == FLAG):
-        print(f"gapless san: {line}", file=sys.stderr)
+    for one in suppressions:
+        if one.where == FLAG and not one.used:
+            print(f"gapless san: {FLAG}: this suppression matched nothing: {one.path}", file=sys.stderr)
 
 
 def comment_at(site: Frame) -> str | None:
     """The reason given in this line, or None."""
-    return _reason(linecache.getline(site.file, site.line))
-
-
-def reasons(source: str) -> dict[int, str]:
-    """Return the reasons of a whole file by line number."""
-    found = {number: _reason(line) for number, line in enumerate(source.splitlines(), 1) if "san:" in line}
-    return {number: reason for number, reason in found.items() if reason}
-
-
-def _reason(line: str) -> str | None:
-    found = _COMMENT.search(line)
+    found = _COMMENT.search(linecache.getline(site.file, site.line))
     return (found["reason"].strip() or None) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -32,7 +32,11 @@ class Region(Scope):
     def __enter__(self) -> Region:
         watch = current()
         if watch is None:
-            watch = local.watch = _Installed()
+            watch = ThreadState()
+            sync_cuda.install(watch)
+            ops = watch.modes.enter_context(SyncOps(watch))
+            watch.modes.enter_context(SyncCalls(watch, ops))
+            local.watch = watch
         watch.push(self)
         sync_cuda.entered(watch)
         return self
@@ -41,14 +45,14 @@ class Region(Scope):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         watch = current()
-        assert isinstance(watch, _Installed) and watch.scopes[-1] is self, "regions of one thread must be nested"
+        assert watch is not None and watch.scopes[-1] is self, "regions of one thread must be nested"
         try:
             sync_cuda.leaving(watch, quietly=error is not None)
         finally:
             watch.pop()
             if not watch.scopes:
                 local.watch = None
-                watch.remove()
+                watch.modes.close()
 
     def __call__(self, function: F) -> F:
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -62,20 +66,6 @@ class Region(Scope):
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]
-
-
-class _Installed(ThreadState):
-    """The state of a thread, with its modes and hooks in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stack = ExitStack()
-        self._stack.enter_context(sync_cuda.hooks(self))
-        ops = self._stack.enter_context(SyncOps(self))
-        self._stack.enter_context(SyncCalls(self, ops))
-
-    def remove(self) -> None:
-        self._stack.close()
 
 
 def no_sync(
@@ -104,8 +94,10 @@ def no_sync(
     """
     if mode not in ("raise", "record"):
         raise ValueError(f'mode must be "raise" or "record", got {mode!r}')
-    predicate = device_tensors if _is_predicate(device_tensors) else None
-    if predicate is None:
+    predicate = None
+    if callable(device_tensors) and not isinstance(device_tensors, (Tensor, torch.nn.Module, Iterable)):
+        predicate = device_tensors
+    else:
         marks.device_tensor(device_tensors)
     marks.pinned_tensor(pinned)
     if slow_ms is None:
@@ -118,17 +110,11 @@ def emulating() -> Region:
     return Region(None, "record", 0, reports=False)
 
 
-@contextmanager
-def listening() -> Iterator[None]:
+def listening() -> AbstractContextManager[None]:
     """Report what is found inside, also when a caller further out has silenced this thread's reports."""
     watch = current()
     assert watch is not None, "listening() is for the inside of a region"
-    with watch.listening():
-        yield
-
-
-def _is_predicate(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (Tensor, torch.nn.Module, Iterable))
+    return watch.listening()
 
 
 @contextmanager

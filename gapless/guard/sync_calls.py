@@ -163,10 +163,8 @@ def _cpu(watch: ThreadState, call: TorchCall) -> Any:
 
 def _cuda(watch: ThreadState, call: TorchCall) -> Any:
     non_blocking = bool(_argument(call, 2, "non_blocking", False))
-    if marks.has_accelerator():
-        return _upload(watch, call, call.args[0], "cuda", non_blocking)
     plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
-    return _upload(watch, plain, call.args[0], "cuda", non_blocking)
+    return _upload(watch, call if marks.has_accelerator() else plain, call.args[0], "cuda", non_blocking)
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
@@ -188,21 +186,26 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
 def _from_data(watch: ThreadState, call: TorchCall) -> Any:
     """Check torch.tensor, as_tensor and asarray."""
     device, data = call.kwargs.get("device"), _argument(call, 0, "data")
-    reads = _holds_device(watch, data)
-    if reads:
-        watch.flag("host-read")
-    if not marks.names_device(device):
+    goes_up, on_device = marks.names_device(device), isinstance(data, Tensor) and watch.is_device(data)
+    _check_data(watch, data, goes_up and not on_device)
+    if not goes_up:
         return _placed(watch, call)
-    on_device = isinstance(data, Tensor) and watch.is_device(data)
-    if not on_device and not _is_empty(data):
-        TALLY.add("copies")
-        if not reads:
-            watch.flag("list-to-device")
     with watch.silence():
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
             return _placed(watch, call)
         # as_tensor and asarray share the memory of host data, which a device cannot.
         return _device_copy(watch, _run(_with_device(call, HOST)), False)
+
+
+def _check_data(watch: ThreadState, data: Any, is_copied: bool) -> None:
+    """Check what a tensor is made of; `is_copied` from the host to a device."""
+    reads = _holds_device(watch, data)
+    if reads:
+        watch.flag("host-read")
+    if is_copied and not _is_empty(data):
+        TALLY.add("copies")
+        if not reads:
+            watch.flag("list-to-device")
 
 
 def _holds_device(watch: ThreadState, data: Any) -> bool:
@@ -225,16 +228,9 @@ def _is_empty(data: Any) -> bool:
 def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
     device = call.kwargs.get("device")
     goes_up = marks.names_device(device) if device is not None else watch.is_device(call.args[0])
-    data = _argument(call, 1, "data")
-    reads = _holds_device(watch, data)
-    if reads:
-        watch.flag("host-read")
+    _check_data(watch, _argument(call, 1, "data"), goes_up)
     if not goes_up:
         return _run(call)
-    if not _is_empty(data):
-        TALLY.add("copies")
-        if not reads:
-            watch.flag("list-to-device")
     with watch.silence():
         result = _placed(watch, call)
         marks.DEVICE.add(result)
@@ -317,21 +313,14 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     return _placed(watch, call)
 
 
-def _device(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0])
-
-
-def _is_cpu(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0]) == HOST
+def _asked(answer: Callable[[torch.device], Any]) -> Handler:
+    """Return the handler of a question about the place of a tensor."""
+    return lambda watch, call: answer(_device_of(watch, call.args[0]))
 
 
 def _get_device(watch: ThreadState, call: TorchCall) -> Any:
     device = _device_of(watch, call.args[0])
     return 0 if device.type == "cuda" and not marks.has_accelerator() else _run(call)
-
-
-def _is_cuda(watch: ThreadState, call: TorchCall) -> Any:
-    return _device_of(watch, call.args[0]).type == "cuda"
 
 
 _NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
@@ -365,9 +354,9 @@ _HANDLERS: dict[Any, Handler] = {
     torch.sparse_coo_tensor: _sparse,
     torch.tensor_split: _split_at,
     Tensor.tensor_split: _split_at,
-    Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
+    Tensor.device.__get__: _asked(lambda device: device),
+    Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _asked(lambda device: device == HOST),  # type: ignore[attr-defined]
     Tensor.get_device: _get_device,
     torch.get_device: _get_device,
 }

@@ -11,7 +11,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -45,16 +45,15 @@ _COLLECTIVES = (
 )  # fmt: skip
 
 
-@contextmanager
-def hooks(watch: ThreadState) -> Iterator[None]:
+def install(watch: ThreadState) -> None:
     """Install what one thread needs while it is checked: nothing without CUDA, process groups and a time limit."""
-    with ExitStack() as stack:
-        if torch.cuda.is_available():
-            stack.enter_context(_shared.held())
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            stack.enter_context(_collectives.held())
-        stack.enter_context(_collector(watch))
-        yield
+    if torch.cuda.is_available():
+        watch.modes.enter_context(_shared.held())
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        watch.modes.enter_context(_collectives.held())
+    collector = _collector(watch)
+    gc.callbacks.append(collector)
+    watch.modes.callback(gc.callbacks.remove, collector)
 
 
 def entered(watch: ThreadState) -> None:
@@ -117,7 +116,13 @@ class _Shared:
 
 def _install_cuda(stack: Patches) -> None:
     stack.enter_context(warnings.catch_warnings())
-    stack.enter_context(_debug_mode())
+    # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
+    before, set_mode = _cuda.get_sync_debug_mode(), _cuda.set_sync_debug_mode
+    with warnings.catch_warnings():
+        # Torch says once that the mode is a prototype.
+        warnings.simplefilter("ignore")
+        set_mode("warn")
+    stack.callback(set_mode, before)
     for owner, name, rule in CUDA_WAITS:
         _wrap(stack, owner, name, rule)
 
@@ -129,20 +134,6 @@ def _install_collectives(stack: Patches) -> None:
 
 _shared = _Shared(_install_cuda)
 _collectives = _Shared(_install_collectives)
-
-
-@contextmanager
-def _debug_mode() -> Iterator[None]:
-    # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
-    before, set_mode = _cuda.get_sync_debug_mode(), _cuda.set_sync_debug_mode
-    with warnings.catch_warnings():
-        # Torch says once that the mode is a prototype.
-        warnings.simplefilter("ignore")
-        set_mode("warn")
-    try:
-        yield
-    finally:
-        set_mode(before)
 
 
 def _hook_warnings() -> None:
@@ -188,9 +179,8 @@ def _wrap(patches: Patches, path: str, name: str, rule: str) -> None:
         patches.wrap(owner, name, around)
 
 
-@contextmanager
-def _collector(watch: ThreadState) -> Iterator[None]:
-    """Find long garbage collections of this thread. The collector lets no callback raise: reports come at the end."""
+def _collector(watch: ThreadState) -> Callable[[str, dict[str, int]], None]:
+    """Return a callback that finds long garbage collections of this thread. It may not raise: it reports at the end."""
     started = 0
 
     def seen(phase: str, info: dict[str, int]) -> None:
@@ -204,8 +194,4 @@ def _collector(watch: ThreadState) -> Iterator[None]:
             text = f"generation {info['generation']} took {took / 1e6:.1f} ms"
             watch.late.append(make_finding("gc-pause", "gc", text))
 
-    gc.callbacks.append(seen)
-    try:
-        yield
-    finally:
-        gc.callbacks.remove(seen)
+    return seen

@@ -139,52 +139,33 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
 
+_WAITING = {
+    "host-read": (
+        "equal", "is_nonzero", "allclose", "_linalg_check_errors",
+        # These check their results inside of one operator.
+        "_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_lstsq", "linalg_pinv",
+        "linalg_matrix_exp", "cholesky", "cholesky_inverse",
+        # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
+        "linspace", "logspace",
+    ),
+    "data-size": ("_to_sparse", "nonzero", "nonzero_numpy", "argwhere", "masked_select"),
+    "counted-size": (
+        "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "bincount",
+    ),
+    # These take host tensors on purpose.
+    "": ("set_.source_Storage", "set_.source_Tensor", "is_pinned"),
+}  # fmt: skip
+"""Operators that break a rule, or none, whatever their arguments are."""
+
 _CHECKS: dict[str, Check] = {
+    **{f"aten::{name}": _always(rule) for rule, names in _WAITING.items() for name in names},
     "aten::_local_scalar_dense": _read,
     "aten::item": _read,
-    "aten::equal": _always("host-read"),
-    "aten::is_nonzero": _always("host-read"),
-    "aten::allclose": _always("host-read"),
-    "aten::_linalg_check_errors": _always("host-read"),
-    # These check their results inside of one operator.
-    **dict.fromkeys(
-        (
-            "aten::_linalg_eigh",
-            "aten::_linalg_svd",
-            "aten::linalg_eig",
-            "aten::_linalg_eigvals",
-            "aten::linalg_lstsq",
-            "aten::linalg_pinv",
-            "aten::linalg_matrix_exp",
-            "aten::cholesky",
-            "aten::cholesky_inverse",
-        ),
-        _always("host-read"),
-    ),
-    **dict.fromkeys(
-        (
-            "aten::linalg_inv_ex",
-            "aten::linalg_cholesky_ex",
-            "aten::linalg_lu_factor_ex",
-            "aten::_linalg_solve_ex",
-            "aten::linalg_ldl_factor_ex",
-        ),
-        lambda watch, args, kwargs: "host-read" if kwargs.get("check_errors") else None,
-    ),
-    # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
-    "aten::linspace": _always("host-read"),
-    "aten::logspace": _always("host-read"),
-    "aten::_to_sparse": _always("data-size"),
-    "aten::nonzero": _always("data-size"),
-    "aten::nonzero_numpy": _always("data-size"),
-    "aten::argwhere": _always("data-size"),
-    "aten::masked_select": _always("data-size"),
-    "aten::_unique": _always("counted-size"),
-    "aten::_unique2": _always("counted-size"),
-    "aten::unique_dim": _always("counted-size"),
-    "aten::unique_consecutive": _always("counted-size"),
-    "aten::unique_dim_consecutive": _always("counted-size"),
-    "aten::bincount": _always("counted-size"),
+    "aten::linalg_inv_ex": _if_checked,
+    "aten::linalg_cholesky_ex": _if_checked,
+    "aten::linalg_lu_factor_ex": _if_checked,
+    "aten::_linalg_solve_ex": _if_checked,
+    "aten::linalg_ldl_factor_ex": _if_checked,
     "aten::histc": _histc,
     "aten::repeat_interleave.Tensor": _repeat,
     "aten::index.Tensor": _index,
@@ -199,10 +180,6 @@ _CHECKS: dict[str, Check] = {
     "aten::copy_": _copy,
     "aten::_to_copy": _to_copy,
     "aten::lift_fresh": _lift,
-    # These take host tensors on purpose.
-    "aten::set_.source_Storage": _always(""),
-    "aten::set_.source_Tensor": _always(""),
-    "aten::is_pinned": _always(""),
 }
 
 _REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")

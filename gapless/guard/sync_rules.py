@@ -15,7 +15,7 @@ class SyncRule(NamedTuple):
     instead: str
 
 
-_RULES = (
+RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
     SyncRule(
         "host-read", 1, "a value of a device tensor is read on the host: item, tolist, int, float, bool, print, equal",
         "the bytes are copied to the host, and the host waits for all work queued before them",
@@ -171,7 +171,5 @@ _RULES = (
         "the host waits for the device inside this call",
         "find the host read, the blocking copy or the unknown size in this line",
     ),
-)  # fmt: skip
-
-RULES: dict[str, SyncRule] = {rule.id: rule for rule in _RULES}
+)}  # fmt: skip
 """The rules by their ids."""

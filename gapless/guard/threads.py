@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from . import forks
@@ -19,20 +19,20 @@ _patches = Patches()
 _turn = forks.lock()
 
 
-def add(around: Around) -> None:
-    """Run new threads inside `around` from now on, within the contexts that were added before."""
+@contextmanager
+def starting_inside(around: Around) -> Iterator[None]:
+    """Run new threads inside `around`, within the contexts that are there already. Those that run later on keep it."""
     with _turn:
         if not _around:
             _patches.wrap(threading.Thread, "start", _start)
         _around.append(around)
-
-
-def remove(around: Around) -> None:
-    """Stop running new threads inside `around`. Running threads keep it."""
-    with _turn:
-        _around.remove(around)
-        if not _around:
-            _patches.close()
+    try:
+        yield
+    finally:
+        with _turn:
+            _around.remove(around)
+            if not _around:
+                _patches.close()
 
 
 def _start(original: Any, thread: threading.Thread) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import marks
 from .mends import mend
+from .patches import holding
 from .report import Finding, SyncReport
 from .sites import Frame, caller, user_stack
 from .suppress import comment_at
@@ -54,15 +55,13 @@ class TorchCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        return function_name(self.func)
-
 
 class ThreadState:
     """One thread's state while it is inside regions."""
 
     def __init__(self) -> None:
+        self.modes = ExitStack()
+        """What is in place while the thread is inside regions: its modes and hooks."""
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
@@ -116,7 +115,8 @@ class ThreadState:
         if self.quiet:
             return
         self.reported = True
-        self.deliver(make_finding(rule, what or (self.call.name if self.call else RULES[rule].what), detail))
+        called = function_name(self.call.func) if self.call else RULES[rule].what
+        self.deliver(make_finding(rule, what or called, detail))
 
     def deliver(self, finding: Finding, quietly: bool = False) -> None:
         """Add to the reports; raise unless it is excused, the region records, or `quietly`."""
@@ -148,20 +148,11 @@ class ThreadState:
 
     def listening(self) -> AbstractContextManager[None]:
         """Report what is found inside, also where a silence is around it."""
-        return self._with(quiet=0)
+        return holding(self, quiet=0)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place what is made inside from no other tensor on the emulated device."""
-        return self._with(to_device=True)
-
-    @contextmanager
-    def _with(self, **values: Any) -> Iterator[None]:
-        before = {name: getattr(self, name) for name in values}
-        vars(self).update(values)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
+        return holding(self, to_device=True)
 
 
 REPORT_SINKS: list[SyncReport] = []
@@ -180,11 +171,10 @@ def current() -> ThreadState | None:
     return local.watch
 
 
-def make_finding(rule: str, what: str, detail: str = "", stack: tuple[Frame, ...] | None = None) -> Finding:
+def make_finding(rule: str, what: str, detail: str = "") -> Finding:
     entry = RULES[rule]
-    stack = user_stack() if stack is None else stack
     instead = mend(rule, what, caller()) or entry.instead
-    return Finding("sync", rule, what, entry.why, instead, stack, (detail,) if detail else ())
+    return Finding("sync", rule, what, entry.why, instead, user_stack(), (detail,) if detail else ())
 
 
 def function_name(func: Any) -> str:

@@ -71,13 +71,11 @@ class Watched:
             text += f"; {processes} started by it, not watched"
         return text + (f", {self.lost} lost with their findings" if self.lost else "")
 
-    def with_child(self, child: dict[str, int]) -> Watched:
-        """Return the sum with what a child process watched."""
-        sums = {name: getattr(self, name) + child[name] for name in ("device_tensors", "copies", "streams", "threads")}
-        return replace(self, **sums, children=self.children + 1)
-
-    def with_lost(self, lost: int) -> Watched:
-        return replace(self, lost=lost)
+    def with_children(self, children: list[dict[str, int]], lost: int) -> Watched:
+        """Return the sum with what child processes watched; of `lost` others that is not known."""
+        names = ("device_tensors", "copies", "streams", "threads")
+        sums = {name: sum((child[name] for child in children), getattr(self, name)) for name in names}
+        return replace(self, **sums, children=len(children), lost=lost)
 
     def says_nothing(self, detectors: Collection[str]) -> bool:
         """Return whether these detectors can have found nothing, whatever the program does.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,66 +27,54 @@ TICK_NS = 1000
 TRACE_OPS = 10_000
 
 
+@dataclass(slots=True, eq=False)
 class _Op:
     """One entry of a stream: a program, a fence to pass, or a fence to wait for."""
 
-    __slots__ = ("args", "awaited", "enqueued", "fence", "index", "program", "what")
-
-    def __init__(
-        self,
-        index: int,
-        what: str,
-        enqueued: int,
-        program: Program | None = None,
-        args: tuple[Any, ...] = (),
-        fence: SimFence | None = None,
-        awaited: SimFence | None = None,
-    ) -> None:
-        self.index = index
-        self.what = what
-        self.enqueued = enqueued
-        self.program = program
-        self.args = args
-        self.fence = fence
-        self.awaited = awaited
+    index: int
+    what: str
+    enqueued: int
+    program: Program | None = None
+    args: tuple[Any, ...] = ()
+    fence: SimFence | None = None
+    awaited: SimFence | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SimFence:
     """A fence that is passed when the adversary has moved the stream this far and the host's virtual time is there."""
 
-    __slots__ = ("_seen", "_timed", "at", "device", "mark", "stream")
-
-    def __init__(self, device: SimDevice, stream: SimStream, timed: bool) -> None:
-        self.device = device
-        self._timed = timed
-        self._seen = False
-        self.stream = stream
-        self.at: int | None = None
-        """Virtual time of passing; None before."""
-        self.mark: observe.Mark | None = None
+    device: SimDevice
+    stream: SimStream
+    timed: bool
+    at: int | None = None
+    """Virtual time of passing; None before."""
+    mark: observe.Mark | None = None
+    seen: bool = False
+    """Whether the host has found it passed."""
 
     def done(self) -> bool:
         self.device.touch()
         if self.at is None:
             self.device.fault.check()
             return False
-        self._seen = self._seen or self.device.approach(self.at)
-        if self._seen and self.mark is not None:
+        self.seen = self.seen or self.device.approach(self.at)
+        if self.seen and self.mark is not None:
             self.mark.passed()
-        return self._seen
+        return self.seen
 
     def wait(self, bell: HostBell | None = None) -> bool:
         self.device.touch()
         if not self.device.run_until(self, bell):
             return False
-        self._seen = True
+        self.seen = True
         if self.mark is not None:
             self.mark.passed()
         return True
 
     def time(self) -> int:
         # As strict as CUDA, where a fence knows its time only after it was seen as done.
-        assert self._timed and self._seen and self.at is not None, (
+        assert self.timed and self.seen and self.at is not None, (
             "time() needs record(timed=True) and a fence seen as done"
         )
         return self.at

@@ -16,7 +16,7 @@ from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.device import CpuDevice
 from gapless.guard.race import RaceError, no_race
-from gapless.guard.race_index import FIRST, window
+from gapless.guard.race_index import FIRST, named_rows
 from gapless.testing.sim import SimDevice
 
 SLOTS, STEPS = 2, 6
@@ -177,12 +177,12 @@ def test_rows_that_an_index_names(one, other, part):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_a_window_does_not_share_the_memory_of_its_index(dtype):
+def test_named_rows_do_not_share_the_memory_of_their_index(dtype):
     # Rows that a compiled kernel states are an index that is gone before they are looked at.
     memory, rows = torch.zeros(8, 3), torch.tensor([2, 5], dtype=dtype)
-    found = window(FIRST, (memory, rows), 0, memory.stride(0) * memory.itemsize)
+    found = named_rows(FIRST, (memory, rows), len(memory), memory.stride(0) * memory.itemsize)
     rows.fill_(7)
-    assert found is not None and found.numbers.tolist() == [2, 5]
+    assert found is not None and found.tolist() == [2, 5]
 
 
 ROWS, COLUMNS = 6, 4

@@ -96,9 +96,8 @@ class Run:
 
     def play(self, what: str, thread: int, *rest) -> None:
         me = self.threads[thread]
-        self.checker.agents.act_as(me)
-        getattr(self, what)(me.name, *rest)
-        self.checker.agents.act_as(self.threads[0])
+        with self.checker.agents.acting_as(me):
+            getattr(self, what)(me.name, *rest)
 
     def use(self, use: Use) -> None:
         if use.by_rows:

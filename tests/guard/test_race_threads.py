@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -265,14 +265,14 @@ def test_all_that_wants_new_threads_shares_one_wrap():
 
         return inside
 
-    plain, outer, inner = threading.Thread.start, around("outer"), around("inner")
-    threads.add(outer)
-    wrapped = threading.Thread.start
-    threads.add(inner)
-    assert threading.Thread.start is wrapped is not plain
-    thread = threading.Thread(target=lambda: entered.append("run"))
-    thread.start()
-    thread.join()
-    threads.remove(outer)
-    threads.remove(inner)
+    plain = threading.Thread.start
+    with ExitStack() as outer:
+        outer.enter_context(threads.starting_inside(around("outer")))
+        wrapped = threading.Thread.start
+        with threads.starting_inside(around("inner")):
+            assert threading.Thread.start is wrapped is not plain
+            thread = threading.Thread(target=lambda: entered.append("run"))
+            thread.start()
+            thread.join()
+            outer.close()  # the first to come may be the first to go
     assert entered == ["outer", "inner", "run"] and threading.Thread.start is plain
