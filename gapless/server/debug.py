@@ -44,7 +44,7 @@ STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 async def steps(call: HttpCall) -> ASGIApp:
     """Stream the steps as they complete, as server-sent events. The engine sends none while no client listens."""
-    _check_up(call.state)
+    call.state.check_open()
     if call.state.llm.watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
     if call.request.method == "HEAD":  # an answer without an end would never end
@@ -55,7 +55,7 @@ async def steps(call: HttpCall) -> ASGIApp:
 async def trace(call: HttpCall) -> ASGIApp:
     """Answer with Chrome trace JSON of the last seconds that the engine keeps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
-    _check_up(call.state)
+    call.state.check_open()
     llm, debug = call.state.llm, call.state.debug
     ahead = _number(call, "ahead", 0, 0, 1)
     since = time.monotonic_ns() - (0 if ahead else seconds * 10**9)
@@ -85,7 +85,7 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
 
 async def kv(call: HttpCall) -> ASGIApp:
     """Answer with the KV pages by state, one letter for each page, and what the tiers hold and do."""
-    _check_up(call.state)
+    call.state.check_open()
     llm = call.state.llm
     view = await call.state.debug.pages(llm)
     stats = llm.stats()
@@ -209,12 +209,6 @@ class StepEvents:
 def totals(stats: Stats) -> dict[str, Any]:
     """Return how device and host spent their time since the engine started, ns."""
     return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
-
-
-def _check_up(state: ServerState) -> None:
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
 
 
 def _number(call: HttpCall, name: str, default: int, low: int, high: int) -> int:

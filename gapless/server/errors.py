@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError, StalledError
 
@@ -19,17 +18,6 @@ RETRY_SECONDS = 2
 
 INVALID = "invalid_request_error"
 UNAVAILABLE = "service_unavailable"
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None
-    code: str | int | None
-
-
-class ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: ErrorBody
 
 
 class ApiError(Exception):
@@ -46,28 +34,17 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.body = ErrorEnvelope(ErrorBody(message[:MAX_MESSAGE], type, param, code))
+        self.message, self.type, self.param, self.code = message[:MAX_MESSAGE], type, param, code
         self.headers = dict(headers or {})
 
-    @property
-    def code(self) -> str:
-        """A word for the error, for logs and spans."""
-        return str(self.body.error.code or self.status)
-
     def encode(self) -> bytes:
-        return msgspec.json.encode(self.body)
-
-    def response(self) -> Response:
-        return Response(self.encode(), self.status, self.headers, media_type="application/json")
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": fields})
 
 
 def unavailable(message: str, code: str, retry_after: int = RETRY_SECONDS) -> ApiError:
     """503 with Retry-After."""
     return ApiError(503, message, UNAVAILABLE, code=code, headers={"retry-after": str(retry_after)})
-
-
-def loading() -> ApiError:
-    return unavailable("the model is loading", "loading")
 
 
 def draining() -> ApiError:

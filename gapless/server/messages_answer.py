@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -25,30 +25,24 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 _json = msgspec.json.encode
 
 
-class MessageHead(NamedTuple):
-    """What is known of a message before it begins."""
+def whole_message(job: Job, max_tokens: int) -> bytes:
+    """Return the message of a job that has ended, as JSON.
 
-    identity: str
-    model: str
-    max_tokens: int
-    """What the request asks for, which may be more than there is room for"""
-
-
-def whole_message(job: Job, head: MessageHead) -> bytes:
-    """Return the message of a job that has ended, as JSON."""
+    `max_tokens` is what the request asks for, which may be more than there is room for.
+    """
     done, reader = job.choices[0], job.readers.get(0)
     events: list[ReplyEvent] = [Content("".join(done.text))] if reader is None else done.events + reader.finish()
     blocks = [_block(list(group)) for _, group in groupby(events, _place)]
     content = [block for block in blocks if block.get("text") != ""]
-    return _json({**_message(head, content), **_ending(job, head), "usage": _usage(job)})
+    return _json({**_message(job, content), **_ending(job, max_tokens), "usage": _usage(job)})
 
 
-def _message(head: MessageHead, content: list[dict[str, Any]]) -> dict[str, Any]:
-    about = {"id": head.identity, "type": "message", "role": "assistant", "model": head.model}
+def _message(job: Job, content: list[dict[str, Any]]) -> dict[str, Any]:
+    about = {"id": job.call.identity, "type": "message", "role": "assistant", "model": job.call.model}
     return {**about, "content": content, "stop_reason": None, "stop_sequence": None}
 
 
-def _ending(job: Job, head: MessageHead) -> dict[str, Any]:
+def _ending(job: Job, max_tokens: int) -> dict[str, Any]:
     """Return why the message ended."""
     done, reader = job.choices[0], job.readers.get(0)
     if done.finish_reason == "stop" and isinstance(done.stop_reason, str):
@@ -56,7 +50,7 @@ def _ending(job: Job, head: MessageHead) -> dict[str, Any]:
     reason = _STOP_REASONS.get(done.finish_reason or "", "end_turn")
     if reason == "end_turn" and reader is not None and reader.called:
         reason = "tool_use"
-    if reason == "max_tokens" and done.tokens < head.max_tokens:
+    if reason == "max_tokens" and done.tokens < max_tokens:
         reason = "model_context_window_exceeded"
     return {"stop_reason": reason, "stop_sequence": None}
 
@@ -167,16 +161,16 @@ class BlockWriter:
 
 
 class MessageStream(StreamedAnswer):
-    """Streams a message as events."""
+    """Streams a message as events. `max_tokens` is what the request asks for."""
 
-    def __init__(self, job: Job, head: MessageHead) -> None:
+    def __init__(self, job: Job, max_tokens: int) -> None:
         super().__init__(job, plain=not job.readers)
-        self._head = head
+        self._max_tokens = max_tokens
         self._blocks = BlockWriter()
         self._ping_at = 0.0
 
     def _opening(self) -> bytes:
-        message = {**_message(self._head, []), "usage": _usage(self._job)}
+        message = {**_message(self._job, []), "usage": _usage(self._job)}
         return _event("message_start", message=message)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
@@ -190,10 +184,7 @@ class MessageStream(StreamedAnswer):
         return self._news([Content(delta.text)] if delta.text else [])
 
     def _news(self, events: Sequence[ReplyEvent]) -> bytes:
-        """Return these events, after a ping if they are the stream's first, or nothing was sent for PING_SECONDS.
-
-        The ping of a first token that is hidden opens the stream.
-        """
+        """Return these events, after a ping if they are the stream's first, or nothing was sent for PING_SECONDS."""
         now, data = time.monotonic(), self._blocks.write(events)
         ping = _event("ping") if now >= self._ping_at else b""
         if ping or data:
@@ -201,7 +192,7 @@ class MessageStream(StreamedAnswer):
         return ping + data
 
     def _end(self) -> bytes:
-        ending = _event("message_delta", delta=_ending(self._job, self._head), usage=_usage(self._job))
+        ending = _event("message_delta", delta=_ending(self._job, self._max_tokens), usage=_usage(self._job))
         return self._blocks.close() + ending + _event("message_stop")
 
     def _error(self, answer: ApiError) -> bytes:

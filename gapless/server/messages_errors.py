@@ -31,10 +31,10 @@ def in_messages_api(scope: Scope) -> bool:
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Make the response of an error, in the form of the API that the request's path is in."""
-    if not in_messages_api(scope):
-        return error.response()
-    status, _ = _kind(error)
-    body = error_body(error, scope.get("gapless.label", ""))
+    if in_messages_api(scope):
+        status, body = _kind(error)[0], error_body(error, scope.get("gapless.label", ""))
+    else:
+        status, body = error.status, error.encode()
     return Response(body, status, error.headers, media_type="application/json")
 
 
@@ -47,12 +47,12 @@ def error_body(error: ApiError, label: str) -> bytes:
 def _kind(error: ApiError) -> tuple[int, str]:
     """Return the status and type of an error."""
     other = "api_error" if error.status >= 500 else "invalid_request_error"
-    return _BY_CODE.get(error.code, (error.status, _TYPES.get(error.status, other)))
+    return _BY_CODE.get(error.code or "", (error.status, _TYPES.get(error.status, other)))
 
 
 def _message(error: ApiError) -> str:
     """Return the message. It names the field, for which this form has no place of its own."""
-    text, param = error.body.error.message, error.body.error.param
+    text, param = error.message, error.param
     if error.code == "context_length_exceeded":
         return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation
     if param is None:

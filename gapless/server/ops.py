@@ -25,24 +25,21 @@ from gapless.server.protocol import (
     UpdateWeightsRequest,
     parse_plain,
 )
-from gapless.server.state import Condition, ServerState
+from gapless.server.state import ServerState
 
 _STARTED = int(time.time())
 
 
 async def health(call: HttpCall) -> ASGIApp:
     """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
-    refusal = call.state.refusal()
-    if refusal is not None and call.state.condition() is not Condition.DRAINING:
-        raise refusal
+    if not call.state.stopping:
+        call.state.check_open()
     return Response()
 
 
 async def ready(call: HttpCall) -> ASGIApp:
     """Answer 200 while new requests are accepted."""
-    refusal = call.state.refusal()
-    if refusal is not None:
-        raise refusal
+    call.state.check_open()
     return Response()
 
 
@@ -50,7 +47,7 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
     """Answer with the metrics in Prometheus' text format."""
     state = call.state
     info = state.llm.info if state.loaded else None
-    up = state.condition() is Condition.SERVING
+    up = state.llm.is_ready and not state.stopping
     page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
     return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
 
@@ -85,7 +82,7 @@ async def embeddings(call: HttpCall) -> ASGIApp:
 
 async def load_adapter(call: HttpCall) -> ASGIApp:
     """Load an adapter from below --lora-dir, and answer when requests may name it."""
-    request: LoadAdapterRequest = parse_plain(await call.json(), LoadAdapterRequest)
+    request = parse_plain(await call.json(), LoadAdapterRequest)
     name, path = request.lora_name, request.lora_path
     if not name.strip() or not name.isprintable() or name in call.state.model_names:
         raise RequestError("lora_name must be printable, and no name of the model itself", "lora_name")
@@ -96,27 +93,23 @@ async def load_adapter(call: HttpCall) -> ASGIApp:
 
 async def unload_adapter(call: HttpCall) -> ASGIApp:
     """Unload an adapter; requests that are open keep it until they end."""
-    request: UnloadAdapterRequest = parse_plain(await call.json(), UnloadAdapterRequest)
+    request = parse_plain(await call.json(), UnloadAdapterRequest)
     return await _changed(call.state, AdapterChange(request.lora_name), "removed")
 
 
 async def _changed(state: ServerState, change: AdapterChange, what: str) -> ASGIApp:
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
+    state.check_open()
     await state.llm.change_adapter(change)
     return Response(f"Success: LoRA adapter '{change.name}' {what} successfully.", media_type="text/plain")
 
 
 async def update_weights(call: HttpCall) -> ASGIApp:
     """Load the weights of a directory below --weights-dir, and answer when they are in use."""
-    request: UpdateWeightsRequest = parse_plain(await call.json(), UpdateWeightsRequest)
+    request = parse_plain(await call.json(), UpdateWeightsRequest)
     state, config = call.state, call.state.llm.config
     if config is None or config.weights_dir is None:
         raise RequestError("the weights of this engine are those of its start: start it with --weights-dir")
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
+    state.check_open()
     root, directory = _below(config.weights_dir, request.model_path)
     try:
         await state.llm.update_weights(str(directory))
@@ -139,7 +132,7 @@ def _below(weights_dir: str, path: str) -> tuple[Path, Path]:
 
 async def tokenize(call: HttpCall) -> ASGIApp:
     """Answer with the token ids of a prompt or of a conversation."""
-    request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
+    request = parse_plain(await call.json(), TokenizeRequest)
     state = call.state
     state.admit(request.model)
     if (request.prompt is None) == (request.messages is None):
@@ -152,7 +145,7 @@ async def tokenize(call: HttpCall) -> ASGIApp:
 
 async def detokenize(call: HttpCall) -> ASGIApp:
     """Answer with the text of token ids."""
-    request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
+    request = parse_plain(await call.json(), DetokenizeRequest)
     state = call.state
     state.admit(request.model)
     limit = state.llm.info.vocab_size

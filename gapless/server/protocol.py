@@ -318,16 +318,15 @@ _MAX_WARNED = 200
 
 def parse(body: bytes, kind: type[R]) -> R:
     """A request of `kind`. Raises msgspec's errors for a wrong shape and RequestError for what is not supported."""
-    check_depth(body)
-    request = _decoder(kind).decode(body)
-    _check_extras(_TOP.decode(body), kind)
+    request = parse_plain(body, kind)
+    _check_extras(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), kind)
     return request
 
 
-def parse_plain(body: bytes, kind: type[Any]) -> Any:
+def parse_plain(body: bytes, kind: type[R]) -> R:
     """A small request without generation fields."""
     check_depth(body)
-    return _decoder(kind).decode(body)
+    return msgspec.json.decode(body, type=kind)
 
 
 def check_depth(body: bytes) -> None:
@@ -340,16 +339,6 @@ def check_depth(body: bytes) -> None:
     depth = np.cumsum(np.where(inside, 0, _STEP[codes]), dtype=np.int32)
     if depth.max() > MAX_DEPTH:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
-
-
-_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
-
-
-def _decoder(kind: type[R]) -> msgspec.json.Decoder[R]:
-    if kind not in _DECODERS:
-        _DECODERS[kind] = msgspec.json.Decoder(kind)
-    return _DECODERS[kind]
 
 
 def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any, TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError
@@ -15,7 +14,7 @@ from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.watch import EngineView
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
+from gapless.server.errors import ApiError, draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
@@ -28,15 +27,6 @@ PAGES_SECONDS = 0.2
 """The page map is made at most so often, however many ask."""
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
-
-
-class Condition(Enum):
-    """Condition of the server."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    DOWN = "down"
-    DRAINING = "draining"
 
 
 class ServerState:
@@ -76,28 +66,18 @@ class ServerState:
         """Return whether the engine has come up for the first time."""
         return self.llm.started
 
-    def condition(self) -> Condition:
+    def check_open(self) -> None:
+        """Raise ApiError 503 when new work is not taken now."""
         if self.stopping:
-            return Condition.DRAINING
+            raise draining()
         if not self.loaded:
-            return Condition.LOADING
-        return Condition.SERVING if self.llm.is_ready else Condition.DOWN
-
-    def refusal(self) -> ApiError | None:
-        """Why new work is not taken now; None when it is."""
-        makers: dict[Condition, Callable[[], ApiError]] = {
-            Condition.DRAINING: draining,
-            Condition.LOADING: loading,
-            Condition.DOWN: engine_down,
-        }
-        maker = makers.get(self.condition())
-        return maker() if maker else None
+            raise unavailable("the model is loading", "loading")
+        if not self.llm.is_ready:
+            raise engine_down()
 
     def admit(self, model: str | None) -> str:
         """The name under which to answer. Raises ApiError when no work is taken or the model is not served here."""
-        refusal = self.refusal()
-        if refusal is not None:
-            raise refusal
+        self.check_open()
         if model is None or model in self.names:
             return model or self.model_names[0]
         raise model_not_found(self.names)
