@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gapless
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerPlan
-from gapless.engine.history import KEPT_REQUESTS, RequestRecord
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.seam import Stats
 from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
@@ -106,7 +106,11 @@ async def requests(call: HttpCall) -> ASGIApp:
     for step in log:
         for chunk in step.chunks:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
-    return json_response({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
+    rows = [
+        {**record._asdict(), "chunks": [chunk for key in record.keys for chunk in chunks.get(key, ())]}
+        for record in llm.latest_requests(limit)
+    ]
+    return json_response({"requests": rows})
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
@@ -192,7 +196,7 @@ class StepEvents:
             "steps": rows,
             "skipped": skipped,
             "gaps": gaps,
-            "totals": totals(stats),
+            "totals": {name: getattr(stats, name) for name in ("wall_ns", "busy_ns", "idle_ns", "host_ns")},
             "stats": stats._asdict(),
             "tokens_per_second": self._tokens_per_second(stats),
         }
@@ -206,20 +210,9 @@ class StepEvents:
         return round(tokens / seconds, 1) if seconds > 0 and tokens > 0 else 0.0
 
 
-def totals(stats: Stats) -> dict[str, Any]:
-    """Return how device and host spent their time since the engine started, ns."""
-    return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
-
-
 def _number(call: HttpCall, name: str, default: int, low: int, high: int) -> int:
     text = call.request.query_params.get(name, str(default))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not low <= number <= high:
         raise RequestError(f"{name} must be a whole number from {low} to {high}", name)
     return number
-
-
-def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[str, Any]:
-    shown = record._asdict()
-    shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
-    return shown

@@ -23,7 +23,7 @@ from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, CompletionDetails, GenerationRequest, PromptDetails, Usage
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, Usage
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
@@ -128,10 +128,10 @@ class Job:
         prompt = sum(len(stream.prompt_token_ids) for stream in streams)
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
         cached = sum(stream.num_cached_tokens for stream in streams)
-        details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
+        details = {"cached_tokens": cached} if self.state.config.enable_prompt_tokens_details else None
         readers = self.readers if choice is None else {choice: self.readers[choice]} if self.readers else {}
-        thought = CompletionDetails(sum(reader.reasoning_tokens for reader in readers.values())) if readers else None
-        return Usage(prompt, done, prompt + done, details, thought)
+        thought = {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers.values())}
+        return Usage(prompt, done, prompt + done, details, thought if readers else None)
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
@@ -270,7 +270,7 @@ def account(job: Job) -> None:
         reasons=reasons,
     )
     if span is not None:
-        span.generated(what)
+        span.generated = what
     if logged:
         log_request(what, seconds, job.call.trace_id)
 

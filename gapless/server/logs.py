@@ -7,7 +7,7 @@ import logging
 import queue
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any
@@ -25,19 +25,15 @@ log = logging.getLogger("gapless.server")
 MAX_WAITING = 10_000
 _QUIET = frozenset(("/health", "/ready", "/ping", "/metrics"))
 _ACCESS = ("client", "method", "path", "http_version", "status")
-_PLAIN = logging.Formatter()
+_TEXT = logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
 
 
 class DroppingHandler(QueueHandler):
-    """Counts the lines that a full queue could not take, and goes on."""
-
-    dropped = 0
+    """Drops the lines that a full queue cannot take."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
+        with suppress(queue.Full):
             self.queue.put_nowait(record)
-        except queue.Full:
-            self.dropped += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return a copy that will not change any more, with its exception as text."""
@@ -50,7 +46,7 @@ class DroppingHandler(QueueHandler):
             record.msg = f"{record.msg!r} {record.args!r}"
         record.args = None
         if record.exc_info:
-            record.exc_text = record.exc_text or _PLAIN.formatException(record.exc_info)
+            record.exc_text = record.exc_text or _TEXT.formatException(record.exc_info)
             record.exc_info = None
         return record
 
@@ -84,10 +80,6 @@ def to_json(line: Mapping[str, Any]) -> str:
         return msgspec.json.encode(plain).decode()
 
 
-def text_formatter() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
-
-
 def not_a_probe(record: logging.LogRecord) -> bool:
     """False for an access line of a probe or of a page that looks on: they come every second and say nothing."""
     arguments = record.args
@@ -100,7 +92,7 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     """Set up the root logger for the time of the block."""
     one_line = config.log_format == "text" and wants(config, logging.INFO) and sys.stderr.isatty()
     lines = progress.TerminalHandler(sys.stderr) if one_line else logging.StreamHandler(sys.stderr)
-    lines.setFormatter(JsonFormatter() if config.log_format == "json" else text_formatter())
+    lines.setFormatter(JsonFormatter() if config.log_format == "json" else _TEXT)
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
     handler = DroppingHandler(waiting)
     listener = QueueListener(waiting, lines)

@@ -20,7 +20,6 @@ from gapless.server.protocol import (
     DetokenizeRequest,
     LoadAdapterRequest,
     TokenizeRequest,
-    TokenizeResponse,
     UnloadAdapterRequest,
     UpdateWeightsRequest,
     parse_plain,
@@ -139,8 +138,8 @@ async def tokenize(call: HttpCall) -> ASGIApp:
         raise RequestError("give either prompt or messages", "prompt")
     tokens = await state.text_work(_tokens(state, request))
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
-    answer = TokenizeResponse(len(tokens), state.llm.info.max_model_len, tokens, strings)
-    return json_response(answer)
+    limit = state.llm.info.max_model_len
+    return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": strings})
 
 
 async def detokenize(call: HttpCall) -> ASGIApp:

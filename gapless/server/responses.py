@@ -169,12 +169,11 @@ class ResponseAnswer(StreamedAnswer):
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()
         cached = self._job.stream_of(0).num_cached_tokens
-        thought = used.completion_tokens_details.reasoning_tokens if used.completion_tokens_details else 0
         return {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": used.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": thought},
+            "output_tokens_details": used.completion_tokens_details or {"reasoning_tokens": 0},
             "total_tokens": used.total_tokens,
         }
 
