@@ -16,7 +16,7 @@ from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import CompletionWriter, prompt_entries
 from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, Answer, CompletionChoice, CompletionRequest
 from gapless.server.sse import CompletionChunks
-from gapless.server.state import ServerState, new_id
+from gapless.server.state import new_id
 
 
 async def completions(call: HttpCall) -> ASGIApp:
@@ -33,7 +33,8 @@ async def completions(call: HttpCall) -> ASGIApp:
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
     prompts = request.prompts()
     job = Job(call, request, prompts, params, prompt_only)
-    echo = [_text(state, prompt) for prompt in prompts] if request.echo else []
+    decode = state.llm.tokenizer.decode
+    echo = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts] if request.echo else []
     call.identity, created = new_id("cmpl"), int(time.time())
     if request.stream:
         chunks = CompletionChunks(call.identity, created, call.model, job.usage_at_end)
@@ -77,7 +78,3 @@ def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, ec
 def _writer(job: Job, request: CompletionRequest, choice: int) -> CompletionWriter:
     context = () if request.echo else job.stream_of(choice).prompt_token_ids
     return CompletionWriter(job.state.llm.tokenizer, job.params.skip_special_tokens, context)
-
-
-def _text(state: ServerState, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else state.llm.tokenizer.decode(prompt)

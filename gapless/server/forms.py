@@ -88,10 +88,8 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
     if asked.type == "json_object":
         return _form({"json_object": True}, "response_format")
     if asked.type == "json_schema":
-        schema, field = asked.json_schema and raw_text(asked.json_schema.schema), "response_format.json_schema.schema"
-        if schema is None:
-            raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
-        return _form({"json": schema}, field)
+        schema = asked.json_schema.schema if asked.json_schema else None
+        return schema_form(schema, "response_format.json_schema.schema")
     if asked.type == "structural_tag":
         parts = {"structures": asked.structures, "triggers": asked.triggers}
         text = msgspec.json.encode({name: part for name, part in parts.items() if bytes(part)}).decode()
@@ -102,6 +100,14 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
 
 def _form(values: dict[str, Any], source: str = "") -> StructuredOutputs:
     return StructuredOutputs(**{name: value for name, value in values.items() if value is not None}, source=source)
+
+
+def schema_form(schema: msgspec.Raw | None, field: str) -> StructuredOutputs:
+    """Return the form of a JSON schema, which is in this field. Raises RequestError where there is none."""
+    text = raw_text(schema)
+    if text is None:
+        raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
+    return StructuredOutputs(json=text, source=field)
 
 
 def raw_text(value: Any) -> Any:

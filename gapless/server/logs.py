@@ -52,7 +52,10 @@ class DroppingHandler(QueueHandler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line with one JSON object; `extra={"fields": {...}}` of a logging call adds to it."""
+    """Formats what a DroppingHandler prepared as a line with one JSON object.
+
+    `extra={"fields": {...}}` of a logging call adds to it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -61,9 +64,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
+        if record.exc_text:
             line["exception"] = record.exc_text
         if record.stack_info:
             line["stack"] = record.stack_info

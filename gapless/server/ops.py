@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.seam import AdapterChange
-from gapless.server import metrics
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError, model_not_found
@@ -48,7 +48,7 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
     info = state.llm.info if state.loaded else None
     up = state.llm.is_ready and not state.stopping
     page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
-    return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
+    return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 async def version(call: HttpCall) -> ASGIApp:

@@ -15,7 +15,7 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams, check_logprobs
 from gapless.base.structured import StructuredOutputs
 from gapless.server.errors import unsupported
-from gapless.server.forms import raw_text, two_forms
+from gapless.server.forms import schema_form, two_forms
 from gapless.server.protocol import GenerationRequest
 from gapless.server.responses_input import messages_of
 
@@ -138,10 +138,7 @@ def _text_form(asked: TextFormat) -> StructuredOutputs | None:
         return None
     if asked.type == "json_object":
         return StructuredOutputs(json_object=True, source="text.format")
-    schema, field = raw_text(asked.schema or msgspec.Raw()), "text.format.schema"
-    if schema is None:
-        raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
-    return StructuredOutputs(json=schema, source=field)
+    return schema_form(asked.schema or None, "text.format.schema")
 
 
 def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:

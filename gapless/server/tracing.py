@@ -192,7 +192,11 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 
 def current_names(what: Generated) -> dict[str, Any]:
     """Attributes of the convention for generative AI; where it has none, its name of the server metric."""
-    params = what.params
+    params, times = what.params, slowest(what.times)
+    first = times.time_to_first_token if times is not None else None
+    per_token = None
+    if times is not None and times.generation_seconds and times.generation_tokens > params.n == 1:
+        per_token = times.generation_seconds / (times.generation_tokens - 1)
     found: dict[str, Any] = {
         "gen_ai.request.model": what.model,
         "gen_ai.response.model": what.model,
@@ -204,24 +208,15 @@ def current_names(what: Generated) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": what.prompt_tokens,
         "gen_ai.usage.output_tokens": what.generation_tokens,
         "gen_ai.usage.cache_read.input_tokens": what.cached_tokens,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.choice.count": params.n if params.n != 1 else None,
+        "gapless.prompts": len(what.times) if len(what.times) > 1 else None,
+        "gen_ai.server.time_to_first_token": first,
+        "gen_ai.server.time_per_output_token": per_token,
     }
-    if params.max_tokens is not None:
-        found["gen_ai.request.max_tokens"] = params.max_tokens
-    if params.top_k:
-        found["gen_ai.request.top_k"] = params.top_k
-    if params.seed is not None:
-        found["gen_ai.request.seed"] = params.seed
-    if params.n != 1:
-        found["gen_ai.request.choice.count"] = params.n
-    if len(what.times) > 1:
-        found["gapless.prompts"] = len(what.times)
-    times = slowest(what.times)
-    if times is not None and times.time_to_first_token is not None:
-        found["gen_ai.server.time_to_first_token"] = times.time_to_first_token
-        if times.generation_seconds and times.generation_tokens > params.n == 1:
-            per_token = times.generation_seconds / (times.generation_tokens - 1)
-            found["gen_ai.server.time_per_output_token"] = per_token
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def old_names(what: Generated, seconds: float) -> dict[str, Any]:
