@@ -17,7 +17,7 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import EventStream
 from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import ChatWriter, prompt_entries
-from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest
+from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, GenerationRequest
 from gapless.server.replies import message_of
 from gapless.server.sse import ChatChunks
 from gapless.server.state import ServerState, new_id
@@ -46,7 +46,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
             job.usage(),
             prompt_logprobs=UNSET if scored is None else prompt_entries(job.stream_of(0).prompt_logprobs or ()),
             prompt_token_ids=job.stream_of(0).prompt_token_ids if job.shows_ids else UNSET,
-            kv_transfer_params=job.handed_over,
+            kv_transfer_params=job.handover.answer,
         )
         return msgspec.json.encode(answer)
 
@@ -55,18 +55,29 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
 
 async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
     """Return the job of a conversation: checked, with its prompt, and with readers where replies are taken apart."""
-    state = call.state
     use = tool_use(request)
+    params = _sampling(request, call.state)
+    prompt = await chat_prompt(call.state, request.messages, **prompt_options(request, use))
+    return await rendered_job(call, request, use, params, prompt, request.include_reasoning is not False)
+
+
+async def rendered_job(
+    call: HttpCall,
+    request: GenerationRequest,
+    use: ToolUse,
+    params: SamplingParams,
+    prompt: dict[str, Any],
+    include_reasoning: bool = True,
+) -> Job:
+    """Return the job of a conversation whose `prompt` has been made. Raises RequestError naming the field."""
+    state, text = call.state, prompt["prompt"]
     form = state.replies.format(tools=bool(use.tools))
-    params = _sampling(request, state)
-    prompt = await chat_prompt(state, request.messages, **prompt_options(request, use))
-    params = formed(params, use, state.replies, prompt["prompt"])
+    params = formed(params, use, state.replies, text)
     await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)
     if form is not None:
-        shown = request.include_reasoning is not False
         job.readers = {
-            index: ReplyReader(form, use.schemas, prompt["prompt"], shown, parallel=use.parallel, named=use.named)
+            index: ReplyReader(form, use.schemas, text, include_reasoning, parallel=use.parallel, named=use.named)
             for index in range(len(job.choices))
         }
     return job
@@ -112,7 +123,7 @@ def prompt_options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
 
 def _sampling(request: ChatRequest, state: ServerState) -> SamplingParams:
     try:
-        return request.sampling(state.sampling_defaults, request.limit())
+        return request.sampling(state.llm.front.defaults, request.limit())
     except RequestError as error:
         if error.param == "max_tokens" and request.max_completion_tokens is not None:
             text = str(error).replace("max_tokens", "max_completion_tokens")

@@ -27,7 +27,7 @@ async def completions(call: HttpCall) -> ASGIApp:
     limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     # An echo without completion still runs one step, whose token is dropped.
     prompt_only = bool(request.echo) and limit == 0
-    params = request.sampling(state.sampling_defaults, 1 if prompt_only else limit)
+    params = request.sampling(state.llm.front.defaults, 1 if prompt_only else limit)
     if prompt_only and params.structured_outputs is not None:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
@@ -49,7 +49,7 @@ async def completions(call: HttpCall) -> ASGIApp:
             call.model,
             choices,
             job.usage(),
-            kv_transfer_params=job.handed_over,
+            kv_transfer_params=job.handover.answer,
         )
         return msgspec.json.encode(answer)
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
-from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -116,11 +114,6 @@ class Job:
     def stream_of(self, choice: int) -> OutputStream:
         """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
-
-    @property
-    def handed_over(self) -> dict[str, Any] | UnsetType:
-        """What the answer says to the engine that goes on with this prompt, where one does."""
-        return UNSET if self.handover.answer is None else self.handover.answer
 
     def usage(self, choice: int | None = None) -> Usage:
         """Token counts so far, of one choice or of all."""

@@ -12,7 +12,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.engine.outputs import Delta
-from gapless.server.chat import chat_prompt
+from gapless.server.chat import chat_prompt, rendered_job
 from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import StreamedAnswer
@@ -20,9 +20,9 @@ from gapless.server.generation import Job, WholeAnswer
 from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
-from gapless.text.replies import ReplyForms, ReplyReader
+from gapless.text.replies import ReplyForms
 from gapless.text.reply_parser import Content, ReplyEvent
-from gapless.text.tools import ToolUse, check_tools, formed
+from gapless.text.tools import ToolUse, check_tools
 
 _json = msgspec.json.encode
 
@@ -35,16 +35,10 @@ async def responses(call: HttpCall) -> ASGIApp:
     call.model = state.admit(request.model)
     with own_names():
         use = _tool_use(request, state.replies)
-        params = request.params(state.sampling_defaults)
-        options: dict[str, Any] = {"tools": use.tools or None, "variables": request.variables()}
+        params = request.params(state.llm.front.defaults)
         messages = await state.text_work(state.llm.in_pool(request.messages))
-        prompt = await chat_prompt(state, messages, **options)
-        params = formed(params, use, state.replies, prompt["prompt"])
-    await state.turnstile.enter()
-    job = Job(call, request, [prompt], params)
-    form = state.replies.format(tools=bool(use.tools))
-    if form is not None:
-        job.readers[0] = ReplyReader(form, use.schemas, prompt["prompt"], parallel=use.parallel)
+        prompt = await chat_prompt(state, messages, tools=use.tools or None, variables=request.variables())
+        job = await rendered_job(call, request, use, params, prompt)
     call.identity = f"resp_{secrets.token_hex(16)}"
     return ResponseAnswer(job, _frame(job, request), Output(request.custom_names()))
 

@@ -177,7 +177,7 @@ class Serving:
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
         state = app.state
-        state.drain()
+        state.stopping = True
         await _first_of(self.config.drain_seconds, state.idle, self._hurry)
         state.close()
         await _first_of(FLUSH_SECONDS, state.idle)

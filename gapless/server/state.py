@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError
 from gapless.base.peers import PeerPlan
@@ -42,10 +42,10 @@ class ServerState:
                 raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
         self.peers = llm.config.peer_plan if llm.config else PeerPlan()
         """Engines that give each other pages, where this one has some"""
-        self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.stopping = False
+        """No new work is taken."""
         self.closed = False
         """The time to drain is over."""
         self.open = 0
@@ -117,10 +117,6 @@ class ServerState:
             yield limit
         finally:
             self._limits.remove(limit)
-
-    def drain(self) -> None:
-        """Take no new work from now on."""
-        self.stopping = True
 
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""

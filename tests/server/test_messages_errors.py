@@ -65,7 +65,7 @@ def test_an_engine_that_fails_and_a_server_that_stops_answer_in_the_form_of_anth
     with serving() as server, server.client() as client:
         response = client.post("/v1/messages", json=LOST)
         assert response.status_code == 500 and "incident" in error_of(response, "api_error")
-        server.run(server.state.drain)
+        server.state.stopping = True
         response = client.post("/v1/messages", json=BODY)
         assert response.status_code == 503 and response.headers["retry-after"]
         error_of(response, "api_error")
