@@ -55,13 +55,8 @@ def _tenant(request: Request, known: list[bytes], what: str) -> str:
 
 
 def _unauthorized(what: str, more: str = "") -> ApiError:
-    return ApiError(
-        401,
-        f"{what} is needed: send it as 'Authorization: Bearer KEY'{more}",
-        "authentication_error",
-        code="invalid_api_key",
-        headers={"www-authenticate": "Bearer"},
-    )
+    text = f"{what} is needed: send it as 'Authorization: Bearer KEY'{more}"
+    return ApiError(401, text, "authentication_error", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def _is_local(request: Request) -> bool:

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
 from gapless.base.errors import RequestError
-from gapless.base.peers import PeerPlan
 from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.seam import Stats
 from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
@@ -119,7 +118,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
     engine = settings(state.llm.config) if state.llm.config is not None else {}
     server = settings(state.config)
     differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
-    info = state.llm.info._asdict() if state.loaded else {}
+    info = state.llm.info._asdict() if state.llm.started else {}
     if info:
         info |= {"model": state.model_names[0], "commit": state.llm.front.commit} | state.replies.names()
     tiers = {"tiers": tier_rows(state.llm.stats(), state.llm.info.tiers) if info else [], "peers": _peers(state)}
@@ -130,7 +129,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
 
 def _peers(state: ServerState) -> dict[str, Any]:
     """Return where this engine gives pages, whom it takes them from, and whether that is over TLS."""
-    plan = state.llm.config.peer_plan if state.llm.config is not None else PeerPlan()
+    plan = state.peers
     peers = [place(str(peer)) for peer in plan.peers]
     return {"listen": plan.listen and place(str(plan.listen)), "peers": peers, "tls": plan.tls is not None}
 

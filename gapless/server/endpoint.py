@@ -44,7 +44,6 @@ class HttpCall:
         self.identity = self.model = ""
         """The id of the answer, and the name under which the model gives it."""
         self.span: RequestSpan | None = None
-        """Span of this request, if spans are made."""
         self.failure = ("", 200)
         """Code and status of the error that the client got instead of an answer, or within it."""
 

@@ -17,7 +17,6 @@ MAX_MESSAGE = 1_000
 RETRY_SECONDS = 2
 
 INVALID = "invalid_request_error"
-UNAVAILABLE = "service_unavailable"
 
 
 class ApiError(Exception):
@@ -42,9 +41,9 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": fields})
 
 
-def unavailable(message: str, code: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+def unavailable(message: str, code: str) -> ApiError:
     """503 with Retry-After."""
-    return ApiError(503, message, UNAVAILABLE, code=code, headers={"retry-after": str(retry_after)})
+    return ApiError(503, message, "service_unavailable", code=code, headers={"retry-after": str(RETRY_SECONDS)})
 
 
 def draining() -> ApiError:

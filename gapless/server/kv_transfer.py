@@ -74,11 +74,8 @@ def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
     number = int(port) if isinstance(port, int) or (isinstance(port, str) and port.isdecimal()) else 0
     address = PeerAddress(path=path) if path else PeerAddress(str(host), number)
     if address not in plan.peers:
-        raise RequestError(
-            f"{FIELD}: remote_host and remote_port must be those of a peer that this engine was started with, see "
-            "--kv-peer",
-            FIELD,
-        )
+        text = "remote_host and remote_port must be those of a peer that this engine was started with, see --kv-peer"
+        raise RequestError(f"{FIELD}: {text}", FIELD)
     return str(address)
 
 

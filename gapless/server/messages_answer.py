@@ -43,7 +43,6 @@ def _message(job: Job, content: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ending(job: Job, max_tokens: int) -> dict[str, Any]:
-    """Return why the message ended."""
     done, reader = job.choices[0], job.readers.get(0)
     if done.finish_reason == "stop" and isinstance(done.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": done.stop_reason}
@@ -81,7 +80,6 @@ def _place(event: ReplyEvent) -> tuple[str, int]:
 
 
 def _block(events: Sequence[ReplyEvent]) -> dict[str, Any]:
-    """Return the block that these events make."""
     block = _empty(events[0])
     text = "".join(_piece(event) for event in events)
     if block["type"] == "tool_use":
@@ -121,7 +119,6 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _delta_of(event: ReplyEvent) -> dict[str, str]:
-    """Return the delta of an event with text."""
     text = _piece(event)
     if isinstance(event, CallArguments):
         return {"type": "input_json_delta", "partial_json": text}

@@ -45,7 +45,7 @@ async def ready(call: HttpCall) -> ASGIApp:
 async def metrics_page(call: HttpCall) -> ASGIApp:
     """Answer with the metrics in Prometheus' text format."""
     state = call.state
-    info = state.llm.info if state.loaded else None
+    info = state.llm.info if state.llm.started else None
     up = state.llm.is_ready and not state.stopping
     page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
     return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
@@ -177,7 +177,7 @@ async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    limit = state.llm.info.max_model_len if state.loaded else None
+    limit = state.llm.info.max_model_len if state.llm.started else None
     root, adapter = state.model_names[0], state.adapter_of(name)  # never the path of a directory
     return {
         "id": name,

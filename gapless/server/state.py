@@ -54,23 +54,16 @@ class ServerState:
         """Set while there is none."""
         self.idle.set()
         self.turnstile = Turnstile()
-        """Lets generation requests begin a few at a time."""
         self.debug = Debug()
         self.tracing = tracing
-        """Makes spans of generation requests, where they are wanted."""
         self._limits: set[asyncio.Timeout] = set()
         self._jobs = 0
-
-    @property
-    def loaded(self) -> bool:
-        """Return whether the engine has come up for the first time."""
-        return self.llm.started
 
     def check_open(self) -> None:
         """Raise ApiError 503 when new work is not taken now."""
         if self.stopping:
             raise draining()
-        if not self.loaded:
+        if not self.llm.started:
             raise unavailable("the model is loading", "loading")
         if not self.llm.is_ready:
             raise engine_down()
@@ -85,7 +78,7 @@ class ServerState:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of adapters, which requests give as their model."""
-        return self.llm.info.adapters if self.loaded else self._first_adapters
+        return self.llm.info.adapters if self.llm.started else self._first_adapters
 
     @property
     def names(self) -> tuple[str, ...]:

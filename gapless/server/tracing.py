@@ -36,7 +36,6 @@ class Generated(NamedTuple):
     """Result of a generation request."""
 
     identity: str
-    """The answer's id."""
     model: str
     label: str
     """The client's name for the request."""
