@@ -81,8 +81,7 @@ class App:
         self._app = RequestLimits(app, config.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
+        assert scope["type"] == "http", "uvicorn is to send no others"
         given = _label(scope)
         label = given or secrets.token_hex(16)
         scope["gapless.label"] = label

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from starlette.exceptions import HTTPException
 
 from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError, StalledError
 
@@ -83,8 +82,6 @@ def to_api_error(error: BaseException) -> ApiError:
         return unavailable("the queue of waiting requests is full; try again later", "queue_full")
     if isinstance(error, (EngineDeadError, StalledError)):
         return engine_down()
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, error.detail, INVALID)
     return _incident(error)
 
 

@@ -23,8 +23,6 @@ class RequestLimits:
         self._max_body = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         try:
             self._check_headers(scope["headers"])
         except ApiError as error:

@@ -126,44 +126,15 @@ def _delta_of(event: ReplyEvent) -> dict[str, str]:
     return {"type": f"{kind}_delta", kind: text}
 
 
-class BlockWriter:
-    """Writes the events of a message's blocks. A block begins with its first event, and ends when another begins."""
-
-    def __init__(self) -> None:
-        self._index = -1
-        self._open: tuple[str, int] | None = None
-
-    def write(self, events: Sequence[ReplyEvent]) -> bytes:
-        return b"".join(map(self._one, events))
-
-    def _one(self, event: ReplyEvent) -> bytes:
-        begun = b"" if _place(event) == self._open else self.close() + self._begin(event)
-        if not _piece(event):
-            return begun
-        return begun + _event("content_block_delta", index=self._index, delta=_delta_of(event))
-
-    def _begin(self, first: ReplyEvent) -> bytes:
-        self._open = _place(first)
-        self._index += 1
-        return _event("content_block_start", index=self._index, content_block=_empty(first))
-
-    def close(self) -> bytes:
-        """End the block that is open, if any."""
-        if self._open is None:
-            return b""
-        kind, self._open = self._open[0], None
-        signature = {"type": "signature_delta", "signature": SIGNATURE}
-        signed = _event("content_block_delta", index=self._index, delta=signature) if kind == "thinking" else b""
-        return signed + _event("content_block_stop", index=self._index)
-
-
 class MessageStream(StreamedAnswer):
     """Streams a message as events. `max_tokens` is what the request asks for."""
 
     def __init__(self, job: Job, max_tokens: int) -> None:
         super().__init__(job, plain=not job.readers)
         self._max_tokens = max_tokens
-        self._blocks = BlockWriter()
+        self._block = -1
+        self._open: tuple[str, int] | None = None
+        """The place of the block that is open: it begins with its first event, and ends when another begins."""
         self._ping_at = 0.0
 
     def _opening(self) -> bytes:
@@ -182,15 +153,35 @@ class MessageStream(StreamedAnswer):
 
     def _news(self, events: Sequence[ReplyEvent]) -> bytes:
         """Return these events, after a ping if they are the stream's first, or nothing was sent for PING_SECONDS."""
-        now, data = time.monotonic(), self._blocks.write(events)
+        now, data = time.monotonic(), b"".join(map(self._written, events))
         ping = _event("ping") if now >= self._ping_at else b""
         if ping or data:
             self._ping_at = now + PING_SECONDS
         return ping + data
 
+    def _written(self, event: ReplyEvent) -> bytes:
+        begun = b"" if _place(event) == self._open else self._closed() + self._begun(event)
+        if not _piece(event):
+            return begun
+        return begun + _event("content_block_delta", index=self._block, delta=_delta_of(event))
+
+    def _begun(self, first: ReplyEvent) -> bytes:
+        self._open = _place(first)
+        self._block += 1
+        return _event("content_block_start", index=self._block, content_block=_empty(first))
+
+    def _closed(self) -> bytes:
+        """End the block that is open, if any."""
+        if self._open is None:
+            return b""
+        kind, self._open = self._open[0], None
+        signature = {"type": "signature_delta", "signature": SIGNATURE}
+        signed = _event("content_block_delta", index=self._block, delta=signature) if kind == "thinking" else b""
+        return signed + _event("content_block_stop", index=self._block)
+
     def _end(self) -> bytes:
         ending = _event("message_delta", delta=_ending(self._job, self._max_tokens), usage=_usage(self._job))
-        return self._blocks.close() + ending + _event("message_stop")
+        return self._closed() + ending + _event("message_stop")
 
     def _error(self, answer: ApiError) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(answer, self._job.call.label)

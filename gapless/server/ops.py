@@ -136,7 +136,18 @@ async def tokenize(call: HttpCall) -> ASGIApp:
     state.admit(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
-    tokens = await state.text_work(_tokens(state, request))
+    if request.prompt is not None:
+        tokens = await state.text_work(state.llm.encode(request.prompt, request.add_special_tokens))
+    else:
+        assert request.messages is not None
+        prompt = await chat_prompt(
+            state,
+            request.messages,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        tokens = prompt["prompt_token_ids"]
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
     limit = state.llm.info.max_model_len
     return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": strings})
@@ -159,21 +170,6 @@ async def detokenize(call: HttpCall) -> ASGIApp:
 async def tokenizer_info(call: HttpCall) -> ASGIApp:
     """Answer with the tokenizer's settings, special tokens and chat template."""
     return json_response(call.state.llm.tokenizer.info())
-
-
-async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
-    if request.messages is None:
-        assert request.prompt is not None
-        return await state.llm.encode(request.prompt, request.add_special_tokens)
-    prompt = await chat_prompt(
-        state,
-        request.messages,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-    )
-    tokens: list[int] = prompt["prompt_token_ids"]
-    return tokens
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:

@@ -47,9 +47,8 @@ async def stored_responses(call: HttpCall) -> ASGIApp:
     """Refuse with 404: responses are not stored."""
     if call.request.method == "POST" and not call.request.url.path.endswith("/cancel"):
         raise ApiError(404, "there is no such route; POST goes to /v1/responses alone", code="not_found")
-    raise ApiError(
-        404, "responses are not stored here: keep the answer, and send its items in the next request's input",
-        code="not_found")  # fmt: skip
+    text = "responses are not stored here: keep the answer, and send its items in the next request's input"
+    raise ApiError(404, text, code="not_found")
 
 
 def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:

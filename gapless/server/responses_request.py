@@ -162,17 +162,13 @@ def _custom_schema(form: Any, where: str) -> tuple[dict[str, Any], bool]:
     if not isinstance(form, Mapping | None):
         raise RequestError(f"{where} must be an object with a type", where)
     if form and form.get("type") != "text":
-        if (
-            form.get("type") != "grammar"
-            or form.get("syntax") != "regex"
-            or not isinstance(form.get("definition"), str)
-        ):
+        kind = form.get("type"), form.get("syntax")
+        if kind != ("grammar", "regex") or not isinstance(form.get("definition"), str):
             text_or = "of type text, or of type grammar with syntax regex and a definition"
             raise RequestError(f"{where} must be {text_or}: no other can be kept to here", where)
         if _closes_before_it_opens(form["definition"]):
-            raise RequestError(
-                f"{where}.definition: unopened group: write \\) for the character", f"{where}.definition"
-            )
+            field = f"{where}.definition"
+            raise RequestError(f"{field}: unopened group: write \\) for the character", field)
         text["pattern"] = f"^(?:{form['definition']})$"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return schema, "pattern" in text

@@ -45,8 +45,7 @@ class PairRouter:
         self._prefills: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+        assert scope["type"] == "http", "uvicorn is to send no others"
         request = Request(scope, receive)
         try:
             if scope["path"] in ("/health", "/ready"):
