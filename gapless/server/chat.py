@@ -18,10 +18,10 @@ from gapless.server.event_stream import EventStream
 from gapless.server.generation import Job, Progress, WholeAnswer
 from gapless.server.logprobs import ChatWriter, prompt_entries
 from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, GenerationRequest
-from gapless.server.replies import message_of
 from gapless.server.sse import ChatChunks
 from gapless.server.state import ServerState, new_id
-from gapless.text.replies import ReplyReader
+from gapless.text.replies import ReplyReader, joined
+from gapless.text.reply_parser import ReplyEvent
 from gapless.text.tools import ToolUse, check_tools, formed
 
 
@@ -101,6 +101,18 @@ def _choice(job: Job, index: int, done: Progress) -> ChatChoice:
         message = message_of(done.events + reader.finish())
         reason = reason and reader.finish_reason(reason)
     return ChatChoice(index, message, logprobs, reason, done.stop_reason, ids)
+
+
+def message_of(events: Sequence[ReplyEvent]) -> AnswerMessage:
+    """Return the message of a whole answer."""
+    said = joined(events)
+    thought: Any = said.reasoning or UNSET
+    return AnswerMessage(
+        said.content or (None if said.reasoning or said.tool_calls else ""),
+        reasoning=thought,
+        reasoning_content=thought,
+        tool_calls=said.tool_calls or UNSET,
+    )
 
 
 async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

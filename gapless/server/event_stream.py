@@ -17,8 +17,7 @@ from gapless.server.errors import ApiError, to_api_error
 from gapless.server.generation import Job
 from gapless.server.logprobs import Writer
 from gapless.server.protocol import Usage
-from gapless.server.replies import deltas_of
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, deltas_of
 from gapless.text.tokens import Memo
 
 WRITE_SECONDS = 30.0

@@ -171,7 +171,6 @@ class MessageStream(StreamedAnswer):
         return _event("content_block_start", index=self._block, content_block=_empty(first))
 
     def _closed(self) -> bytes:
-        """End the block that is open, if any."""
         if self._open is None:
             return b""
         kind, self._open = self._open[0], None

@@ -299,11 +299,6 @@ def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:
             value = msgspec.json.decode(fields[name])
             if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in UNSUPPORTED[name]):
                 raise unsupported(name)
-        elif name not in _IGNORED:
-            _warn_once(name)
-
-
-def _warn_once(name: str) -> None:
-    if name not in _warned and len(_warned) < _MAX_WARNED:
-        _warned.add(name)
-        log.warning("unknown request field %r is ignored (said once)", name[:80])
+        elif name not in _IGNORED and name not in _warned and len(_warned) < _MAX_WARNED:
+            _warned.add(name)
+            log.warning("unknown request field %r is ignored (said once)", name[:80])

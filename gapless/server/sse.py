@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from gapless.server.protocol import Usage
+from gapless.text.replies import call_id
+from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 from gapless.text.tokens import Memo
 
 DONE = b"data: [DONE]\n\n"
@@ -102,3 +104,18 @@ class CompletionChunks(Chunks):
     object = b"text_completion"
     news, no_news = b'"text":%b', b'"text":""'
     going_on = b'null,"stop_reason":null'
+
+
+def deltas_of(events: Sequence[ReplyEvent]) -> Iterator[bytes]:
+    """Yield the deltas of a stream, as JSON objects."""
+    for event in events:
+        if isinstance(event, Content):
+            yield _json({"content": event.text})
+        elif isinstance(event, Reasoning):
+            yield _json({"reasoning": event.text, "reasoning_content": event.text})
+        elif isinstance(event, CallBegun):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": call_id(event), "type": "function", "function": function}
+            yield _json({"tool_calls": [call]})
+        elif isinstance(event, CallArguments):
+            yield _json({"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]})
