@@ -16,10 +16,9 @@ from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, RouteEntry
-from gapless.server.errors import INVALID, ApiError
+from gapless.server.errors import INVALID, ApiError, error_response, in_messages_api
 from gapless.server.limits import RequestLimits
 from gapless.server.messages import count_tokens, messages
-from gapless.server.messages_errors import error_response, in_messages_api
 from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing

@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
-from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import ApiError, draining, error_response, log, timed_out, to_api_error
 from gapless.server.protocol import R, parse
 from gapless.server.state import ServerState, expire
 from gapless.server.tracing import RequestSpan, trace_id_of

@@ -6,8 +6,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gapless.server.errors import ApiError
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import ApiError, error_response
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024

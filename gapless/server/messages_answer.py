@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from gapless.engine.outputs import Delta
-from gapless.server.errors import ApiError
+from gapless.server.errors import ApiError, error_body
 from gapless.server.event_stream import StreamedAnswer
 from gapless.server.generation import Job
-from gapless.server.messages_errors import error_body
 from gapless.text.reply_parser import CallArguments, CallBegun, CallEnded, Content, Reasoning, ReplyEvent
 
 SIGNATURE = "unsigned"

@@ -15,8 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
-from gapless.server.errors import INVALID, ApiError, to_api_error, unavailable
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import INVALID, ApiError, error_response, to_api_error, unavailable
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
 from gapless.server.upstream import UpstreamError, called

@@ -33,8 +33,7 @@ from gapless.engine.seam import EngineInfo
 from gapless.server.app import App, build_app
 from gapless.server.config import ServerConfig
 from gapless.server.kv_events import KvEventPublisher, kv_events
-from gapless.server.logs import log_settings, log_start, logging_to_stderr, say, wants
-from gapless.server.stats_line import log_stats
+from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.tracing import Tracing, open_tracing
 
 log = logging.getLogger("gapless.server")

@@ -5,9 +5,8 @@ from message_events import error_of
 from server_harness import serving
 
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError
+from gapless.server.errors import ApiError, error_response
 from gapless.server.limits import MAX_HEADERS
-from gapless.server.messages_errors import error_response
 
 KEY = {"x-api-key": "a-key"}
 BODY = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}

@@ -14,7 +14,7 @@ from gapless.base.errors import ConfigError
 from gapless.engine.seam import EngineInfo, Stats
 from gapless.server import logs
 from gapless.server.config import ServerConfig
-from gapless.server.stats_line import log_stats, rates, stats_line
+from gapless.server.logs import log_stats, rates, stats_line
 
 
 @pytest.mark.parametrize(
