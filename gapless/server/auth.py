@@ -31,9 +31,6 @@ class KeyRing:
             [hashlib.sha256(key.encode()).digest() for key in some] for some in (keys, operator_keys)
         )
 
-    def __repr__(self) -> str:
-        return f"KeyRing({len(self._users)} keys, {len(self._operators)} of operators)"
-
     def admit(self, request: Request, access: Access) -> str:
         """Return the tenant, a name made from the caller's key, or '' where none is needed. Raises ApiError 401."""
         if access is Access.PUBLIC:

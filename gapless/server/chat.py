@@ -96,11 +96,10 @@ def _choice(job: Job, index: int, done: Progress) -> ChatChoice:
     scored = job.params.logprobs is not None
     logprobs = _writer(job, index).write(done.token_ids, done.logprobs) if scored else None
     ids = done.token_ids if job.shows_ids else UNSET
-    message, reason = AnswerMessage("".join(done.text)), done.finish_reason
-    if (reader := job.readers.get(index)) is not None:
-        message = message_of(done.events + reader.finish())
-        reason = reason and reader.finish_reason(reason)
-    return ChatChoice(index, message, logprobs, reason, done.stop_reason, ids)
+    reader, reason = job.readers.get(index), done.finish_reason
+    if reader is not None and reason is not None:
+        reason = reader.finish_reason(reason)
+    return ChatChoice(index, message_of(done.events), logprobs, reason, done.stop_reason, ids)
 
 
 def message_of(events: Sequence[ReplyEvent]) -> AnswerMessage:

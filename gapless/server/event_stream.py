@@ -218,8 +218,7 @@ class EventStream(StreamedAnswer):
     def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: Extra) -> bytes:
         """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
         reader, reason = self._job.readers[choice], delta.finish_reason
-        events = reader.feed(delta.token_ids, delta.text) + (reader.finish() if reason is not None else [])
-        news = list(deltas_of(events))
+        news = list(deltas_of(self._job.events_of(choice, delta)))
         if not news and delta.token_ids and (self._scored or self._job.shows_ids or usage is not None):
             news = [b"{}"]
         data = b""

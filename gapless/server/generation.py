@@ -25,7 +25,7 @@ from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, Usage
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
-from gapless.text.reply_parser import ReplyEvent
+from gapless.text.reply_parser import Content, ReplyEvent
 
 INLINE_SCORED = 2_000
 """More log-probabilities than these are written on a thread, so that other requests do not wait."""
@@ -41,7 +41,6 @@ class Progress:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     events: list[ReplyEvent] = field(default_factory=list)
-    """What a reader made of the text, where the reply is taken apart."""
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -108,8 +107,14 @@ class Job:
         entry.text.append(delta.text)
         entry.token_ids += delta.token_ids
         entry.logprobs += delta.logprobs or ()
-        if (reader := self.readers.get(choice)) is not None:
-            entry.events += reader.feed(delta.token_ids, delta.text)
+        entry.events += self.events_of(choice, delta)
+
+    def events_of(self, choice: int, delta: Delta) -> list[ReplyEvent]:
+        """Return what is new as events: where replies are no more than text, all is content."""
+        if (reader := self.readers.get(choice)) is None:
+            return [Content(delta.text)] if delta.text else []
+        events = reader.feed(delta.token_ids, delta.text)
+        return events + (reader.finish() if delta.finish_reason is not None else [])
 
     def stream_of(self, choice: int) -> OutputStream:
         """Return the engine's request of a choice. It exists once a Delta of it does."""

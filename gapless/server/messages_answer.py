@@ -29,9 +29,7 @@ def whole_message(job: Job, max_tokens: int) -> bytes:
 
     `max_tokens` is what the request asks for, which may be more than there is room for.
     """
-    done, reader = job.choices[0], job.readers.get(0)
-    events: list[ReplyEvent] = [Content("".join(done.text))] if reader is None else done.events + reader.finish()
-    blocks = [_block(list(group)) for _, group in groupby(events, _place)]
+    blocks = [_block(list(group)) for _, group in groupby(job.choices[0].events, _place)]
     content = [block for block in blocks if block.get("text") != ""]
     return _json({**_message(job, content), **_ending(job, max_tokens), "usage": _usage(job)})
 
@@ -141,22 +139,15 @@ class MessageStream(StreamedAnswer):
         return _event("message_start", message=message)
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
-        reader = self._job.readers.get(choice)
-        if reader is None:
-            return self._token(delta)
-        events = reader.feed(delta.token_ids, delta.text)
-        return self._news(events + (reader.finish() if delta.finish_reason is not None else []))
-
-    def _token(self, delta: Delta) -> bytes:
-        return self._news([Content(delta.text)] if delta.text else [])
-
-    def _news(self, events: Sequence[ReplyEvent]) -> bytes:
-        """Return these events, after a ping if they are the stream's first, or nothing was sent for PING_SECONDS."""
-        now, data = time.monotonic(), b"".join(map(self._written, events))
+        # After a ping if these are the stream's first events, or nothing was sent for PING_SECONDS.
+        now, data = time.monotonic(), b"".join(map(self._written, self._job.events_of(choice, delta)))
         ping = _event("ping") if now >= self._ping_at else b""
         if ping or data:
             self._ping_at = now + PING_SECONDS
         return ping + data
+
+    def _token(self, delta: Delta) -> bytes:
+        return self._chunk(0, delta)
 
     def _written(self, event: ReplyEvent) -> bytes:
         begun = b"" if _place(event) == self._open else self._closed() + self._begun(event)
