@@ -39,7 +39,7 @@ def microseconds(sampler: Sampler, requests: int) -> list[float]:
         start = time.perf_counter_ns()
         span = tracing.begin("/v1/completions", HEADERS, now)
         span.sending()
-        span.generated(what)
+        span.generated = what
         span.end("", 200)
         spent.append((time.perf_counter_ns() - start) / 1000)
         time.sleep(0.0005)  # requests do not come all at once, and the thread of the SDK has its turn

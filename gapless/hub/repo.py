@@ -65,7 +65,9 @@ class Repo:
         missing = self.missing((*required, *more))
         to_come = sum(map(self._to_come, missing.values()))
         with _told(self.asked), _announced(self.asked, to_come) as count:
-            self._check_room(to_come)
+            there, free = _room(Path(self.asked.cache))
+            if to_come > free:  # now, and not after an hour
+                raise no_room(self.asked, f"{in_bytes(to_come)} are needed and {there} has {in_bytes(free)} free")
             for name, file in missing.items():
                 self._fetch(name, file, count)
 
@@ -111,12 +113,6 @@ class Repo:
         blob = self._blob(file)
         here = (path.stat().st_size for path in (blob, partial_of(blob)) if file.sha256 and path.exists())
         return max(0, file.size - next(here, 0))
-
-    def _check_room(self, to_come: int) -> None:
-        """Raises ConfigError when the disk does not hold it: now, and not after an hour."""
-        there, free = _room(Path(self.asked.cache))
-        if to_come > free:
-            raise no_room(self.asked, f"{in_bytes(to_come)} are needed and {there} has {in_bytes(free)} free")
 
     def _blob(self, file: Remote) -> Path:
         return storage(self.asked) / "blobs" / file.sha256

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,26 +15,15 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
-from gapless.server.endpoint import Endpoint, Handler
-from gapless.server.errors import INVALID, ApiError
+from gapless.server.endpoint import Endpoint, RouteEntry
+from gapless.server.errors import INVALID, ApiError, error_response, in_messages_api
 from gapless.server.limits import RequestLimits
 from gapless.server.messages import count_tokens, messages
-from gapless.server.messages_errors import error_response, in_messages_api
 from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
 MAX_LABEL = 128
-
-
-class RouteEntry(NamedTuple):
-    """A row of the route table. `access` has no default, so that each route decides."""
-
-    path: str
-    methods: tuple[str, ...]
-    handler: Handler
-    access: Access
-    generates: bool = False
 
 
 ROUTES = (
@@ -73,27 +62,41 @@ ROUTES = (
 
 
 class App:
-    """The ASGI app of one server: `state` is for the code that starts and stops it."""
+    """The ASGI app of one server, which names each request and counts the answers.
+
+    `state` is for the code that starts and stops it.
+    """
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
         config = state.config
         keys = KeyRing(config.api_key, config.operator_key)
-        self.routes = [_route(entry, state, keys) for entry in ROUTES]
+        self.routes = [_Route(entry.path, Endpoint(entry, state, keys), methods=entry.methods) for entry in ROUTES]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.
         app: ASGIApp = Router(self.routes, redirect_slashes=False, default=_no_route)
         if config.allowed_origins:
             app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-        self._app = Observed(RequestLimits(app, config.max_body_bytes), state)
+        self._app = RequestLimits(app, config.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        assert scope["type"] == "http", "uvicorn is to send no others"
+        given = _label(scope)
+        label = given or secrets.token_hex(16)
+        scope["gapless.label"] = label
+        echoed = bool(given) or self.state.config.enable_request_id_headers
 
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                handler = route.path if isinstance(route, Route) else "none"
+                method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+                self.state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
+                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages_api(scope)
+                message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
+            await send(message)
 
-def _route(entry: RouteEntry, state: ServerState, keys: KeyRing) -> Route:
-    endpoint = Endpoint(entry.handler, entry.access, state, keys, entry.generates)
-    return _Route(entry.path, endpoint, methods=list(entry.methods))
+        await self._app(scope, receive, counted)
 
 
 class _Route(Route):
@@ -112,43 +115,12 @@ def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tr
     return App(ServerState(llm, config, model_name, tracing))
 
 
-class Observed:
-    """Outermost layer: names the request and counts the answer."""
-
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
-        self._app = app
-        self._state = state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
-        given = _label(scope)
-        label = given or secrets.token_hex(16)
-        scope["gapless.label"] = label
-        echoed = bool(given) or self._state.config.enable_request_id_headers
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = scope.get("route")
-                handler = route.path if isinstance(route, Route) else "none"
-                method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-                self._state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages_api(scope)
-                message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
-            await send(message)
-
-        await self._app(scope, receive, counted)
-
-
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
 def _label(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            text: str = value.decode("latin-1")
-            return text if len(text) <= MAX_LABEL and text.isascii() and text.isprintable() else ""
-    return ""
+    text = Headers(scope=scope).get("x-request-id", "")
+    return text if len(text) <= MAX_LABEL and text.isascii() and text.isprintable() else ""
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:

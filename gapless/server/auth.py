@@ -31,9 +31,6 @@ class KeyRing:
             [hashlib.sha256(key.encode()).digest() for key in some] for some in (keys, operator_keys)
         )
 
-    def __repr__(self) -> str:
-        return f"KeyRing({len(self._users)} keys, {len(self._operators)} of operators)"
-
     def admit(self, request: Request, access: Access) -> str:
         """Return the tenant, a name made from the caller's key, or '' where none is needed. Raises ApiError 401."""
         if access is Access.PUBLIC:
@@ -55,13 +52,8 @@ def _tenant(request: Request, known: list[bytes], what: str) -> str:
 
 
 def _unauthorized(what: str, more: str = "") -> ApiError:
-    return ApiError(
-        401,
-        f"{what} is needed: send it as 'Authorization: Bearer KEY'{more}",
-        "authentication_error",
-        code="invalid_api_key",
-        headers={"www-authenticate": "Bearer"},
-    )
+    text = f"{what} is needed: send it as 'Authorization: Bearer KEY'{more}"
+    return ApiError(401, text, "authentication_error", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def _is_local(request: Request) -> bool:

@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
 from gapless.base.errors import RequestError
-from gapless.base.peers import PeerPlan
-from gapless.engine.history import KEPT_REQUESTS, RequestRecord
+from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.seam import Stats
 from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
@@ -44,7 +43,7 @@ STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 async def steps(call: HttpCall) -> ASGIApp:
     """Stream the steps as they complete, as server-sent events. The engine sends none while no client listens."""
-    _check_up(call.state)
+    call.state.check_open()
     if call.state.llm.watch.watchers >= MAX_WATCHERS:
         raise ApiError(429, f"{MAX_WATCHERS} watch already", "rate_limit_error", code="too_many_watchers")
     if call.request.method == "HEAD":  # an answer without an end would never end
@@ -55,7 +54,7 @@ async def steps(call: HttpCall) -> ASGIApp:
 async def trace(call: HttpCall) -> ASGIApp:
     """Answer with Chrome trace JSON of the last seconds that the engine keeps, or with ahead=1 of the next."""
     seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
-    _check_up(call.state)
+    call.state.check_open()
     llm, debug = call.state.llm, call.state.debug
     ahead = _number(call, "ahead", 0, 0, 1)
     since = time.monotonic_ns() - (0 if ahead else seconds * 10**9)
@@ -85,7 +84,7 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
 
 async def kv(call: HttpCall) -> ASGIApp:
     """Answer with the KV pages by state, one letter for each page, and what the tiers hold and do."""
-    _check_up(call.state)
+    call.state.check_open()
     llm = call.state.llm
     view = await call.state.debug.pages(llm)
     stats = llm.stats()
@@ -106,7 +105,11 @@ async def requests(call: HttpCall) -> ASGIApp:
     for step in log:
         for chunk in step.chunks:
             chunks.setdefault(chunk.key, []).append([step.device_start, step.device_end, chunk.size, step.step])
-    return json_response({"requests": [_request(record, chunks) for record in llm.latest_requests(limit)]})
+    rows = [
+        {**record._asdict(), "chunks": [chunk for key in record.keys for chunk in chunks.get(key, ())]}
+        for record in llm.latest_requests(limit)
+    ]
+    return json_response({"requests": rows})
 
 
 async def server_info(call: HttpCall) -> ASGIApp:
@@ -115,7 +118,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
     engine = settings(state.llm.config) if state.llm.config is not None else {}
     server = settings(state.config)
     differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
-    info = state.llm.info._asdict() if state.loaded else {}
+    info = state.llm.info._asdict() if state.llm.started else {}
     if info:
         info |= {"model": state.model_names[0], "commit": state.llm.front.commit} | state.replies.names()
     tiers = {"tiers": tier_rows(state.llm.stats(), state.llm.info.tiers) if info else [], "peers": _peers(state)}
@@ -126,7 +129,7 @@ async def server_info(call: HttpCall) -> ASGIApp:
 
 def _peers(state: ServerState) -> dict[str, Any]:
     """Return where this engine gives pages, whom it takes them from, and whether that is over TLS."""
-    plan = state.llm.config.peer_plan if state.llm.config is not None else PeerPlan()
+    plan = state.peers
     peers = [place(str(peer)) for peer in plan.peers]
     return {"listen": plan.listen and place(str(plan.listen)), "peers": peers, "tls": plan.tls is not None}
 
@@ -192,7 +195,7 @@ class StepEvents:
             "steps": rows,
             "skipped": skipped,
             "gaps": gaps,
-            "totals": totals(stats),
+            "totals": {name: getattr(stats, name) for name in ("wall_ns", "busy_ns", "idle_ns", "host_ns")},
             "stats": stats._asdict(),
             "tokens_per_second": self._tokens_per_second(stats),
         }
@@ -206,26 +209,9 @@ class StepEvents:
         return round(tokens / seconds, 1) if seconds > 0 and tokens > 0 else 0.0
 
 
-def totals(stats: Stats) -> dict[str, Any]:
-    """Return how device and host spent their time since the engine started, ns."""
-    return {"wall_ns": stats.wall_ns, "busy_ns": stats.busy_ns, "idle_ns": stats.idle_ns, "host_ns": stats.host_ns}
-
-
-def _check_up(state: ServerState) -> None:
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
-
-
 def _number(call: HttpCall, name: str, default: int, low: int, high: int) -> int:
     text = call.request.query_params.get(name, str(default))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not low <= number <= high:
         raise RequestError(f"{name} must be a whole number from {low} to {high}", name)
     return number
-
-
-def _request(record: RequestRecord, chunks: dict[int, list[list[int]]]) -> dict[str, Any]:
-    shown = record._asdict()
-    shown["chunks"] = [chunk for key in record.keys for chunk in chunks.get(key, ())]
-    return shown

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
-from gapless.server.errors import ApiError, draining, log, timed_out, to_api_error
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import ApiError, draining, error_response, log, timed_out, to_api_error
+from gapless.server.protocol import R, parse
 from gapless.server.state import ServerState, expire
 from gapless.server.tracing import RequestSpan, trace_id_of
 
@@ -30,27 +30,24 @@ class ClientGone(Exception):
 class HttpCall:
     """An HTTP request on its way through a handler."""
 
-    def __init__(self, state: ServerState, request: Request, tenant: str) -> None:
+    def __init__(self, state: ServerState, request: Request) -> None:
         self.state = state
         self.request = request
-        self.tenant = tenant
+        self.tenant = ""
+        """A name made from the caller's key; empty where none is needed"""
         self.began = self.arrived = monotonic()
         """When its head was there, and when its body was there too. Time limits count from the one, latencies from the
         other: how fast a client sends is not the server's."""
         self.label: str = request.scope.get("gapless.label", "")
         """The client's name for this request; for logs and headers only."""
         self.identity = self.model = ""
+        """The id of the answer, and the name under which the model gives it."""
         self.span: RequestSpan | None = None
-        """Span of this request, if spans are made."""
         self.failure = ("", 200)
         """Code and status of the error that the client got instead of an answer, or within it."""
 
-    def answers(self, identity: str, model: str) -> None:
-        """The id of the answer, and the name under which the model gives it."""
-        self.identity, self.model = identity, model
-
-    def failed(self, code: str, status: int = 200) -> None:
-        self.failure = (code, status)
+    def failed(self, code: str | None, status: int = 200) -> None:
+        self.failure = (code or str(status), status)
 
     @property
     def trace_id(self) -> str:
@@ -69,6 +66,12 @@ class HttpCall:
             raise ClientGone from None
         self.arrived = monotonic()
         return body
+
+    async def parsed(self, kind: type[R]) -> R:
+        """The request in the body, once it is its turn. Raises what `json` and `parse` raise."""
+        body = await self.json()
+        await self.state.turnstile.enter()
+        return parse(body, kind)
 
     @cached_property
     def deadline(self) -> float | None:
@@ -104,36 +107,37 @@ class HttpCall:
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
 
 
-class Endpoint:
-    """An ASGI app around one handler. Every one of them says who may call it."""
+class RouteEntry(NamedTuple):
+    """A row of the route table. `access` has no default, so that each route decides."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        access: Access,
-        state: ServerState,
-        keys: KeyRing,
-        generates: bool = False,
-    ) -> None:
-        self.access = access
-        self._count: Callable[[], AbstractContextManager[None]] = state.counted if generates else nullcontext
-        self._generates = generates
-        self._handler = handler
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    access: Access
+    generates: bool = False
+
+
+class Endpoint:
+    """An ASGI app around the handler of one route."""
+
+    def __init__(self, entry: RouteEntry, state: ServerState, keys: KeyRing) -> None:
+        self.access = entry.access
+        self._generates = entry.generates
+        self._handler = entry.handler
         self._state = state
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+        call = HttpCall(self._state, Request(scope, receive))
         try:
-            tenant = self._keys.admit(request, self.access)
+            call.tenant = self._keys.admit(call.request, self.access)
         except ApiError as error:
-            await self._refuse(error, scope, receive, send)
+            await self._refuse(error, call, send)
             return
-        call = HttpCall(self._state, request, tenant)
-        with self._count(), self._traced(call):
-            await self._answer(call, scope, receive, send)
+        with self._state.counted() if self._generates else nullcontext(), self._traced(call):
+            await self._answer(call, send)
 
-    async def _answer(self, call: HttpCall, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, call: HttpCall, send: Send) -> None:
         started = False
 
         async def tracked(message: Message) -> None:
@@ -145,7 +149,7 @@ class Endpoint:
 
         try:
             response = await self._response(call)
-            await response(scope, receive, tracked)
+            await response(call.request.scope, call.request.receive, tracked)
         except ClientGone:
             call.failed("client_gone")
         except asyncio.CancelledError:
@@ -157,13 +161,11 @@ class Endpoint:
                 log.exception("an answer broke off")
                 raise
             # No name for it here: it would hold the traceback, and that this frame.
-            await self._refuse(to_api_error(error), scope, receive, send, call)
+            await self._refuse(to_api_error(error), call, send)
 
     async def _response(self, call: HttpCall) -> ASGIApp:
         """Return what the handler makes; a generation request has a time limit, which includes all its waits."""
-        if not self._generates:
-            return await self._handler(call)
-        timer = asyncio.timeout_at(call.deadline)
+        timer = asyncio.timeout_at(call.deadline if self._generates else None)
         try:
             async with timer:
                 return await self._handler(call)
@@ -188,15 +190,13 @@ class Endpoint:
                 with _harmless():
                     call.span.end(*call.failure)
 
-    async def _refuse(
-        self, answer: ApiError, scope: Scope, receive: Receive, send: Send, call: HttpCall | None = None
-    ) -> None:
-        if call is not None:
-            call.failed(answer.code, answer.status)
-        if self._generates and answer.status >= 400 and answer.body.error.code is not None:
-            self._state.metrics.rejected[str(answer.body.error.code)] += 1
+    async def _refuse(self, answer: ApiError, call: HttpCall, send: Send) -> None:
+        call.failed(answer.code, answer.status)
+        if self._generates and answer.code is not None:
+            self._state.metrics.rejected[answer.code] += 1
         with suppress(ConnectionError):
-            await error_response(answer, scope)(scope, receive, send)
+            scope = call.request.scope
+            await error_response(answer, scope)(scope, call.request.receive, send)
 
 
 @contextmanager

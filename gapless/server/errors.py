@@ -1,14 +1,18 @@
-"""The one place where an exception becomes an OpenAI error body. No traceback, path or input ever gets into one."""
+"""The one place where an exception becomes an error body, in OpenAI's form or in that of Anthropic's Messages API.
+
+No traceback, path or input ever gets into one.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gapless.base.errors import EngineDeadError, EngineError, QueueFullError, RequestError, StalledError
 
@@ -18,18 +22,6 @@ MAX_MESSAGE = 1_000
 RETRY_SECONDS = 2
 
 INVALID = "invalid_request_error"
-UNAVAILABLE = "service_unavailable"
-
-
-class ErrorBody(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None
-    code: str | int | None
-
-
-class ErrorEnvelope(msgspec.Struct, frozen=True):
-    error: ErrorBody
 
 
 class ApiError(Exception):
@@ -46,28 +38,17 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.body = ErrorEnvelope(ErrorBody(message[:MAX_MESSAGE], type, param, code))
+        self.message, self.type, self.param, self.code = message[:MAX_MESSAGE], type, param, code
         self.headers = dict(headers or {})
 
-    @property
-    def code(self) -> str:
-        """A word for the error, for logs and spans."""
-        return str(self.body.error.code or self.status)
-
     def encode(self) -> bytes:
-        return msgspec.json.encode(self.body)
-
-    def response(self) -> Response:
-        return Response(self.encode(), self.status, self.headers, media_type="application/json")
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": fields})
 
 
-def unavailable(message: str, code: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+def unavailable(message: str, code: str) -> ApiError:
     """503 with Retry-After."""
-    return ApiError(503, message, UNAVAILABLE, code=code, headers={"retry-after": str(retry_after)})
-
-
-def loading() -> ApiError:
-    return unavailable("the model is loading", "loading")
+    return ApiError(503, message, "service_unavailable", code=code, headers={"retry-after": str(RETRY_SECONDS)})
 
 
 def draining() -> ApiError:
@@ -107,8 +88,6 @@ def to_api_error(error: BaseException) -> ApiError:
         return unavailable("the queue of waiting requests is full; try again later", "queue_full")
     if isinstance(error, (EngineDeadError, StalledError)):
         return engine_down()
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, error.detail, INVALID)
     return _incident(error)
 
 
@@ -130,3 +109,64 @@ def _wrong_shape(message: str) -> ApiError:
 def _missing(message: str) -> str | None:
     _, found, rest = message.partition("missing required field `")
     return rest.partition("`")[0] if found else None
+
+
+# The form of Anthropic's Messages API
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+_BY_CODE = {"queue_full": (529, "overloaded_error"), "timeout": (504, "timeout_error")}
+"""Errors that have another status in this API"""
+_FIELDS = {"stop": "stop_sequences", "continue_final_message": "messages"}
+"""Fields of a chat request that have another name in this API"""
+
+
+def in_messages_api(scope: Scope) -> bool:
+    """Return whether the path of a request is in the Messages API, served or not."""
+    return f"{scope['path']}/".startswith("/v1/messages/")
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """Make the response of an error, in the form of the API that the request's path is in."""
+    if in_messages_api(scope):
+        status, body = _messages_kind(error)[0], error_body(error, scope.get("gapless.label", ""))
+    else:
+        status, body = error.status, error.encode()
+    return Response(body, status, error.headers, media_type="application/json")
+
+
+def error_body(error: ApiError, label: str) -> bytes:
+    """Return an error as JSON; `label` is the request's name."""
+    body = {"type": _messages_kind(error)[1], "message": _messages_text(error)}
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": label})
+
+
+def _messages_kind(error: ApiError) -> tuple[int, str]:
+    """Return the status and type of an error."""
+    other = "api_error" if error.status >= 500 else "invalid_request_error"
+    return _BY_CODE.get(error.code or "", (error.status, _TYPES.get(error.status, other)))
+
+
+def _messages_text(error: ApiError) -> str:
+    """Return the message. It names the field, for which this form has no place of its own."""
+    text, param = error.message, error.param
+    if error.code == "context_length_exceeded":
+        return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation
+    if param is None:
+        return text
+    field = _messages_field(param)
+    return field + text.removeprefix(param) if text.startswith(param) else f"{field}: {text}"
+
+
+def _messages_field(param: str) -> str:
+    """Return the field of the Messages API that became this one of a chat request."""
+    dotted = re.sub(r"\[(\d+)\]", r".\1", param)
+    if dotted.startswith("tools."):
+        return dotted.replace(".function.parameters", ".input_schema").replace(".function", "")
+    return _FIELDS.get(dotted, dotted)

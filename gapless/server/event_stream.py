@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from gapless.engine.outputs import Delta
+from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
-from gapless.server.extras import Extras
 from gapless.server.generation import Job
+from gapless.server.logprobs import Writer
 from gapless.server.protocol import Usage
-from gapless.server.replies import deltas_of
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, error_event
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, deltas_of
+from gapless.text.tokens import Memo
 
 WRITE_SECONDS = 30.0
 """A client that takes nothing for this time is given up."""
@@ -97,7 +98,7 @@ class StreamedAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body = scope.get("extensions", {}).get(DIRECT_BODY)
         try:
-            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
+            await self._job.call.while_wanted(self._pump(send), self._job.call.deadline)
         except ClientGone:
             raise
         except Exception as error:
@@ -132,9 +133,11 @@ class StreamedAnswer:
         return self._error(answer)
 
     async def _pump(self, send: Send) -> None:
-        data = b""
+        data, begun = b"", False
         async with aclosing(self._job.deltas(self if self._plain else None)) as deltas:
             async for choice, delta in deltas:
+                if not begun:
+                    data, begun = self._opening(), True
                 data += self._chunk(choice, delta)
                 if data and self._job.left:  # the last ones go out with the end
                     await self._write(send, data)
@@ -151,18 +154,13 @@ class StreamedAnswer:
             body.put(data)
         return True
 
-    async def _open(self, send: Send) -> bytes:
-        """Send the head of the response; returns the events that come before the first token's."""
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._started = True
-        return self._opening()
-
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         body = self._body
         with body.gathered() if body is not None and not self._started else nullcontext():
             if not self._started:
-                data = await self._open(send) + data
+                headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                self._started = True
             if body is not None and body.takes():  # `send` does not wait: no timer is needed
                 await send(_message(data, more))
             else:
@@ -170,48 +168,44 @@ class StreamedAnswer:
 
 
 class EventStream(StreamedAnswer):
-    """Streams the chunks of OpenAI's completions and chat completions."""
+    """Streams the chunks of OpenAI's completions and chat completions.
 
-    def __init__(
-        self,
-        job: Job,
-        chunks: Chunks,
-        *,
-        include_usage: bool,
-        every_usage: bool,
-        echo: list[str],
-        extras: Extras | None = None,
-    ) -> None:
-        super().__init__(job, plain=len(job.choices) == 1 and extras is None and not job.readers)
-        self._extras = extras
+    `new_writer` makes the writer of a choice's log-probabilities; `echo` has the prompts that are sent too.
+    """
+
+    def __init__(self, job: Job, chunks: Chunks, new_writer: Callable[[int], Writer], echo: Sequence[str] = ()) -> None:
+        self._scored = job.params.logprobs is not None
+        bare = not (self._scored or job.shows_ids or job.readers)
+        super().__init__(job, plain=bare and len(job.choices) == 1)
         self._chunks = chunks
-        self._include_usage = include_usage
-        self._every_usage = every_usage
+        self._writers = Memo(new_writer)
         self._echo = dict(enumerate(text for text in echo for _ in range(job.params.n)))
+        self._without_ids = set(range(len(job.choices))) if job.shows_ids else set()
+        """Choices whose prompt's ids are asked for and have not been sent"""
 
     def _opening(self) -> bytes:
-        extras = self._extras
-        return b"".join(
-            self._chunks.opening(index, PLAIN if extras is None else extras.opening(index))
-            for index in range(len(self._job.choices))
-        )
+        choices = range(len(self._job.choices)) if self._chunks.first else ()
+        return b"".join(self._chunks.opening(choice, self._prompt_ids(choice)) for choice in choices)
 
     def _token(self, delta: Delta) -> bytes:
         # Its prompt has gone before, and its end is the reader's.
-        if self._every_usage:
+        if self._job.usage_in_each:
             return self._chunks.text(0, delta.text, self._job.usage(0))
         return self._chunks.plain(0, delta.text)
 
     def _end(self) -> bytes:
-        return (self._chunks.usage(self._job.usage()) if self._include_usage else b"") + DONE
+        return (self._chunks.usage(self._job.usage()) if self._job.usage_at_end else b"") + DONE
 
     def _error(self, answer: ApiError) -> bytes:
-        return error_event(answer.encode())
+        return b"data: %b\n\n" % answer.encode() + DONE
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
-        usage = self._job.usage(choice) if self._every_usage else None
+        usage = self._job.usage(choice) if self._job.usage_in_each else None
         before = self._prompt(choice) if choice in self._echo else b""
-        extra = PLAIN if self._extras is None else self._extras.of(choice, delta)
+        ids = self._prompt_ids(choice)
+        if self._job.shows_ids:
+            ids += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
+        extra = Extra(self._logprobs(choice, delta.token_ids, delta.logprobs), ids)
         if choice in self._job.readers:
             return self._parsed(choice, delta, usage, extra)
         if delta.finish_reason is not None:
@@ -224,9 +218,8 @@ class EventStream(StreamedAnswer):
     def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: Extra) -> bytes:
         """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
         reader, reason = self._job.readers[choice], delta.finish_reason
-        events = reader.feed(delta.token_ids, delta.text) + (reader.finish() if reason is not None else [])
-        news = list(deltas_of(events))
-        if not news and delta.token_ids and (extra is not PLAIN or usage is not None):
+        news = list(deltas_of(self._job.events_of(choice, delta)))
+        if not news and delta.token_ids and (self._scored or self._job.shows_ids or usage is not None):
             news = [b"{}"]
         data = b""
         for one in news:
@@ -238,8 +231,21 @@ class EventStream(StreamedAnswer):
 
     def _prompt(self, choice: int) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""
-        extra = PLAIN if self._extras is None else self._extras.echoed(choice)
-        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
+        stream = self._job.stream_of(choice)
+        logprobs = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs)
+        return self._chunks.text(choice, self._echo.pop(choice), None, Extra(logprobs, self._prompt_ids(choice)))
+
+    def _prompt_ids(self, choice: int) -> bytes:
+        """The field with the ids of the choice's prompt, once, and where it is asked for."""
+        if choice not in self._without_ids:
+            return b""
+        self._without_ids.remove(choice)
+        return b',"prompt_token_ids":%b' % msgspec.json.encode(self._job.stream_of(choice).prompt_token_ids)
+
+    def _logprobs(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None] | None) -> bytes:
+        if not self._scored or not ids or entries is None:
+            return b"null"
+        return msgspec.json.encode(self._writers[choice].write(ids, entries))
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:

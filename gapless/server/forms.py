@@ -66,13 +66,13 @@ class FormRequest(msgspec.Struct, kw_only=True):
             text = "guided_whitespace_pattern goes with guided_json or guided_json_object alone"
             raise RequestError(text, "guided_whitespace_pattern")
         if self.structured_outputs is not None:
-            fields = msgspec.structs.asdict(self.structured_outputs)
-            found.append(_form({name: raw_text(value) for name, value in fields.items()}))
+            fields = {name: raw_text(value) for name, value in msgspec.structs.asdict(self.structured_outputs).items()}
+            found.append(StructuredOutputs(**{name: value for name, value in fields.items() if value is not None}))
         for kind in ("json", "json_object", "regex", "choice", "grammar"):
             value = raw_text(getattr(self, f"guided_{kind}"))
             if value is not None and value is not False:
                 more = {"whitespace_pattern": spaces} if kind.startswith("json") else {}
-                found.append(_form({kind: value, **more}, f"guided_{kind}"))
+                found.append(StructuredOutputs(**{kind: value, **more}, source=f"guided_{kind}"))
         return found
 
 
@@ -86,22 +86,24 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
     if asked is None or asked.type == "text":
         return None
     if asked.type == "json_object":
-        return _form({"json_object": True}, "response_format")
+        return StructuredOutputs(json_object=True, source="response_format")
     if asked.type == "json_schema":
-        schema, field = asked.json_schema and raw_text(asked.json_schema.schema), "response_format.json_schema.schema"
-        if schema is None:
-            raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
-        return _form({"json": schema}, field)
+        schema = asked.json_schema.schema if asked.json_schema else None
+        return schema_form(schema, "response_format.json_schema.schema")
     if asked.type == "structural_tag":
         parts = {"structures": asked.structures, "triggers": asked.triggers}
         text = msgspec.json.encode({name: part for name, part in parts.items() if bytes(part)}).decode()
-        return _form({"structural_tag": text}, "response_format")
+        return StructuredOutputs(structural_tag=text, source="response_format")
     types = "text, json_object, json_schema or structural_tag"
     raise RequestError(f"response_format.type must be {types}, got {asked.type[:40]!r}", "response_format.type")
 
 
-def _form(values: dict[str, Any], source: str = "") -> StructuredOutputs:
-    return StructuredOutputs(**{name: value for name, value in values.items() if value is not None}, source=source)
+def schema_form(schema: msgspec.Raw | None, field: str) -> StructuredOutputs:
+    """Return the form of a JSON schema, which is in this field. Raises RequestError where there is none."""
+    text = raw_text(schema)
+    if text is None:
+        raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
+    return StructuredOutputs(json=text, source=field)
 
 
 def raw_text(value: Any) -> Any:

@@ -7,9 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
-from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,11 +21,11 @@ from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, CompletionDetails, GenerationRequest, PromptDetails, Usage
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, Usage
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
-from gapless.text.reply_parser import ReplyEvent
+from gapless.text.reply_parser import Content, ReplyEvent
 
 INLINE_SCORED = 2_000
 """More log-probabilities than these are written on a thread, so that other requests do not wait."""
@@ -43,7 +41,6 @@ class Progress:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     events: list[ReplyEvent] = field(default_factory=list)
-    """What a reader made of the text, where the reply is taken apart."""
     tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -72,20 +69,24 @@ class Job:
         self.params = params
         self.prompt_only = prompt_only
         self.streamed = bool(request.stream)
+        self.shows_ids = bool(request.return_token_ids)
+        at_end, self.usage_in_each = request.usage_wanted()
+        self.usage_at_end = at_end or self.state.config.enable_force_include_usage
+        """Whether a stream ends with a chunk of usage"""
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.adapter = self.state.adapter_of(request.model or "")
         self.handover = read_handover(request.kv_transfer_params, self.state.peers, new_id("kv"))
         if self.handover.transfer != NO_TRANSFER and len(prompts) > 1:
             raise RequestError("kv_transfer_params are for one prompt: send one request for each", "kv_transfer_params")
-        self.deadline = call.deadline
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.left = len(self.choices)
         """Completions that have not ended."""
         self.streams: dict[int, OutputStream] = {}
         self.readers: dict[int, ReplyReader] = {}
         """What takes a choice apart, where replies are more than text"""
-        self._scored = 0
+        self.scored = 0
+        """Log-probabilities so far, alternatives included"""
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
@@ -100,29 +101,24 @@ class Job:
         finally:
             account(self)
 
-    async def collect(self) -> None:
-        """Run to the end; the texts are in `choices` afterwards."""
-        async with aclosing(self.deltas()) as deltas:
-            async for choice, delta in deltas:
-                entry = self.choices[choice]
-                entry.text.append(delta.text)
-                entry.token_ids += delta.token_ids
-                entry.logprobs += delta.logprobs or ()
-                if (reader := self.readers.get(choice)) is not None:
-                    entry.events += reader.feed(delta.token_ids, delta.text)
+    def gather(self, choice: int, delta: Delta) -> None:
+        """Add what is new to the choice's text, tokens, log-probabilities and events."""
+        entry = self.choices[choice]
+        entry.text.append(delta.text)
+        entry.token_ids += delta.token_ids
+        entry.logprobs += delta.logprobs or ()
+        entry.events += self.events_of(choice, delta)
 
-    async def written(self, encode: Callable[[], bytes]) -> bytes:
-        """The whole answer, made by `encode`, once `collect` is done."""
-        return await self.state.llm.in_pool(encode) if self._scored > INLINE_SCORED else encode()
+    def events_of(self, choice: int, delta: Delta) -> list[ReplyEvent]:
+        """Return what is new as events: where replies are no more than text, all is content."""
+        if (reader := self.readers.get(choice)) is None:
+            return [Content(delta.text)] if delta.text else []
+        events = reader.feed(delta.token_ids, delta.text)
+        return events + (reader.finish() if delta.finish_reason is not None else [])
 
     def stream_of(self, choice: int) -> OutputStream:
         """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
-
-    @property
-    def handed_over(self) -> dict[str, Any] | UnsetType:
-        """What the answer says to the engine that goes on with this prompt, where one does."""
-        return UNSET if self.handover.answer is None else self.handover.answer
 
     def usage(self, choice: int | None = None) -> Usage:
         """Token counts so far, of one choice or of all."""
@@ -130,10 +126,10 @@ class Job:
         prompt = sum(len(stream.prompt_token_ids) for stream in streams)
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
         cached = sum(stream.num_cached_tokens for stream in streams)
-        details = PromptDetails(cached) if self.state.config.enable_prompt_tokens_details else None
+        details = {"cached_tokens": cached} if self.state.config.enable_prompt_tokens_details else None
         readers = self.readers if choice is None else {choice: self.readers[choice]} if self.readers else {}
-        thought = CompletionDetails(sum(reader.reasoning_tokens for reader in readers.values())) if readers else None
-        return Usage(prompt, done, prompt + done, details, thought)
+        thought = {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers.values())}
+        return Usage(prompt, done, prompt + done, details, thought if readers else None)
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
@@ -186,8 +182,8 @@ class Job:
 
     def _count_scored(self, tokens: int, top: int | None) -> None:
         """Raises RequestError when there are too many."""
-        self._scored += 0 if top is None else tokens * (1 + top)
-        if self._scored > MAX_SCORED:
+        self.scored += 0 if top is None else tokens * (1 + top)
+        if self.scored > MAX_SCORED:
             raise RequestError(
                 f"these are more than {MAX_SCORED:,} log-probabilities, alternatives included: send fewer prompts, or "
                 "ask for fewer tokens, completions or alternatives",
@@ -213,17 +209,25 @@ class Job:
 
 
 class WholeAnswer:
-    """The ASGI app that runs one job to its end and answers in one piece, which `encode` makes."""
+    """The ASGI app that runs one job to its end and answers in one piece, which `encode` makes of what was taken."""
 
-    def __init__(self, job: Job, encode: Callable[[], bytes]) -> None:
+    def __init__(
+        self, job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None
+    ) -> None:
         self._job = job
         self._encode = encode
+        self._take = take or job.gather
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._job
-        await job.call.while_wanted(job.collect(), job.deadline)
-        response = Response(await job.written(self._encode), media_type="application/json")
-        await response(scope, receive, send)  # complete: time is up no more
+        call, llm = self._job.call, self._job.state.llm
+        await call.while_wanted(self._collect(), call.deadline)
+        body = await llm.in_pool(self._encode) if self._job.scored > INLINE_SCORED else self._encode()
+        await Response(body, media_type="application/json")(scope, receive, send)  # complete: time is up no more
+
+    async def _collect(self) -> None:
+        async with aclosing(self._job.deltas()) as deltas:
+            async for choice, delta in deltas:
+                self._take(choice, delta)
 
 
 def account(job: Job) -> None:
@@ -249,16 +253,8 @@ def account(job: Job) -> None:
     span, logged = job.call.span, job.state.config.enable_log_requests
     if span is None and not logged:
         return
-    what = generated(job, reasons)
-    if span is not None:
-        span.generated(what)
-    if logged:
-        log_request(what, seconds, job.call.trace_id)
-
-
-def generated(job: Job, reasons: Sequence[str]) -> Generated:
     streams = job.streams.values()
-    return Generated(
+    what = Generated(
         identity=job.call.identity,
         model=job.call.model,
         label=job.call.label,
@@ -271,6 +267,10 @@ def generated(job: Job, reasons: Sequence[str]) -> Generated:
         generation_tokens=sum(choice.tokens for choice in job.choices),
         reasons=reasons,
     )
+    if span is not None:
+        span.generated = what
+    if logged:
+        log_request(what, seconds, job.call.trace_id)
 
 
 def _without_tokens(delta: Delta) -> Delta:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,7 +92,6 @@ class KvEventPublisher:
         self._most = config.max_queue_size
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         """(sequence number, batch) of those that can be asked for"""
-        self._numbers = count()
         self._sends = self._losses = self._replays = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._bell, self._rung = socket.socketpair()
@@ -167,7 +165,7 @@ class KvEventPublisher:
 
     def _send(self, at: float, events: Sequence[PageEvent]) -> None:
         batch = self._encode([at, [as_vllm(event) for event in events], RANK])
-        number = next(self._numbers).to_bytes(8, "big")
+        number = self._sends.to_bytes(8, "big")
         self._out.send_multipart((self._topic, number, batch))  # a subscriber that does not read loses it
         self._sent.append((number, batch))
         self._sends += 1

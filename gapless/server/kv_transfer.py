@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
@@ -21,7 +23,7 @@ class Handover(NamedTuple):
     """What a request says about other engines, and what its answer says to the next one."""
 
     transfer: KVTransfer = NO_TRANSFER
-    answer: dict[str, Any] | None = None
+    answer: dict[str, Any] | UnsetType = UNSET
 
 
 def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: str) -> Handover:
@@ -38,7 +40,7 @@ def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: st
         decoder = {"kv_request_id": None} if params.get("do_remote_decode") else None
         prefiller = {**params, "kv_request_id": params.get("remote_request_id")}
         prefiller = prefiller if params.get("do_remote_prefill") else None
-    transfer, answer = NO_TRANSFER, None
+    transfer, answer = Handover()
     if prefiller is not None:
         transfer = transfer._replace(claim=_name(prefiller, None), peer=_peer(prefiller, plan))
     if decoder is not None:
@@ -72,11 +74,8 @@ def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
     number = int(port) if isinstance(port, int) or (isinstance(port, str) and port.isdecimal()) else 0
     address = PeerAddress(path=path) if path else PeerAddress(str(host), number)
     if address not in plan.peers:
-        raise RequestError(
-            f"{FIELD}: remote_host and remote_port must be those of a peer that this engine was started with, see "
-            "--kv-peer",
-            FIELD,
-        )
+        text = "remote_host and remote_port must be those of a peer that this engine was started with, see --kv-peer"
+        raise RequestError(f"{FIELD}: {text}", FIELD)
     return str(address)
 
 

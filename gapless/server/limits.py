@@ -6,8 +6,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gapless.server.errors import ApiError
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import ApiError, error_response
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
@@ -18,19 +17,16 @@ _CLOSE = {"connection": "close"}
 class RequestLimits:
     """Refuses too many or too long headers (431) and too long (413), too slow (408) or encoded (415) bodies."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
         self._max_body = max_body_bytes
-        self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         try:
             self._check_headers(scope["headers"])
         except ApiError as error:
             return await error_response(error, scope)(scope, receive, send)
-        await self._app(scope, _BodyGate(receive, self._max_body, self._body_seconds).receive, send)
+        await self._app(scope, _BodyGate(receive, self._max_body).receive, send)
 
     def _check_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
         size = sum(len(name) + len(value) for name, value in headers)
@@ -47,11 +43,10 @@ class RequestLimits:
 class _BodyGate:
     """Counts and times one body. After its end it only passes on, so that a handler can wait for a disconnect."""
 
-    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+    def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
-        self._left = limit
-        self._limit = limit
-        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._left = self._limit = limit
+        self._deadline = asyncio.get_running_loop().time() + BODY_SECONDS
         self._open = True
 
     async def receive(self) -> Message:

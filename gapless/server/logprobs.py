@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -31,23 +31,12 @@ class ChatLogprob(msgspec.Struct, frozen=True):
     bytes: list[int]
 
 
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
-    token: str
-    logprob: float
-    bytes: list[int]
+class ChatTokenLogprob(ChatLogprob, frozen=True):
     top_logprobs: list[ChatLogprob]
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[ChatTokenLogprob]
-
-
-class Writer(Protocol):
-    """Writes one choice's log-probabilities, in the order of its tokens."""
-
-    def write(
-        self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
-    ) -> CompletionLogprobs | ChatLogprobs: ...
 
 
 class CompletionWriter:
@@ -97,6 +86,10 @@ class ChatWriter:
     def _parts(self, token: int, logprob: Logprob) -> tuple[str, float, list[int]]:
         data = self._tokenizer.bytes_of[False][token]
         return token_text(self._tokenizer, token), _floored(logprob), list(data)
+
+
+Writer = CompletionWriter | ChatWriter
+"""Writes one choice's log-probabilities, in the order of its tokens."""
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import queue
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any
@@ -15,29 +17,27 @@ from typing import Any
 import msgspec
 
 from gapless.base import progress
-from gapless.engine.seam import EngineInfo
+from gapless.engine.seam import EngineInfo, Stats
 from gapless.server.config import ServerConfig
 from gapless.server.settings import changed
+from gapless.server.state import ServerState
 from gapless.server.tracing import Generated, slowest
 
 log = logging.getLogger("gapless.server")
 
 MAX_WAITING = 10_000
+STATS_SECONDS = 10.0
 _QUIET = frozenset(("/health", "/ready", "/ping", "/metrics"))
 _ACCESS = ("client", "method", "path", "http_version", "status")
-_PLAIN = logging.Formatter()
+_TEXT = logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
 
 
 class DroppingHandler(QueueHandler):
-    """Counts the lines that a full queue could not take, and goes on."""
-
-    dropped = 0
+    """Drops the lines that a full queue cannot take."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
+        with suppress(queue.Full):
             self.queue.put_nowait(record)
-        except queue.Full:
-            self.dropped += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return a copy that will not change any more, with its exception as text."""
@@ -50,13 +50,16 @@ class DroppingHandler(QueueHandler):
             record.msg = f"{record.msg!r} {record.args!r}"
         record.args = None
         if record.exc_info:
-            record.exc_text = record.exc_text or _PLAIN.formatException(record.exc_info)
+            record.exc_text = record.exc_text or _TEXT.formatException(record.exc_info)
             record.exc_info = None
         return record
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a line with one JSON object; `extra={"fields": {...}}` of a logging call adds to it."""
+    """Formats what a DroppingHandler prepared as a line with one JSON object.
+
+    `extra={"fields": {...}}` of a logging call adds to it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -65,9 +68,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
+        if record.exc_text:
             line["exception"] = record.exc_text
         if record.stack_info:
             line["stack"] = record.stack_info
@@ -84,10 +85,6 @@ def to_json(line: Mapping[str, Any]) -> str:
         return msgspec.json.encode(plain).decode()
 
 
-def text_formatter() -> logging.Formatter:
-    return logging.Formatter("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%H:%M:%S")
-
-
 def not_a_probe(record: logging.LogRecord) -> bool:
     """False for an access line of a probe or of a page that looks on: they come every second and say nothing."""
     arguments = record.args
@@ -100,7 +97,7 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     """Set up the root logger for the time of the block."""
     one_line = config.log_format == "text" and wants(config, logging.INFO) and sys.stderr.isatty()
     lines = progress.TerminalHandler(sys.stderr) if one_line else logging.StreamHandler(sys.stderr)
-    lines.setFormatter(JsonFormatter() if config.log_format == "json" else text_formatter())
+    lines.setFormatter(JsonFormatter() if config.log_format == "json" else _TEXT)
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
     handler = DroppingHandler(waiting)
     listener = QueueListener(waiting, lines)
@@ -204,3 +201,54 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
         f", trace {trace_id}" if trace_id else "",
         extra={"fields": {name: value for name, value in fields.items() if value not in (None, "")}},
     )
+
+
+async def log_stats(state: ServerState, every: float = STATS_SECONDS) -> None:
+    """Write lines until cancelled. Nothing is written about seconds in which nothing ran."""
+    before, since = state.llm.stats(), time.monotonic()
+    while True:
+        await asyncio.sleep(every)
+        now, at = state.llm.stats(), time.monotonic()
+        numbers = rates(before, now, at - since)
+        if numbers:
+            log.info(stats_line(numbers), extra={"fields": numbers})
+        before, since = now, at
+
+
+def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
+    """Return what happened between two looks; empty when nothing did. Idle times are shares of all time."""
+    prompt, generated = now.prompt_tokens - before.prompt_tokens, now.generation_tokens - before.generation_tokens
+    if not (prompt or generated or now.running or now.waiting):
+        return {}
+    queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
+    numbers: dict[str, float] = {
+        "prompt_tokens_per_second": prompt / seconds,
+        "generation_tokens_per_second": generated / seconds,
+        "running": now.running,
+        "waiting": now.waiting,
+        "kv_cache_usage_percent": 100 * (now.pages_owned + now.pages_fenced) / max(1, now.pages_total),
+        "prefix_cache_hit_percent": 100 * hits / max(1, queries),
+    }
+    wall = now.wall_ns - before.wall_ns
+    if wall > 0:
+        for cause, ns in now.idle_ns.items():
+            numbers[f"device_idle_{cause}_percent"] = 100 * (ns - before.idle_ns[cause]) / wall
+    return {name: round(value, 3) for name, value in numbers.items()}
+
+
+def stats_line(numbers: dict[str, float]) -> str:
+    """Return the numbers as text. Idle time is shown only if there was work."""
+    line = (
+        f"Avg prompt throughput: {numbers['prompt_tokens_per_second']:.1f} tokens/s, "
+        f"Avg generation throughput: {numbers['generation_tokens_per_second']:.1f} tokens/s, "
+        f"Running: {numbers['running']} reqs, Waiting: {numbers['waiting']} reqs, "
+        f"GPU KV cache usage: {numbers['kv_cache_usage_percent']:.1f}%, "
+        f"Prefix cache hit rate: {numbers['prefix_cache_hit_percent']:.1f}%"
+    )
+    start, end = "device_idle_", "_percent"
+    causes = {name[len(start) : -len(end)]: share for name, share in numbers.items() if name.startswith(start)}
+    if not causes:
+        return line
+    del causes["no_work"]
+    listed = ", ".join(f"{cause} {share:.1f}%" for cause, share in causes.items() if share >= 0.05)
+    return f"{line}, Device idle with work: {sum(causes.values()):.1f}%" + (f" ({listed})" if listed else "")

@@ -10,27 +10,22 @@ from starlette.types import ASGIApp
 from gapless.server.chat import chat_job, chat_prompt, prompt_options, tool_use
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.generation import Job, WholeAnswer
-from gapless.server.messages_answer import MessageHead, MessageStream, whole_message
+from gapless.server.messages_answer import MessageStream, whole_message
 from gapless.server.messages_request import CountTokensRequest, MessagesRequest, TranslatedChat
-from gapless.server.protocol import parse
 from gapless.server.state import ServerState
 
 
 async def messages(call: HttpCall) -> ASGIApp:
     """Answer a conversation in the form of Anthropic's Messages API."""
-    body = await call.json()
-    state = call.state
-    await state.turnstile.enter()
-    request = parse(body, MessagesRequest)
-    model = state.admit(request.model)
-    job = await chat_job(call, await _converted(state, request))
+    request = await call.parsed(MessagesRequest)
+    call.model = call.state.admit(request.model)
+    job = await chat_job(call, await _converted(call.state, request))
     job.prompt_only = request.max_tokens == 0
     _fit(job)
-    head = MessageHead(f"msg_{secrets.token_hex(12)}", model, request.max_tokens)
-    call.answers(head.identity, model)
+    call.identity = f"msg_{secrets.token_hex(12)}"
     if request.stream:
-        return MessageStream(job, head)
-    return WholeAnswer(job, lambda: whole_message(job, head))
+        return MessageStream(job, request.max_tokens)
+    return WholeAnswer(job, lambda: whole_message(job, request.max_tokens))
 
 
 async def _converted(state: ServerState, request: CountTokensRequest) -> TranslatedChat:
@@ -49,11 +44,8 @@ def _fit(job: Job) -> None:
 
 async def count_tokens(call: HttpCall) -> ASGIApp:
     """Answer with the number of tokens that a conversation has as a prompt."""
-    body = await call.json()
-    state = call.state
-    await state.turnstile.enter()
-    request = parse(body, CountTokensRequest)
-    state.admit(request.model)
-    chat = await _converted(state, request)
-    prompt = await chat_prompt(state, chat.messages, **prompt_options(chat, tool_use(chat)))
+    request = await call.parsed(CountTokensRequest)
+    call.state.admit(request.model)
+    chat = await _converted(call.state, request)
+    prompt = await chat_prompt(call.state, chat.messages, **prompt_options(chat, tool_use(chat)))
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})

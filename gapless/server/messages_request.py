@@ -98,12 +98,13 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
         """Return the chat request that this stands for. Raises RequestError naming the field."""
         turns, tools, choice = _turns(self.messages), self.tools or [], self.tool_choice
         config = self.output_config or OutputConfig()
+        system = [{"role": "system", "content": _joined(self.system, "system")}] if self.system else []
         prefilled = turns[-1].role == "assistant"
         if prefilled:
             _check_prefill(turns[-1])
         return TranslatedChat(
             model=self.model,
-            messages=[*_system(self.system), *_messages(turns)],
+            messages=[*system, *_messages(turns)],
             tools=[_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)],
             tool_choice=_choice(choice, [tool.name for tool in tools]),
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
@@ -232,11 +233,6 @@ def _result(block: ContentBlock, where: str, called: Mapping[str, str]) -> dict[
     # No chat template has a field for it.
     text = f"Error: {text}" if block.is_error else text
     return {"role": "tool", "tool_call_id": call, "name": called.get(call), "content": text}
-
-
-def _system(content: Content | None) -> Iterator[dict[str, Any]]:
-    if content:
-        yield {"role": "system", "content": _joined(content, "system")}
 
 
 def _joined(content: Content, where: str) -> str:

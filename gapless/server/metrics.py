@@ -8,7 +8,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client import generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -20,10 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from gapless.engine.outputs import RequestMetrics
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import GAUGES, EngineInfo, Stats
 from gapless.server.kv_events import KvEventCounts
-
-__all__ = ["BUSY_SECONDS", "CONTENT_TYPE", "Histogram", "Metrics"]
 
 _SECONDS = (1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *_SECONDS, 160, 640, 2560)
@@ -36,7 +33,7 @@ _COUNTS = (1, 2, 5, 10, 20, 64)
 _STEP_TOKENS = tuple(2**power for power in range(15))
 COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
 Kind = type[CounterMetricFamily | GaugeMetricFamily]
-_GAUGES = {
+_FIELDS = {
     "vllm:num_requests_running": ("running", "Requests in a batch now."),
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
     "gapless:steps_in_flight": ("in_flight", "Steps launched, not settled."),
@@ -44,9 +41,6 @@ _GAUGES = {
     "gapless:kv_tier_slots": ("tier_slots", "Pages of which the host tier can hold a copy."),
     "gapless:kv_tier_used": ("tier_used", "Pages of which the host tier holds a copy."),
     "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
-}
-"""Series that show one field of Stats, and their help texts."""
-_COUNTERS = {
     "vllm:prompt_tokens": ("admitted_tokens", "Prompt tokens of requests that left the queue, cached or not."),
     "vllm:prompt_tokens_cached": ("admitted_cached", "Of these, the ones found in the prefix cache."),
     "vllm:generation_tokens": ("generation_tokens", "Tokens generated."),
@@ -73,69 +67,45 @@ _COUNTERS = {
         "Requests whose form of output could not be compiled, or in time.",
     ),
 }
-_GROUPS = {
-    "gapless:kv_tier_pages": (
-        "Pages by what the host tier did with them. A prompt's pages that the device lacked are hit, or missed and "
-        "computed; refused ones were loaded, and not what had been stored.",
-        "event",
-        "tier",
-        ("hit", "missed", "stored", "loaded", "refused", "evicted"),
-    ),
-    "gapless:kv_tier_dropped": (
-        "Pages without a copy in the host tier.",
-        "reason",
-        "tier_dropped",
-        ("full", "gone", "failed"),
-    ),
-    "gapless:steps": ("Steps settled.", "kind", "steps", ("decode", "prefill", "mixed")),
-    "gapless:declined_launches": ("Launches put off.", "cause", "declined", ("depth", "ring", "capture", "queue")),
-}
-"""Counters with a label that tells fields of Stats apart: the label, how the fields begin, and how each ends."""
-_LOWER: dict[str, tuple[Kind, str, str, dict[str, str]]] = {
+"""Series that show one field of Stats, and their help texts."""
+_LOWER = {
     "gapless:kv_lower_tier_pages": (
-        COUNTER,
         "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored.",
         "event",
         {"hit": "hits", "missed": "missed", "stored": "stored", "loaded": "loaded", "refused": "refused"},
     ),
     "gapless:kv_lower_tier_dropped": (
-        COUNTER,
         "Pages that a tier below the host tier does not get.",
         "reason",
         {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
     ),
     "gapless:kv_lower_tier_moving": (
-        GAUGE,
         "Pages that a tier below the host tier loads and stores now, and those that wait for their store.",
         "state",
         {state: state for state in ("loading", "storing", "waiting")},
     ),
     "gapless:kv_lower_tier_room_bytes": (
-        GAUGE,
         "Bytes of pages in a tier below the host tier, and how many it may keep; 0 where it does not say.",
         "kind",
         {"used": "used_bytes", "size": "size_bytes"},
     ),
     "gapless:kv_lower_tier_seconds": (
-        COUNTER,
         "Time that loads from and stores to a tier below the host tier took.",
         "direction",
         {"read": "read_ns", "written": "written_ns"},
     ),
     "gapless:kv_lower_tier_bytes": (
-        COUNTER,
         "Bytes to and from a tier below the host tier.",
         "direction",
         {"read": "read_bytes", "written": "written_bytes"},
     ),
     "gapless:kv_lower_tier_waits": (
-        COUNTER,
         "Waits for a tier below the host tier that brought less than it had: loads that failed, requests that gave up.",
         "outcome",
         {"failed": "failed", "late": "late"},
     ),
 }
-"""Series by tier: the kind, the help text, the second label, and its values with the ends of the fields."""
+"""Series by tier: the help text, the second label, and its values with the ends of the fields."""
 BUSY_SECONDS = 10.0
 """The busy ratio is a mean over at least this time."""
 
@@ -252,12 +222,8 @@ class _Page(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats
-        for name, (field, text) in _GAUGES.items():
-            yield self._one(GAUGE, name, text, getattr(stats, field))
-        for name, (field, text) in _COUNTERS.items():
-            yield self._one(COUNTER, name, text, getattr(stats, field))
-        for name, (text, label, start, ends) in _GROUPS.items():
-            yield self._by(label, COUNTER, name, text, {end: getattr(stats, f"{start}_{end}") for end in ends})
+        for name, (field, text) in _FIELDS.items():
+            yield self._one(_kind(field), name, text, getattr(stats, field))
         yield from self._host_tier()
         yield from self._lower_tiers()
         yield from self._kv_events()
@@ -268,6 +234,15 @@ class _Page(Collector):
 
     def _host_tier(self) -> Iterator[Metric]:
         stats = self._stats
+        events = self._fields("tier", "hit", "missed", "stored", "loaded", "refused", "evicted")
+        text = (
+            "Pages by what the host tier did with them. A prompt's pages that the device lacked are hit, or missed and "
+            "computed; refused ones were loaded, and not what had been stored."
+        )
+        yield self._by("event", COUNTER, "gapless:kv_tier_pages", text, events)
+        dropped = self._fields("tier_dropped", "full", "gone", "failed")
+        text = "Pages without a copy in the host tier."
+        yield self._by("reason", COUNTER, "gapless:kv_tier_dropped", text, dropped)
         moving = {"read": stats.tier_loading, "written": stats.tier_storing}
         yield self._by("direction", GAUGE, "gapless:kv_tier_moving", "Pages between host tier and device.", moving)
         nbytes = {"read": stats.tier_read_bytes, "written": stats.tier_written_bytes}
@@ -279,7 +254,8 @@ class _Page(Collector):
 
     def _lower_tiers(self) -> Iterator[Metric]:
         """Yield what the tiers below the host tier do: series without values where there are none."""
-        for name, (kind, text, label, ends) in _LOWER.items():
+        for name, (text, label, ends) in _LOWER.items():
+            kind = _kind(f"lower_{next(iter(ends.values()))}")
             family = kind(name, text, labels=[*self._names, "tier", label])
             for value, end in ends.items():
                 counts = getattr(self._stats, f"lower_{end}")
@@ -305,7 +281,11 @@ class _Page(Collector):
         yield self._one(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", used)
         name, text = "vllm:num_requests_waiting_by_reason", "Requests in the queue, by what they wait for."
         yield self._by("reason", GAUGE, name, text, {"capacity": stats.waiting})
-        pages = {state: getattr(stats, f"pages_{state}") for state in ("free", "cached", "owned", "fenced")}
+        steps = self._fields("steps", "decode", "prefill", "mixed")
+        yield self._by("kind", COUNTER, "gapless:steps", "Steps settled.", steps)
+        declined = self._fields("declined", "depth", "ring", "capture", "queue")
+        yield self._by("cause", COUNTER, "gapless:declined_launches", "Launches put off.", declined)
+        pages = self._fields("pages", "free", "cached", "owned", "fenced")
         yield self._by("state", GAUGE, "gapless:kv_pages", "KV pages by state.", pages)
         cached = stats.admitted_cached
         sources = {"local_cache_hit": cached, "local_compute": stats.admitted_tokens - cached}
@@ -369,6 +349,10 @@ class _Page(Collector):
         family.add_metric((str(info.page_size), str(info.pages), info.dtype, "0"), 1)
         yield family
 
+    def _fields(self, start: str, *ends: str) -> dict[str, int]:
+        """Return the fields of Stats whose names begin and end so, by their ends."""
+        return {end: getattr(self._stats, f"{start}_{end}") for end in ends}
+
     def _one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
         """Return a family with one value. The page appends `_total` to the names of counters."""
         family = kind(name, text, labels=self._names)
@@ -381,3 +365,7 @@ class _Page(Collector):
         for key, value in sorted(values.items()):
             family.add_metric([*self._values, key], value)
         return family
+
+
+def _kind(field: str) -> Kind:
+    return GAUGE if field in GAUGES else COUNTER

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.seam import AdapterChange
-from gapless.server import metrics
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError, model_not_found
@@ -20,39 +20,35 @@ from gapless.server.protocol import (
     DetokenizeRequest,
     LoadAdapterRequest,
     TokenizeRequest,
-    TokenizeResponse,
     UnloadAdapterRequest,
     UpdateWeightsRequest,
     parse_plain,
 )
-from gapless.server.state import Condition, ServerState
+from gapless.server.state import ServerState
 
 _STARTED = int(time.time())
 
 
 async def health(call: HttpCall) -> ASGIApp:
     """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
-    refusal = call.state.refusal()
-    if refusal is not None and call.state.condition() is not Condition.DRAINING:
-        raise refusal
+    if not call.state.stopping:
+        call.state.check_open()
     return Response()
 
 
 async def ready(call: HttpCall) -> ASGIApp:
     """Answer 200 while new requests are accepted."""
-    refusal = call.state.refusal()
-    if refusal is not None:
-        raise refusal
+    call.state.check_open()
     return Response()
 
 
 async def metrics_page(call: HttpCall) -> ASGIApp:
     """Answer with the metrics in Prometheus' text format."""
     state = call.state
-    info = state.llm.info if state.loaded else None
-    up = state.condition() is Condition.SERVING
+    info = state.llm.info if state.llm.started else None
+    up = state.llm.is_ready and not state.stopping
     page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
-    return Response(page, headers={"content-type": metrics.CONTENT_TYPE})
+    return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 async def version(call: HttpCall) -> ASGIApp:
@@ -85,7 +81,7 @@ async def embeddings(call: HttpCall) -> ASGIApp:
 
 async def load_adapter(call: HttpCall) -> ASGIApp:
     """Load an adapter from below --lora-dir, and answer when requests may name it."""
-    request: LoadAdapterRequest = parse_plain(await call.json(), LoadAdapterRequest)
+    request = parse_plain(await call.json(), LoadAdapterRequest)
     name, path = request.lora_name, request.lora_path
     if not name.strip() or not name.isprintable() or name in call.state.model_names:
         raise RequestError("lora_name must be printable, and no name of the model itself", "lora_name")
@@ -96,27 +92,23 @@ async def load_adapter(call: HttpCall) -> ASGIApp:
 
 async def unload_adapter(call: HttpCall) -> ASGIApp:
     """Unload an adapter; requests that are open keep it until they end."""
-    request: UnloadAdapterRequest = parse_plain(await call.json(), UnloadAdapterRequest)
+    request = parse_plain(await call.json(), UnloadAdapterRequest)
     return await _changed(call.state, AdapterChange(request.lora_name), "removed")
 
 
 async def _changed(state: ServerState, change: AdapterChange, what: str) -> ASGIApp:
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
+    state.check_open()
     await state.llm.change_adapter(change)
     return Response(f"Success: LoRA adapter '{change.name}' {what} successfully.", media_type="text/plain")
 
 
 async def update_weights(call: HttpCall) -> ASGIApp:
     """Load the weights of a directory below --weights-dir, and answer when they are in use."""
-    request: UpdateWeightsRequest = parse_plain(await call.json(), UpdateWeightsRequest)
+    request = parse_plain(await call.json(), UpdateWeightsRequest)
     state, config = call.state, call.state.llm.config
     if config is None or config.weights_dir is None:
         raise RequestError("the weights of this engine are those of its start: start it with --weights-dir")
-    refusal = state.refusal()
-    if refusal is not None:
-        raise refusal
+    state.check_open()
     root, directory = _below(config.weights_dir, request.model_path)
     try:
         await state.llm.update_weights(str(directory))
@@ -139,20 +131,31 @@ def _below(weights_dir: str, path: str) -> tuple[Path, Path]:
 
 async def tokenize(call: HttpCall) -> ASGIApp:
     """Answer with the token ids of a prompt or of a conversation."""
-    request: TokenizeRequest = parse_plain(await call.json(), TokenizeRequest)
+    request = parse_plain(await call.json(), TokenizeRequest)
     state = call.state
     state.admit(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages", "prompt")
-    tokens = await state.text_work(_tokens(state, request))
+    if request.prompt is not None:
+        tokens = await state.text_work(state.llm.encode(request.prompt, request.add_special_tokens))
+    else:
+        assert request.messages is not None
+        prompt = await chat_prompt(
+            state,
+            request.messages,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        tokens = prompt["prompt_token_ids"]
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None
-    answer = TokenizeResponse(len(tokens), state.llm.info.max_model_len, tokens, strings)
-    return json_response(answer)
+    limit = state.llm.info.max_model_len
+    return json_response({"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": strings})
 
 
 async def detokenize(call: HttpCall) -> ASGIApp:
     """Answer with the text of token ids."""
-    request: DetokenizeRequest = parse_plain(await call.json(), DetokenizeRequest)
+    request = parse_plain(await call.json(), DetokenizeRequest)
     state = call.state
     state.admit(request.model)
     limit = state.llm.info.vocab_size
@@ -169,23 +172,8 @@ async def tokenizer_info(call: HttpCall) -> ASGIApp:
     return json_response(call.state.llm.tokenizer.info())
 
 
-async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
-    if request.messages is None:
-        assert request.prompt is not None
-        return await state.llm.encode(request.prompt, request.add_special_tokens)
-    prompt = await chat_prompt(
-        state,
-        request.messages,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-    )
-    tokens: list[int] = prompt["prompt_token_ids"]
-    return tokens
-
-
 def _card(state: ServerState, name: str) -> dict[str, Any]:
-    limit = state.llm.info.max_model_len if state.loaded else None
+    limit = state.llm.info.max_model_len if state.llm.started else None
     root, adapter = state.model_names[0], state.adapter_of(name)  # never the path of a directory
     return {
         "id": name,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -32,19 +30,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-DEEP = 2
-
-
-def _walk(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir():
-        name = prefix + entry.name
-        if entry.is_dir() and name.count("/") < DEEP and not entry.name.startswith(("_", ".")):
-            yield from _walk(entry, name + "/")
-        elif entry.name.rpartition(".")[2] in MEDIA_TYPES and entry.is_file():
-            yield name, entry
-
-
-FILES = dict(_walk(files("gapless.ui")))
+FILES = {file.name: file for file in files("gapless.ui").iterdir() if file.name.rpartition(".")[2] in MEDIA_TYPES}
 """What is served: name below /ui/ to file."""
 
 

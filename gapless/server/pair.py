@@ -27,8 +27,9 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
+from gapless.server.limits import RequestLimits
 from gapless.server.logs import logging_to_stderr, say
-from gapless.server.router import healthy, router_app
+from gapless.server.router import PairRouter, healthy
 from gapless.server.run import (
     ENDS_WITH_STDIN,
     UvicornServer,
@@ -168,7 +169,7 @@ class PairServing:
         return False
 
     async def _route(self, seconds: float) -> None:
-        app = router_app(self._prefill, self._decode, self._kv, self._config)
+        app = RequestLimits(PairRouter(self._prefill, self._decode, self._kv), self._config.max_body_bytes)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         keeping = [asyncio.create_task(self._keep(side)) for side in self._sides]

@@ -74,14 +74,11 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         """The checked parameters: what the request says, else `defaults`, else the neutral value."""
         if self.best_of not in (None, self.n or 1):
             raise RequestError("best_of must be equal to n: all completions are returned, none is chosen", "best_of")
-        values = dict(defaults)
-        for entry in _SAMPLING:
-            value = getattr(self, entry.name)
-            if value is not None:
-                values[entry.name] = value
-        asked = {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
-        asked["structured_outputs"] = self.form()
-        return SamplingParams.from_dict({**values, **asked, "max_tokens": max_tokens})
+        given = {entry.name: getattr(self, entry.name) for entry in _SAMPLING}
+        asked = {name: value for name, value in given.items() if value is not None}
+        asked |= {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
+        asked |= {"structured_outputs": self.form(), "max_tokens": max_tokens}
+        return SamplingParams.from_dict({**defaults, **asked})
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk) as the stream options say. Raises RequestError."""
@@ -98,9 +95,8 @@ class CompletionRequest(GenerationRequest):
 
     def wanted_logprobs(self) -> int | None:
         if self.logprobs is True:
-            raise RequestError(
-                "logprobs must be a whole number: how many of the most likely tokens to show", "logprobs"
-            )
+            text = "logprobs must be a whole number: how many of the most likely tokens to show"
+            raise RequestError(text, "logprobs")
         return None if self.logprobs is False else self.logprobs
 
     def wanted_prompt_logprobs(self) -> int | None:
@@ -116,9 +112,8 @@ class CompletionRequest(GenerationRequest):
             return [self.prompt]  # type: ignore[list-item]
         if kinds in ({str}, {list}):
             return self.prompt  # type: ignore[return-value]
-        raise RequestError(
-            "prompt must be a string, a list of strings, a list of token ids, or a list of such lists", "prompt"
-        )
+        text = "prompt must be a string, a list of strings, a list of token ids, or a list of such lists"
+        raise RequestError(text, "prompt")
 
 
 class ChatRequest(GenerationRequest):
@@ -191,27 +186,12 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     model_path: str
 
 
-class TokenizeResponse(msgspec.Struct, frozen=True):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-
-
-class CompletionDetails(msgspec.Struct, frozen=True):
-    reasoning_tokens: int
-
-
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
+    prompt_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: dict[str, int] | None = None
 
 
 PromptLogprobs = list[dict[int, Any] | None] | None
@@ -261,56 +241,28 @@ class Answer(msgspec.Struct, frozen=True):
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
-# Labels and hints that change no token: taken and left alone.
-_IGNORED = frozenset(
-    [
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "verbosity",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "client_metadata",
-        "max_tool_calls",
-        "prediction",
-        "spaces_between_special_tokens",
-        "kv_transfer_params",
-        "cache_control",
-        "context_management",
-        "inference_geo",
-    ]
+_IGNORED = {
+    *("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "inference_geo", "store"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "context_management"),
+    *("verbosity", "max_tool_calls", "prediction", "spaces_between_special_tokens", "kv_transfer_params"),
+}
+"""Labels and hints that change no token: taken and left alone."""
+_SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo")
+_LISTS = ("functions", "documents", "mcp_servers")
+_OBJECTS = (
+    *("suffix", "grammar", "json_schema", "regex", "audio", "web_search_options", "chat_template", "prompt_embeds"),
+    *("truncate_prompt_tokens", "lora_request", "container"),
 )
-
-# Known to the API, not to this engine: only these values, which ask for nothing, are taken.
-_OFF: tuple[Any, ...] = (None, False)
-_NONE: tuple[Any, ...] = (None,)
-_EMPTY: tuple[Any, ...] = (None, [], {})
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_SWITCHES, (None, False)),
+    **dict.fromkeys(_LISTS, (None, [], {})),
+    **dict.fromkeys(_OBJECTS, (None,)),
     "length_penalty": (None, 1),
     "top_logprobs": (None, 0),
-    "use_beam_search": _OFF,
-    "suffix": _NONE,
-    "grammar": _NONE,
-    "json_schema": _NONE,
-    "regex": _NONE,
-    "functions": _EMPTY,
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),
-    "audio": _NONE,
-    "web_search_options": _NONE,
-    "documents": _EMPTY,
-    "chat_template": _NONE,
-    "prompt_embeds": _NONE,
-    "truncate_prompt_tokens": _NONE,
-    "return_tokens_as_token_ids": _OFF,
-    "echo": _OFF,
-    "lora_request": _NONE,
-    "mcp_servers": _EMPTY,
-    "container": _NONE,
 }
+"""Fields known to the API, not to this engine: only these values, which ask for nothing, are taken."""
 
 _warned: set[str] = set()
 _MAX_WARNED = 200
@@ -318,16 +270,15 @@ _MAX_WARNED = 200
 
 def parse(body: bytes, kind: type[R]) -> R:
     """A request of `kind`. Raises msgspec's errors for a wrong shape and RequestError for what is not supported."""
-    check_depth(body)
-    request = _decoder(kind).decode(body)
-    _check_extras(_TOP.decode(body), kind)
+    request = parse_plain(body, kind)
+    _check_extras(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), kind)
     return request
 
 
-def parse_plain(body: bytes, kind: type[Any]) -> Any:
+def parse_plain(body: bytes, kind: type[R]) -> R:
     """A small request without generation fields."""
     check_depth(body)
-    return _decoder(kind).decode(body)
+    return msgspec.json.decode(body, type=kind)
 
 
 def check_depth(body: bytes) -> None:
@@ -342,27 +293,12 @@ def check_depth(body: bytes) -> None:
         raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
 
 
-_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_DECODERS: dict[type[Any], msgspec.json.Decoder[Any]] = {}
-
-
-def _decoder(kind: type[R]) -> msgspec.json.Decoder[R]:
-    if kind not in _DECODERS:
-        _DECODERS[kind] = msgspec.json.Decoder(kind)
-    return _DECODERS[kind]
-
-
 def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:
     for name in fields.keys() - set(kind.__struct_fields__):
         if name in UNSUPPORTED:
             value = msgspec.json.decode(fields[name])
             if not any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in UNSUPPORTED[name]):
                 raise unsupported(name)
-        elif name not in _IGNORED:
-            _warn_once(name)
-
-
-def _warn_once(name: str) -> None:
-    if name not in _warned and len(_warned) < _MAX_WARNED:
-        _warned.add(name)
-        log.warning("unknown request field %r is ignored (said once)", name[:80])
+        elif name not in _IGNORED and name not in _warned and len(_warned) < _MAX_WARNED:
+            _warned.add(name)
+            log.warning("unknown request field %r is ignored (said once)", name[:80])

@@ -5,65 +5,50 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
 from itertools import repeat
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gapless.base.params import SamplingParams
 from gapless.engine.outputs import Delta
-from gapless.server.chat import chat_prompt
-from gapless.server.endpoint import ClientGone, HttpCall
-from gapless.server.errors import ApiError, to_api_error
-from gapless.server.event_stream import write
-from gapless.server.generation import Job
-from gapless.server.protocol import parse
+from gapless.server.chat import chat_prompt, rendered_job
+from gapless.server.endpoint import HttpCall
+from gapless.server.errors import ApiError
+from gapless.server.event_stream import StreamedAnswer
+from gapless.server.generation import Job, WholeAnswer
 from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
-from gapless.server.sse import CONTENT_TYPE
-from gapless.text.replies import ReplyForms, ReplyReader
+from gapless.text.replies import ReplyForms
 from gapless.text.reply_parser import Content, ReplyEvent
-from gapless.text.tools import ToolUse, check_tools, formed
+from gapless.text.tools import ToolUse, check_tools
 
 _json = msgspec.json.encode
 
 
 async def responses(call: HttpCall) -> ASGIApp:
     """Answer a conversation in items: reasoning, messages and calls of tools. Nothing is stored."""
-    body = await call.json()
-    state = call.state
-    await state.turnstile.enter()
-    request = parse(body, ResponsesRequest)
+    request = await call.parsed(ResponsesRequest)
     request.check()
-    model = state.admit(request.model)
+    state = call.state
+    call.model = state.admit(request.model)
     with own_names():
         use = _tool_use(request, state.replies)
-        params = request.params(state.sampling_defaults)
-        options: dict[str, Any] = {"tools": use.tools or None, "variables": request.variables()}
+        params = request.params(state.llm.front.defaults)
         messages = await state.text_work(state.llm.in_pool(request.messages))
-        prompt = await chat_prompt(state, messages, **options)
-        params = formed(params, use, state.replies, prompt["prompt"])
-    await state.turnstile.enter()
-    job = Job(call, request, [prompt], params)
-    form = state.replies.format(tools=bool(use.tools))
-    if form is not None:
-        job.readers[0] = ReplyReader(form, use.schemas, prompt["prompt"], parallel=use.parallel)
-    identity = f"resp_{secrets.token_hex(16)}"
-    call.answers(identity, model)
-    return ResponseAnswer(job, _frame(request, params, identity, model), Output(request.custom_names()))
+        prompt = await chat_prompt(state, messages, tools=use.tools or None, variables=request.variables())
+        job = await rendered_job(call, request, use, params, prompt)
+    call.identity = f"resp_{secrets.token_hex(16)}"
+    return ResponseAnswer(job, _frame(job, request), Output(request.custom_names()))
 
 
 async def stored_responses(call: HttpCall) -> ASGIApp:
     """Refuse with 404: responses are not stored."""
     if call.request.method == "POST" and not call.request.url.path.endswith("/cancel"):
         raise ApiError(404, "there is no such route; POST goes to /v1/responses alone", code="not_found")
-    raise ApiError(
-        404, "responses are not stored here: keep the answer, and send its items in the next request's input",
-        code="not_found")  # fmt: skip
+    text = "responses are not stored here: keep the answer, and send its items in the next request's input"
+    raise ApiError(404, text, code="not_found")
 
 
 def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
@@ -75,15 +60,16 @@ def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
 
 
-def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, model: str) -> Fields:
+def _frame(job: Job, request: ResponsesRequest) -> Fields:
     """Return the response object as it is at first."""
+    params = job.params
     effort = request.reasoning.effort if request.reasoning else None
     return {
-        "id": identity,
+        "id": job.call.identity,
         "object": "response",
         "status": "in_progress",
         "created_at": int(time.time()),
-        "model": model,
+        "model": job.call.model,
         "background": False,
         "error": None,
         "incomplete_details": None,
@@ -106,11 +92,11 @@ def _frame(request: ResponsesRequest, params: SamplingParams, identity: str, mod
     }
 
 
-class ResponseAnswer:
+class ResponseAnswer(StreamedAnswer):
     """The ASGI app that runs one job and answers with a response object, or with the events of one."""
 
     def __init__(self, job: Job, frame: Fields, output: Output) -> None:
-        self._job = job
+        super().__init__(job, plain=False)
         self._frame = frame
         self._output = output
         self._reader = job.readers.get(0)
@@ -121,50 +107,28 @@ class ResponseAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with own_names():
-            await (self._stream(send) if self._job.streamed else self._whole(scope, receive, send))
+            if self._job.streamed:
+                await super().__call__(scope, receive, send)
+            else:
+                await WholeAnswer(self._job, lambda: _json(self._ended()), self._take)(scope, receive, send)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._job
-        await job.call.while_wanted(self._collect(), job.deadline)
-        body = await job.written(lambda: _json(self._ended()))
-        await Response(body, media_type="application/json")(scope, receive, send)
+    def _opening(self) -> bytes:
+        return self._encoded((f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress"))
 
-    async def _collect(self) -> None:
-        async with aclosing(self._job.deltas()) as deltas:
-            async for _, delta in deltas:
-                self._take(delta)
+    def _chunk(self, choice: int, delta: Delta) -> bytes:
+        return self._encoded(self._take(choice, delta))
 
-    async def _stream(self, send: Send) -> None:
-        """Send the events. What goes wrong before the first token gets a truthful status, then it is an event."""
-        try:
-            await self._job.call.while_wanted(self._pump(send), self._job.deadline)
-        except ClientGone:
-            raise
-        except Exception as error:
-            if not self._sent:
-                raise
-            # No name for it here: it would hold the traceback, and that this frame.
-            await write(send, self._encoded(self._failed(to_api_error(error))), more=False)
-
-    async def _pump(self, send: Send) -> None:
-        events: list[Event] = []
-        async with aclosing(self._job.deltas()) as deltas:
-            async for _, delta in deltas:
-                if not self._sent:
-                    await self._open(send)
-                events = self._take(delta)
-                if events and self._job.left:  # the last ones go out with the end
-                    await write(send, self._encoded(events), more=True)
+    def _end(self) -> bytes:
         ended = self._ended()
-        await write(send, self._encoded([*events, (f"response.{ended['status']}", {"response": ended})]), more=False)
+        return self._encoded([(f"response.{ended['status']}", {"response": ended})])
 
-    async def _open(self, send: Send) -> None:
-        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        begun = [(f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress")]
-        await write(send, self._encoded(begun), more=True)
+    def _error(self, answer: ApiError) -> bytes:
+        events = list(self._output.finish("incomplete"))
+        failed = {"status": "failed", "error": {"code": "server_error", "message": answer.message}}
+        response = {**self._frame, **failed, "output": self._output.records()}
+        return self._encoded([*events, ("response.failed", {"response": response})])
 
-    def _take(self, delta: Delta) -> list[Event]:
+    def _take(self, choice: int, delta: Delta) -> list[Event]:
         events: list[Event] = []
         for tokens, text in self._pieces(delta):
             events += self._given(self._said(tokens, text))
@@ -195,23 +159,14 @@ class ResponseAnswer:
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return {**self._frame, **(ended if whole else cut), "output": self._output.records(), "usage": self._usage()}
 
-    def _failed(self, answer: ApiError) -> list[Event]:
-        """Note how the answer failed, and return the events that end it."""
-        self._job.call.failed(answer.code, answer.status)
-        events = list(self._output.finish("incomplete"))
-        failed = {"status": "failed", "error": {"code": "server_error", "message": answer.body.error.message}}
-        response = {**self._frame, **failed, "output": self._output.records()}
-        return [*events, ("response.failed", {"response": response})]
-
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()
         cached = self._job.stream_of(0).num_cached_tokens
-        thought = used.completion_tokens_details.reasoning_tokens if used.completion_tokens_details else 0
         return {
             "input_tokens": used.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": used.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": thought},
+            "output_tokens_details": used.completion_tokens_details or {"reasoning_tokens": 0},
             "total_tokens": used.total_tokens,
         }
 

@@ -142,9 +142,8 @@ class _Conversation:
 
     def _result(self, call_id: str, text: str, where: str) -> None:
         if call_id not in self._calls:
-            raise RequestError(
-                f"{where}: no call with this id comes before; nothing is stored here, so send the whole conversation",
-                where)  # fmt: skip
+            why = "no call with this id comes before; nothing is stored here, so send the whole conversation"
+            raise RequestError(f"{where}: {why}", where)
         self._messages.append({"role": "tool", "tool_call_id": call_id, "content": [text]})
 
 

@@ -15,7 +15,7 @@ from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams, check_logprobs
 from gapless.base.structured import StructuredOutputs
 from gapless.server.errors import unsupported
-from gapless.server.forms import raw_text, two_forms
+from gapless.server.forms import schema_form, two_forms
 from gapless.server.protocol import GenerationRequest
 from gapless.server.responses_input import messages_of
 
@@ -138,10 +138,7 @@ def _text_form(asked: TextFormat) -> StructuredOutputs | None:
         return None
     if asked.type == "json_object":
         return StructuredOutputs(json_object=True, source="text.format")
-    schema, field = raw_text(asked.schema or msgspec.Raw()), "text.format.schema"
-    if schema is None:
-        raise RequestError(f"{field} is missing: give a JSON schema, or ask for json_object", field)
-    return StructuredOutputs(json=schema, source=field)
+    return schema_form(asked.schema or None, "text.format.schema")
 
 
 def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:
@@ -165,17 +162,13 @@ def _custom_schema(form: Any, where: str) -> tuple[dict[str, Any], bool]:
     if not isinstance(form, Mapping | None):
         raise RequestError(f"{where} must be an object with a type", where)
     if form and form.get("type") != "text":
-        if (
-            form.get("type") != "grammar"
-            or form.get("syntax") != "regex"
-            or not isinstance(form.get("definition"), str)
-        ):
+        kind = form.get("type"), form.get("syntax")
+        if kind != ("grammar", "regex") or not isinstance(form.get("definition"), str):
             text_or = "of type text, or of type grammar with syntax regex and a definition"
             raise RequestError(f"{where} must be {text_or}: no other can be kept to here", where)
         if _closes_before_it_opens(form["definition"]):
-            raise RequestError(
-                f"{where}.definition: unopened group: write \\) for the character", f"{where}.definition"
-            )
+            field = f"{where}.definition"
+            raise RequestError(f"{field}: unopened group: write \\) for the character", field)
         text["pattern"] = f"^(?:{form['definition']})$"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return schema, "pattern" in text

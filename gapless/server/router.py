@@ -12,16 +12,13 @@ import logging
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
-from gapless.server.config import ServerConfig
-from gapless.server.errors import INVALID, ApiError, to_api_error, unavailable
-from gapless.server.limits import RequestLimits
-from gapless.server.messages_errors import error_response
+from gapless.server.errors import INVALID, ApiError, error_response, to_api_error, unavailable
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
-from gapless.server.upstream import UpstreamAnswer, UpstreamError, called
+from gapless.server.upstream import UpstreamError, called
 
 log = logging.getLogger("gapless.server")
 
@@ -47,8 +44,7 @@ class PairRouter:
         self._prefills: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+        assert scope["type"] == "http", "uvicorn is to send no others"
         request = Request(scope, receive)
         try:
             if scope["path"] in ("/health", "/ready"):
@@ -110,7 +106,7 @@ class PairRouter:
         """Compute the prompt of a request. If that fails the decoder does."""
         try:
             async with called(self._prefill, "POST", _target(request), request.headers.raw, body) as answer:
-                async for _ in answer.body:
+                async for _ in answer.body():
                     pass
         except UpstreamError as error:
             log.debug("the prefiller failed: %s", error)
@@ -121,18 +117,14 @@ class PairRouter:
         try:
             async with called(self._decode, request.method, _target(request), request.headers.raw, body) as answer:
                 begun = True
-                await _copy(answer, send)
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                async for part in answer.body():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
         except UpstreamError as error:
             if begun:  # too late for a status: the connection ends, which the client can see
                 raise
             raise unavailable("the decoder does not answer", "decoder_down") from error
-
-
-async def _copy(answer: UpstreamAnswer, send: Send) -> None:
-    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    async for part in answer.body:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
 
 
 async def _left(request: Request) -> None:
@@ -152,7 +144,3 @@ async def healthy(path: str) -> bool:
             return answer.status == 200
     except (UpstreamError, TimeoutError):
         return False
-
-
-def router_app(prefill: str, decode: str, kv_socket: str, config: ServerConfig) -> ASGIApp:
-    return RequestLimits(PairRouter(prefill, decode, kv_socket), config.max_body_bytes)

@@ -15,6 +15,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,8 +33,7 @@ from gapless.engine.seam import EngineInfo
 from gapless.server.app import App, build_app
 from gapless.server.config import ServerConfig
 from gapless.server.kv_events import KvEventPublisher, kv_events
-from gapless.server.logs import log_settings, log_start, logging_to_stderr, say, wants
-from gapless.server.stats_line import log_stats
+from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.tracing import Tracing, open_tracing
 
 log = logging.getLogger("gapless.server")
@@ -69,44 +70,35 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
         return 1
 
 
+@dataclass(eq=False)
 class Serving:
     """A run of the server, from binding the port to the exit code."""
 
-    def __init__(
-        self,
-        engine: EngineConfig,
-        located: Located,
-        server: ServerConfig,
-        listener: socket.socket,
-        worker: Sequence[str],
-        tracing: Tracing | None = None,
-        events: KvEventPublisher | None = None,
-    ) -> None:
-        self._engine = engine
-        self._located = located
-        self._config = server
-        self._listener = listener
-        self._worker = worker
-        self._tracing = tracing
-        self._events = events
-        self.failure: GaplessError | None = None
-        self.asked_to_end = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._began = time.monotonic()
+    engine: EngineConfig
+    located: Located
+    config: ServerConfig
+    listener: socket.socket
+    worker: Sequence[str]
+    tracing: Tracing | None = None
+    events: KvEventPublisher | None = None
+    failure: GaplessError | None = field(default=None, init=False)
+    asked_to_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _hurry: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
 
     async def run(self) -> int:
         self._catch_signals()
-        backend = ProcessBackend(self._located.config, worker=self._worker, on_give_up=self._give_up)
-        llm = AsyncLLM(backend, open_assets(*self._located), seed=self._engine.seed, config=self._engine)
-        app = build_app(llm, self._config, self._engine.model, self._tracing)
-        if self._events is not None:
-            self._events.lost = backend.send_page_events
-            llm.send_page_events(self._events.publish)
-            app.state.metrics.kv_events = self._events.counts
-        front = UvicornServer(uvicorn_config(app, self._config))
-        serving = asyncio.create_task(front.serve(descriptors(self._listener)))
+        backend = ProcessBackend(self.located.config, worker=self.worker, on_give_up=self._give_up)
+        llm = AsyncLLM(backend, open_assets(*self.located), seed=self.engine.seed, config=self.engine)
+        app = build_app(llm, self.config, self.engine.model, self.tracing)
+        if self.events is not None:
+            self.events.lost = backend.send_page_events
+            llm.send_page_events(self.events.publish)
+            app.state.metrics.kv_events = self.events.counts
+        front = UvicornServer(uvicorn_config(app, self.config))
+        serving = asyncio.create_task(front.serve(descriptors(self.listener)))
         starting = asyncio.create_task(self.start(llm, app))
-        stats = asyncio.create_task(log_stats(app.state)) if not self._config.disable_log_stats else None
+        stats = asyncio.create_task(log_stats(app.state)) if not self.config.disable_log_stats else None
         try:
             await self.asked_to_end.wait()
             await self._drain(app)
@@ -117,8 +109,8 @@ class Serving:
             front.should_exit = True
             await serving
             await llm.close()
-            if self._tracing is not None:
-                await self._tracing.close()
+            if self.tracing is not None:
+                await self.tracing.close()
         if self.failure is not None:
             raise self.failure
         return 0
@@ -139,21 +131,21 @@ class Serving:
         gc.freeze()  # what the start made stays; a collection that walks it holds up all tokens
         gc.set_threshold(YOUNG_OBJECTS)
         seconds = time.monotonic() - self._began
-        log_settings(self._engine, self._config)
+        log_settings(self.engine, self.config)
         log_start(llm.info, seconds)
         self._announce(llm.info, app.state.model_names[0], seconds)
 
     def _announce(self, info: EngineInfo, name: str, seconds: float) -> None:
-        where, curl = address_of(self._config, self._listener)
-        key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self._config.api_key else ""
+        where, curl = address_of(self.config, self.listener)
+        key = ' -H "Authorization: Bearer $GAPLESS_API_KEY"' if self.config.api_key else ""
         line = (
             f"gapless {gapless.__version__} serves {name} ({info.parameters / 1e6:.1f} M parameters, {info.device}, "
             f"{info.dtype}) at {where}, ready after {seconds:.1f} s"
         )
-        if self._config.log_format == "json":
+        if self.config.log_format == "json":
             log.info(line)
-        elif wants(self._config, logging.INFO):
-            page = "" if self._config.uds else f"  live page {where}/ui\n"
+        elif wants(self.config, logging.INFO):
+            page = "" if self.config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
             begin = CLEAR if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
             text = f"{begin}{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n"
@@ -184,8 +176,8 @@ class Serving:
     async def _drain(self, app: App) -> None:
         """Take no new work, let the running finish, and end the rest with an error."""
         state = app.state
-        state.drain()
-        await _first_of(self._config.drain_seconds, state.idle, self._hurry)
+        state.stopping = True
+        await _first_of(self.config.drain_seconds, state.idle, self._hurry)
         state.close()
         await _first_of(FLUSH_SECONDS, state.idle)
 
@@ -269,25 +261,22 @@ def _tcp_socket(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it, an answer takes 40 ms more.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return _listening(listener, address)
 
 
 def _unix_socket(path: str) -> socket.socket:
     """A socket file left by a server that is gone is replaced; one in use is not."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(path):
+                os.unlink(path)
+    return _listening(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+
+
+def _listening(listener: socket.socket, address: Any) -> socket.socket:
     try:
-        if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(path):
-                    os.unlink(path)
-        listener.bind(path)
+        listener.bind(address)
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from gapless.server.protocol import Usage
+from gapless.text.replies import call_id
+from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 from gapless.text.tokens import Memo
 
 DONE = b"data: [DONE]\n\n"
@@ -22,8 +24,6 @@ class Extra(NamedTuple):
     logprobs: bytes = b"null"
     ids: bytes = b""
     """Further fields of the choice, each after a comma."""
-    top: bytes = b""
-    """Further fields of the chunk itself."""
 
 
 PLAIN = Extra()
@@ -33,6 +33,8 @@ class Chunks:
     """Makes the events of one stream. `usage` goes into a chunk when it is not None."""
 
     object: bytes
+    first = b""
+    """The field of a choice in the event before its text, where there is one."""
     news: bytes
     """The field of a choice with new text."""
     no_news: bytes
@@ -51,9 +53,10 @@ class Chunks:
         self.plain: Callable[[int, str], bytes] = lambda index, text: heads[index] + _json(text) + tail
         """`text` without usage and extra, put together from bytes made once."""
 
-    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
-        """Return the event of a choice that comes before its text."""
-        raise NotImplementedError
+    def opening(self, index: int, more: bytes) -> bytes:
+        """Return the event of a choice that comes before its text, with `more` fields of the chunk itself."""
+        choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (index, self.first)
+        return self._event(choice, None, more)
 
     def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
         return self._chunk(index, self.news % _json(text), self.going_on, usage, extra)
@@ -81,21 +84,18 @@ class Chunks:
         choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}' % (index, news, extra.logprobs, end, extra.ids)
         return self._event(choice, usage)
 
-    def _event(self, choice: bytes, usage: Usage | None, top: bytes = b"") -> bytes:
+    def _event(self, choice: bytes, usage: Usage | None, more: bytes = b"") -> bytes:
         tail = self._tail if usage is None else b',"usage":%b}\n\n' % _json(usage)
-        return self._head + choice + b"]" + top + tail
+        return self._head + choice + b"]" + more + tail
 
 
 class ChatChunks(Chunks):
     """chat.completion.chunk events."""
 
     object = b"chat.completion.chunk"
+    first = b'"delta":{"role":"assistant","content":""}'
     news, no_news = b'"delta":{"content":%b}', b'"delta":{}'
     going_on = b"null"
-
-    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
-        delta = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return self._event(delta % index, None, extra.top)
 
 
 class CompletionChunks(Chunks):
@@ -105,10 +105,17 @@ class CompletionChunks(Chunks):
     news, no_news = b'"text":%b', b'"text":""'
     going_on = b'null,"stop_reason":null'
 
-    def opening(self, index: int, extra: Extra = PLAIN) -> bytes:
-        return b""
 
-
-def error_event(body: bytes) -> bytes:
-    """The end of a stream that failed."""
-    return b"data: " + body + b"\n\n" + DONE
+def deltas_of(events: Sequence[ReplyEvent]) -> Iterator[bytes]:
+    """Yield the deltas of a stream, as JSON objects."""
+    for event in events:
+        if isinstance(event, Content):
+            yield _json({"content": event.text})
+        elif isinstance(event, Reasoning):
+            yield _json({"reasoning": event.text, "reasoning_content": event.text})
+        elif isinstance(event, CallBegun):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.index, "id": call_id(event), "type": "function", "function": function}
+            yield _json({"tool_calls": [call]})
+        elif isinstance(event, CallArguments):
+            yield _json({"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]})

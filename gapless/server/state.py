@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
-from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError
 from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.watch import EngineView
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError, draining, engine_down, loading, model_not_found
+from gapless.server.errors import ApiError, draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
@@ -28,15 +27,6 @@ PAGES_SECONDS = 0.2
 """The page map is made at most so often, however many ask."""
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
-
-
-class Condition(Enum):
-    """Condition of the server."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    DOWN = "down"
-    DRAINING = "draining"
 
 
 class ServerState:
@@ -52,10 +42,10 @@ class ServerState:
                 raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
         self.peers = llm.config.peer_plan if llm.config else PeerPlan()
         """Engines that give each other pages, where this one has some"""
-        self.sampling_defaults: Mapping[str, Any] = llm.front.defaults
         self.metrics = Metrics(self.model_names[0])
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.stopping = False
+        """No new work is taken."""
         self.closed = False
         """The time to drain is over."""
         self.open = 0
@@ -64,40 +54,23 @@ class ServerState:
         """Set while there is none."""
         self.idle.set()
         self.turnstile = Turnstile()
-        """Lets generation requests begin a few at a time."""
         self.debug = Debug()
         self.tracing = tracing
-        """Makes spans of generation requests, where they are wanted."""
         self._limits: set[asyncio.Timeout] = set()
         self._jobs = 0
 
-    @property
-    def loaded(self) -> bool:
-        """Return whether the engine has come up for the first time."""
-        return self.llm.started
-
-    def condition(self) -> Condition:
+    def check_open(self) -> None:
+        """Raise ApiError 503 when new work is not taken now."""
         if self.stopping:
-            return Condition.DRAINING
-        if not self.loaded:
-            return Condition.LOADING
-        return Condition.SERVING if self.llm.is_ready else Condition.DOWN
-
-    def refusal(self) -> ApiError | None:
-        """Why new work is not taken now; None when it is."""
-        makers: dict[Condition, Callable[[], ApiError]] = {
-            Condition.DRAINING: draining,
-            Condition.LOADING: loading,
-            Condition.DOWN: engine_down,
-        }
-        maker = makers.get(self.condition())
-        return maker() if maker else None
+            raise draining()
+        if not self.llm.started:
+            raise unavailable("the model is loading", "loading")
+        if not self.llm.is_ready:
+            raise engine_down()
 
     def admit(self, model: str | None) -> str:
         """The name under which to answer. Raises ApiError when no work is taken or the model is not served here."""
-        refusal = self.refusal()
-        if refusal is not None:
-            raise refusal
+        self.check_open()
         if model is None or model in self.names:
             return model or self.model_names[0]
         raise model_not_found(self.names)
@@ -105,7 +78,7 @@ class ServerState:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of adapters, which requests give as their model."""
-        return self.llm.info.adapters if self.loaded else self._first_adapters
+        return self.llm.info.adapters if self.llm.started else self._first_adapters
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,10 +110,6 @@ class ServerState:
             yield limit
         finally:
             self._limits.remove(limit)
-
-    def drain(self) -> None:
-        """Take no new work from now on."""
-        self.stopping = True
 
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""

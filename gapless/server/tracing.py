@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
@@ -36,7 +36,6 @@ class Generated(NamedTuple):
     """Result of a generation request."""
 
     identity: str
-    """The answer's id."""
     model: str
     label: str
     """The client's name for the request."""
@@ -75,65 +74,55 @@ class Tracing:
 
     async def close(self) -> None:
         """Send what waits, for CLOSE_SECONDS at most: a collector that does not answer must not hold up the exit."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        def shut_down() -> None:
-            self.provider.shutdown()
-            with suppress(RuntimeError):  # too late, the loop is closed
-                loop.call_soon_threadsafe(done.set)
-
         # Not on the loop's own threads: their end would be waited for.
-        threading.Thread(target=shut_down, name="tracing-shutdown", daemon=True).start()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(done.wait(), CLOSE_SECONDS)
+        closing = threading.Thread(target=self.provider.shutdown, name="tracing-shutdown", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_SECONDS)
 
 
+@dataclass(eq=False)
 class RequestSpan:
     """The spans of one request; they are made when it ends, from the moments that the engine noted anyway."""
 
-    def __init__(self, tracer: Any, span: Any, old_names: bool, began: int, to_wall: int) -> None:
-        self._tracer = tracer
-        self._span = span
-        self._old_names = old_names
-        self._began = began
-        self._to_wall = to_wall
-        """Difference between the engine's clock (monotonic ns) and that of spans."""
-        self._generated: Generated | None = None
-        self._first_sent = 0
+    tracer: Any
+    span: Any
+    old_names: bool
+    began: int
+    to_wall: int
+    """Difference between the engine's clock (monotonic ns) and that of spans."""
+    generated: Generated | None = None
+    """Set when the engine is done with it; the answer may still be on its way."""
+    first_sent: int = 0
 
     @property
     def trace_id(self) -> str:
-        return f"{self._span.get_span_context().trace_id:032x}"
-
-    def generated(self, what: Generated) -> None:
-        """The engine is done with it; the answer may still be on its way."""
-        self._generated = what
+        return f"{self.span.get_span_context().trace_id:032x}"
 
     def sending(self) -> None:
         """The first byte of the answer is about to go out."""
-        self._first_sent = self._first_sent or time.monotonic_ns()
+        self.first_sent = self.first_sent or time.monotonic_ns()
 
     def end(self, error: str, status: int) -> None:
         """The answer is out or given up: `error` is its code, '' for none, and `status` the HTTP status then."""
         from opentelemetry.trace import Status, StatusCode
 
         now = time.monotonic_ns()
-        if self._span.is_recording():
+        if self.span.is_recording():
             if error:
-                self._span.set_attribute("error.type", error)
+                self.span.set_attribute("error.type", error)
             if status >= 500:  # what the client did wrong is no error of a server's span
-                self._span.set_status(Status(StatusCode.ERROR, error))
-            if self._generated is not None:
-                self._describe(self._generated, now)
-        self._span.end(now + self._to_wall)
+                self.span.set_status(Status(StatusCode.ERROR, error))
+            if self.generated is not None:
+                self._describe(self.generated, now)
+        self.span.end(now + self.to_wall)
 
     def _describe(self, what: Generated, now: int) -> None:
         attributes = current_names(what)
-        if self._old_names:
-            attributes |= old_names(what, (now - self._began) / 1e9)
-        self._span.set_attributes(attributes)
+        if self.old_names:
+            attributes |= old_names(what, (now - self.began) / 1e9)
+        self.span.set_attributes(attributes)
         if what.times:
-            self._child("receive", self._began, what.arrived)
+            self._child("receive", self.began, what.arrived)
         for number, times in enumerate(what.times[:MAX_NESTED]):
             which = {"gapless.prompt.index": number} if len(what.times) > 1 else {}
             self._child("queue", what.arrived, times.started or now, which)
@@ -141,15 +130,15 @@ class RequestSpan:
                 self._child("prefill", times.started, times.first_token or now, which)
             if times.first_token:
                 self._child("decode", times.first_token, times.last_token, which)
-        if what.streamed and self._first_sent:
-            self._child("stream", self._first_sent, now)
+        if what.streamed and self.first_sent:
+            self._child("stream", self.first_sent, now)
 
     def _child(self, name: str, start: int, end: int, attributes: Mapping[str, int] | None = None) -> None:
         from opentelemetry.trace import set_span_in_context
 
-        under = set_span_in_context(self._span)
-        child = self._tracer.start_span(name, under, attributes=attributes, start_time=start + self._to_wall)
-        child.end(end + self._to_wall)
+        under = set_span_in_context(self.span)
+        child = self.tracer.start_span(name, under, attributes=attributes, start_time=start + self.to_wall)
+        child.end(end + self.to_wall)
 
 
 def open_tracing(endpoint: str) -> Tracing:
@@ -202,7 +191,11 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 
 def current_names(what: Generated) -> dict[str, Any]:
     """Attributes of the convention for generative AI; where it has none, its name of the server metric."""
-    params = what.params
+    params, times = what.params, slowest(what.times)
+    first = times.time_to_first_token if times is not None else None
+    per_token = None
+    if times is not None and times.generation_seconds and times.generation_tokens > params.n == 1:
+        per_token = times.generation_seconds / (times.generation_tokens - 1)
     found: dict[str, Any] = {
         "gen_ai.request.model": what.model,
         "gen_ai.response.model": what.model,
@@ -214,24 +207,15 @@ def current_names(what: Generated) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": what.prompt_tokens,
         "gen_ai.usage.output_tokens": what.generation_tokens,
         "gen_ai.usage.cache_read.input_tokens": what.cached_tokens,
+        "gen_ai.request.max_tokens": params.max_tokens,
+        "gen_ai.request.top_k": params.top_k or None,
+        "gen_ai.request.seed": params.seed,
+        "gen_ai.request.choice.count": params.n if params.n != 1 else None,
+        "gapless.prompts": len(what.times) if len(what.times) > 1 else None,
+        "gen_ai.server.time_to_first_token": first,
+        "gen_ai.server.time_per_output_token": per_token,
     }
-    if params.max_tokens is not None:
-        found["gen_ai.request.max_tokens"] = params.max_tokens
-    if params.top_k:
-        found["gen_ai.request.top_k"] = params.top_k
-    if params.seed is not None:
-        found["gen_ai.request.seed"] = params.seed
-    if params.n != 1:
-        found["gen_ai.request.choice.count"] = params.n
-    if len(what.times) > 1:
-        found["gapless.prompts"] = len(what.times)
-    times = slowest(what.times)
-    if times is not None and times.time_to_first_token is not None:
-        found["gen_ai.server.time_to_first_token"] = times.time_to_first_token
-        if times.generation_seconds and times.generation_tokens > params.n == 1:
-            per_token = times.generation_seconds / (times.generation_tokens - 1)
-            found["gen_ai.server.time_per_output_token"] = per_token
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def old_names(what: Generated, seconds: float) -> dict[str, Any]:

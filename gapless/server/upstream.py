@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
 
 import httptools
 
@@ -21,14 +20,6 @@ Headers = list[tuple[bytes, bytes]]
 
 class UpstreamError(ConnectionError):
     """The server has gone, or does not speak HTTP."""
-
-
-class UpstreamAnswer(NamedTuple):
-    """An answer whose body is on its way."""
-
-    status: int
-    headers: Headers
-    body: AsyncIterator[bytes]
 
 
 @asynccontextmanager
@@ -47,10 +38,10 @@ async def called(
     try:
         writer.write(_request(method, target, headers, body))
         await writer.drain()
-        answer = AnswerReader(reader)
-        while not answer.begun:
+        answer = UpstreamAnswer(reader)
+        while not answer.status:
             await answer.read()
-        yield UpstreamAnswer(answer.status, passed_on(answer.headers), answer.body())
+        yield answer
     except (OSError, httptools.HttpParserError) as error:
         raise error if isinstance(error, UpstreamError) else UpstreamError(str(error)) from error
     finally:
@@ -69,14 +60,13 @@ def _request(method: str, target: str, headers: Iterable[tuple[bytes, bytes]], b
     return b"\r\n".join([*lines, b"", body])
 
 
-class AnswerReader:
-    """Reads one answer. The parser calls the methods that begin with on_."""
+class UpstreamAnswer:
+    """An answer on its way. The parser calls the methods that begin with on_."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self.headers: Headers = []
         self.status = 0
-        self.begun = False
-        """Whether status and headers have come"""
+        """HTTP status, once all headers have come"""
         self._ended = False
         self._parts: deque[bytes] = deque()
         self._reader = reader
@@ -101,7 +91,7 @@ class AnswerReader:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self.status, self.begun = self._parser.get_status_code(), True
+        self.headers, self.status = passed_on(self.headers), self._parser.get_status_code()
 
     def on_body(self, part: bytes) -> None:
         self._parts.append(part)

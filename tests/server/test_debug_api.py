@@ -420,7 +420,7 @@ def test_nothing_is_answered_while_the_engine_is_down():
             assert client.get("/debug/requests").json() == {"requests": []}
             assert client.get("/server_info").json()["info"] == {}
         gate.set()
-        server.until(lambda: server.state.loaded)
+        server.until(lambda: server.state.llm.started)
 
 
 # The page's own files.

@@ -147,7 +147,7 @@ def test_a_slow_second_request_on_one_connection_has_its_own_time(bounded, monke
 
 
 def test_a_body_that_comes_too_slowly_is_refused(monkeypatch):
-    monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.3,))
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.3)
     with serving() as server, connected(server) as connection:
         connection.sendall(head(len(BODY)) + BODY[:5])
         assert_refused(answer(connection), 408, "body_timeout")

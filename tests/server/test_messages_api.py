@@ -10,8 +10,7 @@ from message_events import assembled, error_of, events_of
 from server_harness import TOKENS, fake_core, script, serving
 
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError
-from gapless.server.messages_errors import error_body
+from gapless.server.errors import ApiError, error_body
 
 KEY = "a-key"
 ADD = {

@@ -5,9 +5,8 @@ from message_events import error_of
 from server_harness import serving
 
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError
+from gapless.server.errors import ApiError, error_response
 from gapless.server.limits import MAX_HEADERS
-from gapless.server.messages_errors import error_response
 
 KEY = {"x-api-key": "a-key"}
 BODY = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -65,7 +64,7 @@ def test_an_engine_that_fails_and_a_server_that_stops_answer_in_the_form_of_anth
     with serving() as server, server.client() as client:
         response = client.post("/v1/messages", json=LOST)
         assert response.status_code == 500 and "incident" in error_of(response, "api_error")
-        server.run(server.state.drain)
+        server.state.stopping = True
         response = client.post("/v1/messages", json=BODY)
         assert response.status_code == 503 and response.headers["retry-after"]
         error_of(response, "api_error")

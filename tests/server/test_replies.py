@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gapless.base.errors import ConfigError, RequestError
 from gapless.demo import weights_dir
-from gapless.server.replies import deltas_of, message_of
+from gapless.server.chat import message_of
+from gapless.server.sse import deltas_of
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import ReplyFormat
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable
