@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -12,7 +13,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import Messages, ShownAnswer, Talker, show
+from gapless.cli.talk import LocalTalker, Messages, RemoteTalker, ShownAnswer, Talker, show
 
 COMPLETE_TOKENS = 128
 """The default limit: few models end a bare continuation by themselves."""
@@ -55,8 +56,6 @@ def main_complete(argv: Sequence[str]) -> int:
 
 
 def _converse(settings: Settings, ask: Ask) -> int:
-    import asyncio  # not needed for --help, and slow to load
-
     options, fields = settings.options, sampling_fields(settings)
     settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
@@ -105,10 +104,6 @@ def _open_talker(settings: Settings, url: str | None, api_key: str) -> Talker:
     engine = settings.given(EngineConfig)
     if url is None:
         settings.build(EngineConfig)  # report a wrong flag before torch is loaded
-        from gapless.cli.local import LocalTalker
-
         return LocalTalker(engine)
     settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
-    from gapless.cli.remote import RemoteTalker
-
     return RemoteTalker(url, api_key, engine["model"] if "model" in settings.typed else None)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.base.addresses import hide_password
-from gapless.cli.config_file import read_config_file
 from gapless.cli.errors import UsageError, nearest
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
 T = TypeVar("T")
-
-
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
 
@@ -188,7 +188,7 @@ class Command(argparse.ArgumentParser):
             return {}
         known = {s.lstrip("-").replace("-", "_"): spec for spec in self.specs.values() for s in spec.spellings}
         fields: dict[str, Any] = {}
-        for key, value in read_config_file(path).items():
+        for key, value in _read_config_file(path).items():
             spec = known.get(key.replace("-", "_"))
             if spec is None:
                 near = nearest(key.replace("-", "_"), known)
@@ -219,6 +219,25 @@ class Command(argparse.ArgumentParser):
         if not text:
             raise UsageError(f"no flag of {self.prog} mentions {word!r}; see {self.prog} --help")
         return text.rstrip("\n")
+
+
+def _read_config_file(path: str) -> dict[str, Any]:
+    """The table of flags in `path`. Raises UsageError, naming the file and the line where there is one."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".json", ".toml"):
+        more = " YAML is not read: write the same keys as JSON or TOML." if suffix in (".yaml", ".yml") else ""
+        raise UsageError(f"{path}: a config file must end in .json or .toml.{more}")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read the config file: {error}") from error
+    try:
+        table = json.loads(text) if suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:  # both libraries' own errors derive from it, and carry the line
+        raise UsageError(f"{path}: {error}") from error
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: expected one table of flags, got {type(table).__name__}")
+    return table
 
 
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:

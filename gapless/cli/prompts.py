@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.cli.errors import UsageError
+from gapless.lab.dataset_files import json_objects
 
 
 class RunPrompt(NamedTuple):
@@ -21,45 +22,32 @@ class RunPrompt(NamedTuple):
 
 
 def gather(words: list[str], path: str | None) -> list[RunPrompt]:
-    """The prompts asked for. Raises UsageError, naming file and line."""
+    """The prompts asked for. Raises ConfigError, naming file and line."""
     if words and path is not None:
         raise UsageError("give a prompt or --file, not both")
     if words:
         return [RunPrompt(" ".join(words), None, {})]
     if path is None and sys.stdin.isatty():
         raise UsageError("no prompt: gapless run 'What is 2 + 2?', or --file FILE, or a prompt on standard input")
+    if path is not None and path.endswith((".jsonl", ".ndjson")):
+        return [_json_prompt(value, where) for where, value in json_objects(path, "--file")]
     text = _read(path)
-    if path is None:
-        return _some([RunPrompt(text.strip(), None, {})] if text.strip() else [], "standard input")
-    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]  # JSON text may hold U+2028
-    if path.endswith((".jsonl", ".ndjson")):
-        return _some([_json_prompt(line, f"{path}:{i}") for i, line in lines], path)
-    return _some([RunPrompt(line, None, {}) for _, line in lines], path)
-
-
-def _some(prompts: list[RunPrompt], source: str) -> list[RunPrompt]:
+    texts = [text.strip()] if path is None else text.split("\n")
+    prompts = [RunPrompt(text, None, {}) for text in texts if text.strip()]
     if not prompts:
-        raise UsageError(f"{source} holds no prompt")
+        raise UsageError(f"{path or 'standard input'} holds no prompt")
     return prompts
 
 
 def _read(path: str | None) -> str:
     try:
-        if path in (None, "-"):
-            return sys.stdin.read()
-        assert path is not None
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return sys.stdin.read() if path is None or path == "-" else Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path or 'standard input'}: {error}") from error
 
 
-def _json_prompt(line: str, where: str) -> RunPrompt:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{where}: not JSON: {error}") from error
-    if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+def _json_prompt(value: dict[str, Any], where: str) -> RunPrompt:
+    if ("prompt" in value) == ("messages" in value):
         raise UsageError(f'{where}: expected {{"prompt": ...}} or {{"messages": [...]}}')
     text, messages = value.pop("prompt", None), value.pop("messages", None)
     if messages is None and not isinstance(text, str):

@@ -6,7 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, cast
+
+import gapless
+from gapless.base.errors import ServerError
+from gapless.base.params import SamplingParams
+from gapless.base.progress import starting
+from gapless.lab.http import Client
+from gapless.lab.probe import list_models, stream_events
+from gapless.lab.reply import parse_event
+from gapless.lab.target import Target
 
 Messages = list[dict[str, str]]
 Question = str | Messages
@@ -22,19 +31,75 @@ class TextPart(NamedTuple):
 
 
 TextParts = AsyncGenerator[TextPart]
+"""An answer. Closing it before its end stops it; it raises GaplessError when it cannot come."""
 
 
-class Talker(Protocol):
-    """Answers one question at a time. `fields` are sampling settings under the API's names.
+def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
+    """Complete `fields` with the model's own settings; without max_tokens, output goes up to the context limit."""
+    return defaults.replace(**{"max_tokens": None, **fields})
 
-    Closing an answer before its end stops it. It raises GaplessError when it cannot come.
-    """
 
-    async def start(self) -> None: ...
+class LocalTalker:
+    """Answers one question at a time with an engine in this process."""
 
-    def answer(self, question: Question, fields: dict[str, Any]) -> TextParts: ...
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._llm = gapless.AsyncLLM.from_engine_args(engine)
 
-    async def close(self) -> None: ...
+    async def start(self) -> None:
+        with starting():
+            await self._llm.start()
+
+    async def close(self) -> None:
+        await self._llm.close()
+
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
+        """Answer with sampling settings that bear the API's names."""
+        prompt: Any = question if isinstance(question, str) else await self._llm.chat_prompt(question)
+        params = with_defaults(self._llm.get_default_sampling_params(), fields)
+        count = 0
+        stream = cast(AsyncGenerator[Any], self._llm.stream(prompt, params))
+        async with contextlib.aclosing(stream) as deltas:
+            async for delta in deltas:
+                count += len(delta.token_ids)
+                yield TextPart(delta.text, count, delta.finish_reason)
+
+
+class RemoteTalker:
+    """Answers one question at a time with the server at `url`; `model` defaults to the first that it lists."""
+
+    def __init__(self, url: str, api_key: str = "", model: str | None = None) -> None:
+        self._client = Client(Target(url, api_key=api_key))
+        self._model = model
+
+    async def start(self) -> None:
+        """Do nothing: the first question opens a connection."""
+
+    async def close(self) -> None:
+        self._client.close()
+
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
+        """Answer as LocalTalker does."""
+        self._model = self._model or (await list_models(self._client))[0].name
+        bare = isinstance(question, str)
+        path, asked = ("/v1/completions", "prompt") if bare else ("/v1/chat/completions", "messages")
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        fields = {"model": self._model, asked: question, **fields, **streaming}
+        async with contextlib.aclosing(stream_events(self._client, path, fields)) as events:
+            async for data in events:
+                if data == b"[DONE]":
+                    return
+                yield _part(parse_event(data))
+        raise ServerError("the server's answer broke off before its end")
+
+
+Talker = LocalTalker | RemoteTalker
+
+
+def _part(event: dict[str, Any]) -> TextPart:
+    usage = event.get("usage") or {}
+    choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
+    text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+    return TextPart(text, usage.get("completion_tokens"), choice.get("finish_reason"))
 
 
 class ShownAnswer(NamedTuple):
