@@ -11,16 +11,8 @@ _NORMAL = NormalDist()
 _TINY = 1e-300
 
 
-def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) of Student's t with `df` degrees of freedom, df > 0."""
-    if math.isinf(t):
-        return 1.0 if t > 0 else 0.0
-    below = 0.5 * _beta_cdf(df / (df + t * t), df / 2, 0.5)
-    return below if t < 0 else 1.0 - below
-
-
 def t_two_sided(t: float, df: float) -> float:
-    """P(|T| >= |t|): the p-value of a two-sided test."""
+    """P(|T| >= |t|) of Student's t with `df` degrees of freedom, df > 0: the p-value of a two-sided test."""
     return 0.0 if math.isinf(t) else _beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
@@ -29,10 +21,10 @@ def t_quantile(p: float, df: float) -> float:
     """Return the t below which a share `p` of the distribution is, 0 < p < 1."""
     if p < 0.5:
         return -t_quantile(1.0 - p, df)
-    high = 1.0
-    while t_cdf(high, df) < p:
+    beyond, high = 2.0 * (1.0 - p), 1.0
+    while t_two_sided(high, df) > beyond:
         high *= 2.0
-    return bisect(lambda t: t_cdf(t, df) >= p, 0.0, high)
+    return bisect(lambda t: t_two_sided(t, df) <= beyond, 0.0, high)
 
 
 def t_power(shift: float, df: float, alpha: float) -> float:

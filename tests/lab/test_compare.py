@@ -11,8 +11,7 @@ from ab_made_up import arm_run, load_run, made_runs, sample
 from gapless.lab.compare import JUDGED, METRICS, MetricRow, Pair, Rules, compare
 from gapless.lab.records import LoadRun
 from gapless.lab.report import pairs_of
-from gapless.lab.significance import crossover, detectable
-from gapless.lab.tails import behind, tail
+from gapless.lab.significance import behind, crossover, detectable, tail
 
 
 def rows(effect: float, **options: float) -> dict[str, MetricRow]:
