@@ -53,10 +53,6 @@ class Arrivals(NamedTuple):
             raise ConfigError(f"request-rate must be above 0, or inf for all at once, got {self.rate}")
         if not self.burstiness > 0:
             raise ConfigError(f"burstiness must be above 0 (1 is Poisson, inf is constant), got {self.burstiness}")
-        if not math.isinf(self.rate) and (self.ramp or self.burst):
-            raise ConfigError("request-rate: a ramp or bursts set the rate themselves")
-        if self.ramp and self.ramp.strategy not in RAMPS:
-            raise ConfigError(f"request-rate: a ramp is {' or '.join(RAMPS)}, got {self.ramp.strategy!r}")
         if self.ramp and not (0 < self.ramp.start < math.inf and 0 < self.ramp.end < math.inf):
             raise ConfigError("request-rate: both ends of a ramp must be above 0")
         if self.burst and not (self.burst.size >= 1 and 0 <= self.burst.interval < math.inf):

@@ -49,10 +49,6 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         self.arrivals.check()
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"max-concurrency must be at least 1, got {self.concurrency}")
-        if self.num_warmups < 0:
-            raise ConfigError(f"num-warmups must be at least 0, got {self.num_warmups}")
 
 
 class BenchResult(NamedTuple):

@@ -19,8 +19,7 @@ from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.words import PromptSource
-from gapless.lab.workload import build, cut, find_source
+from gapless.lab.workload import PromptSource, build, cut, find_source
 
 T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
@@ -120,7 +119,7 @@ class PairedLoad:
         return {
             "dataset": work.dataset,
             "num_prompts": work.num_prompts,
-            **(lengths if work.dataset in ("random", "burst", "multi_turn") else {}),
+            **(lengths if work.dataset in ("random", "multi_turn") else {}),
             "arrivals": schedule_name(plan),
             "max_concurrency": plan.concurrency,
             "backend": target.backend,

@@ -99,14 +99,10 @@ def test_warm_up_shares_nothing_with_what_is_measured():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"dataset": "sonnet"}, "dataset-name must be one of random"),
         ({"dataset": "custom"}, "--dataset-path"),
         ({"path": "x"}, "made up"),
         ({"num_prompts": 0}, "num-prompts must be at least 1"),
         ({"range_ratio": 1.0}, "range-ratio"),
-        ({"zipf": -1.0}, "zipf"),
-        ({"turns": 0}, "turns must be at least 1"),
-        ({"prefixes": 0}, "prefixes must be at least 1"),
     ],
 )
 def test_workloads_that_cannot_be(fields, message):
