@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import gapless
 from gapless.cli.bench_flags import DATA_SETS, BenchFlags
 from gapless.cli.errors import FAILED, UsageError, nearest
 from gapless.cli.flags import Command
-from gapless.cli.output import check_writable, make_folder, write_text
+from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
 from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
@@ -45,19 +45,14 @@ def main(argv: Sequence[str]) -> int:
     key_values(flags.metadata, "--metadata")  # a mistake is reported before the run
     check_out(flags)
     with raised_priority(flags.client_priority) as got:
-        report = asyncio.run(
-            bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
-        )
+        bar = partial(progress, wanted=not flags.disable_tqdm)
+        report = asyncio.run(bench_serve(plan, say, bar))
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
     return 0 if report.summary.completed else FAILED
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
@@ -174,4 +169,4 @@ def save(path: Path, flags: BenchFlags, report: BenchResult, priority: str) -> N
     if flags.save_detailed:
         result |= detailed_json(report.summary, report.run)
     write_text(path, json.dumps(result) + "\n", "--out", append=path.suffix == ".jsonl")
-    _say(f"wrote {path}")
+    say(f"wrote {path}")

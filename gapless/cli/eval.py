@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
@@ -17,7 +16,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
-from gapless.cli.output import check_writable, write_text
+from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import EvalResult, mark
@@ -102,24 +101,19 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
     settings.refuse(EvalFlags, settings.given(EvalFlags).keys() - only_there, "goes with --base-url")
     config = settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
-    answers = asyncio.run(_in_process(llm, flags, contents, bar, starting(not flags.disable_tqdm)))
+    answers = asyncio.run(_in_process(llm, flags, contents, bar))
     return {"server": None, "model": config.model, "engine": engine}, answers
 
 
 async def _in_process(
-    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any],
-    start: AbstractContextManager[None],
-) -> list[Answered]:  # fmt: skip
-    """The answers; `start` shows the engine's start, then `bar` the questions."""
+    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any]
+) -> list[Answered]:
+    """The answers; `bar` shows the questions once the engine runs."""
     async with AsyncExitStack() as stack:
-        with start:
+        with starting(not flags.disable_tqdm):
             await stack.enter_async_context(llm)
         with bar as advance:
             return await ask_engine(llm, flags, contents, advance)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _heading(about: dict[str, Any], flags: EvalFlags) -> list[str]:
@@ -141,14 +135,14 @@ def _data(flags: EvalFlags) -> dict[str, Any]:
 
 def _save(path: str, result: dict[str, Any]) -> None:
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--out")
-    _say(f"wrote {path}")
+    say(f"wrote {path}")
 
 
 def _code(report: EvalResult, flags: EvalFlags) -> int:
     """1 below --min-accuracy, or when no question was answered at all."""
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:
-        _say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
+        say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
     return FAILED if low or len(report.errors) == len(report.marked) else 0
 
 

@@ -84,11 +84,14 @@ class Comparison(NamedTuple):
 
     def json(self) -> dict[str, Any]:
         delta, error = self.difference
-        counts = {"n": self.n, "both_right": self.both_right, "both_wrong": self.both_wrong, "lost": self.lost}
-        counts |= {"gained": self.gained, "same_text": self.same_text, "other_prompt": self.other_prompt}
-        counts |= {"only_a": self.only_a, "only_b": self.only_b}
+        counts = ("n", "both_right", "both_wrong", "lost", "gained", "same_text", "other_prompt", "only_a", "only_b")
         tested = {"difference": delta, "stderr": error, "mcnemar_p": self.p_value}
-        return {"kind": f"{KIND}-compare", **counts, **tested, "flips": [flip._asdict() for flip in self.flips]}
+        return {
+            "kind": f"{KIND}-compare",
+            **{name: getattr(self, name) for name in counts},
+            **tested,
+            "flips": [flip._asdict() for flip in self.flips],
+        }
 
 
 def _cut(text: str) -> str:

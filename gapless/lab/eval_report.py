@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gapless.lab.eval_questions import Question
-from gapless.lab.eval_rules import MATCHES, RULES, Extracted, find, is_right
+from gapless.lab.eval_questions import MATCHES, RULES, Extracted, Question, find, is_right
 from gapless.lab.eval_run import Answered, EvalFlags, prompt_hash
 from gapless.lab.target import Content
 
@@ -75,8 +74,14 @@ class EvalResult(NamedTuple):
         """The rule that decides."""
         return self.flags.match
 
-    def share(self, match: str, wanted: Callable[[Marked], bool] = lambda _: True) -> Share:
-        chosen = [one.right(match) for one in self.marked if wanted(one)]
+    @property
+    def other(self) -> str:
+        """The rule that does not."""
+        return MATCHES[self.match == MATCHES[0]]
+
+    def share(self, match: str, category: str | None = None) -> Share:
+        """Who is right by a rule, in one category or in all."""
+        chosen = [one.right(match) for one in self.marked if category in (None, one.question.category)]
         return Share(sum(chosen), len(chosen))
 
     @property
@@ -91,18 +96,11 @@ class EvalResult(NamedTuple):
     def cut(self) -> int:
         return sum(one.answered.finish == "length" for one in self.marked)
 
-    def categories(self) -> list[str]:
-        """The categories of all questions, sorted by name."""
-        return sorted({one.question.category for one in self.marked})
-
     def rows(self) -> list[tuple[str, Share, Share]]:
-        """(name, by the deciding rule, by the other), the whole last."""
-        other = MATCHES[self.match == MATCHES[0]]
-        rows = []
-        for name in self.categories():
-            inside = _in(name)
-            rows.append((name, self.share(self.match, inside), self.share(other, inside)))
-        return [*rows, ("all", self.total, self.share(other))]
+        """(category, by the deciding rule, by the other), sorted by name, the whole last."""
+        names = sorted({one.question.category for one in self.marked})
+        rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
+        return [*rows, ("all", self.total, self.share(self.other))]
 
     def lines(self) -> list[str]:
         """The table, and what went wrong."""
@@ -110,8 +108,9 @@ class EvalResult(NamedTuple):
         if len(rows) == 2:
             rows = rows[1:]
         width = max(len("category"), *(len(name) for name, _, _ in rows))
-        other = MATCHES[self.match == MATCHES[0]]
-        head = f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {other:>9}"
+        head = (
+            f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {self.other:>9}"
+        )
         lines = [head, "-" * len(head)]
         lines += [_line(name, width, share, beside) for name, share, beside in rows]
         lines += [f"note: {note}" for note in self.notes()]
@@ -128,7 +127,7 @@ class EvalResult(NamedTuple):
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds date, data and target."""
         task = self.flags
-        kinds = sorted({_kind(one.question) for one in self.marked})
+        kinds = sorted({"choice" if one.question.options else "number" for one in self.marked})
         asked = {
             **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
             **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
@@ -142,14 +141,6 @@ class EvalResult(NamedTuple):
         }
         questions = [_record(one, self.match) for one in self.marked]
         return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": questions}
-
-
-def _in(name: str) -> Callable[[Marked], bool]:
-    return lambda one: one.question.category == name
-
-
-def _kind(question: Question) -> str:
-    return "choice" if question.options else "number"
 
 
 def _line(name: str, width: int, share: Share, beside: Share) -> str:
