@@ -90,7 +90,7 @@ def main_throughput(argv: Sequence[str]) -> int:
     with _engine(settings) as llm:
         prompts = build(work, IdSource(range(llm.info.vocab_size)))
         result = offline.throughput(llm, prompts, temperature=options.temperature, bar=not options.disable_tqdm)
-    return _finish(settings, result.lines(), result.json())
+    return _finish(settings, *result)
 
 
 def main_latency(argv: Sequence[str]) -> int:
@@ -106,19 +106,11 @@ def main_latency(argv: Sequence[str]) -> int:
     seed = settings.given(EngineConfig).get("seed", 0)
     batch = offline.OfflineBatch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
     total = options.num_iters_warmup + options.num_iters
-    with (
-        _engine(settings) as llm,
-        progress("batches", total, wanted=not options.disable_tqdm) as advance,
-    ):
+    with _engine(settings) as llm, progress("batches", total, wanted=not options.disable_tqdm) as advance:
         result = offline.latency(
-            llm,
-            batch,
-            llm.info.vocab_size,
-            warmups=options.num_iters_warmup,
-            iterations=options.num_iters,
-            advance=advance,
+            llm, batch, warmups=options.num_iters_warmup, iterations=options.num_iters, advance=advance
         )
-    return _finish(settings, result.lines(), result.json())
+    return _finish(settings, *result)
 
 
 def main_startup(argv: Sequence[str]) -> int:
