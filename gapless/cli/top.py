@@ -13,8 +13,7 @@ from gapless.cli.flags import Command, number
 from gapless.lab.exposition import Page
 from gapless.lab.probe import fetch
 from gapless.lab.target import DEFAULT_URL, Target
-from gapless.lab.top import TopView, known, view
-from gapless.lab.top_text import TopRow, block, line, rows
+from gapless.lab.top import TopRow, TopView, block, known, line, rows, view
 
 if TYPE_CHECKING:
     from rich.table import Table

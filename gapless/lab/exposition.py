@@ -25,15 +25,14 @@ class Page:
             for sample in family.samples:
                 self._samples.setdefault(sample.name, []).append(sample)
 
-    def samples(self, name: str) -> Sequence[Sample]:
-        return self._samples.get(name, ())
+    def samples(self, *names: str) -> Sequence[Sample]:
+        """Return those of the first of these names that the page has."""
+        return next((self._samples[name] for name in names if name in self._samples), ())
 
     def total(self, *names: str) -> float | None:
         """Sum over all labels of the first of these names that the page has; None when it has none."""
-        for name in names:
-            if name in self._samples:
-                return math.fsum(sample.value for sample in self._samples[name])
-        return None
+        found = self.samples(*names)
+        return math.fsum(sample.value for sample in found) if found else None
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """Sum by the value of one label."""
