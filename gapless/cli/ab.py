@@ -19,8 +19,7 @@ from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Arm, arms_from_flags, arms_from_urls, split_arms
 from gapless.lab.compare import METRICS
 from gapless.lab.report import KIND, SCHEMA
-from gapless.lab.report_html import render_html
-from gapless.lab.report_markdown import render_markdown
+from gapless.lab.report_pages import render_html, render_markdown
 from gapless.lab.rules import apply_rules, check_rules, parse_rule
 from gapless.lab.target import key_values
 

@@ -111,8 +111,10 @@ class Command(argparse.ArgumentParser):
             if field in self.specs:
                 flag = self.specs[field].flag
                 alone: dict[object, str] = {True: flag, False: f"--no-{flag[2:]}"}
-                what = alone.get(value, f"{flag} {value}")
-                _add_constant(other, spelling, field, value, f"the same as {what}")
+                same = f"the same as {alone.get(value, f'{flag} {value}')}"
+                other.add_argument(
+                    spelling, dest=field, action="store_const", const=value, default=argparse.SUPPRESS, help=same
+                )
         for spelling, note in NO_OPS.items():
             other.add_argument(spelling, action="append_const", const=spelling, dest="no_ops", help=f"nothing: {note}")
 
@@ -146,7 +148,8 @@ class Command(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def _typed(self, options: argparse.Namespace) -> dict[str, Any]:
-        typed = {name: value for name, value in vars(options).items() if name in self.specs}
+        given = {name: value for name, value in vars(options).items() if name in self.specs}
+        typed = {name: tuple(value) if self.specs[name].many else value for name, value in given.items()}
         word = getattr(options, "MODEL", None)
         if word is not None and typed.setdefault("model", word) != word:
             raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
@@ -260,10 +263,6 @@ def _mentions(action: argparse.Action, word: str) -> bool:
     return any(word in text.lower() for text in (*action.option_strings, action.help or ""))
 
 
-def _add_constant(group: argparse._ArgumentGroup, spelling: str, field: str, value: object, help: str) -> None:
-    group.add_argument(spelling, dest=field, action="store_const", const=value, default=argparse.SUPPRESS, help=help)
-
-
 def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
     if spec.kind is bool and not spec.many:
@@ -278,7 +277,7 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
         dest=spec.field,
         type=_reader(spec),
         nargs="+" if spec.many and greedy else None,
-        action=_Collect if spec.many else "store",
+        action=("extend" if greedy else "append") if spec.many else "store",
         default=argparse.SUPPRESS,
         metavar=metavar,
         help=help,
@@ -298,16 +297,6 @@ class HelpText(argparse.RawDescriptionHelpFormatter):
             return ", ".join(f"--[no-]{s[2:]}" for s in action.option_strings if not s.startswith("--no-"))
         value = "" if action.nargs == 0 else " " + self._format_args(action, action.dest.upper())
         return ", ".join(action.option_strings) + value
-
-
-class _Collect(argparse.Action):
-    """`--name a b --name c` is (a, b, c)."""
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        more = values if isinstance(values, list) else [values]
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *more))
 
 
 def _default_text(spec: Spec) -> str:

@@ -38,10 +38,7 @@ def record(argv: Sequence[str]) -> int:
     target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
-    if trace.is_raw(path):
-        trace.write(path, recording)
-    else:
-        trace.write_bytes(path, data)
+    trace.write(path, recording)
     print(trace_summary.text_of(trace_summary.summarise(recording)))
     print(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}", file=sys.stderr)
     return 0

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gapless.lab.datasets import Prompt
+from gapless.lab.load import SideResult
 from gapless.lab.records import LoadRun
-from gapless.lab.side import SideResult
 from gapless.lab.summary import LoadSummary, percent_word
 
 TITLES = {

@@ -67,10 +67,7 @@ def is_raw(path: Path) -> bool:
 
 def write(path: Path, recording: Recording) -> None:
     """Write a recording in the form that the name asks for: .jsonl or anything else, and .gz after it."""
-    write_bytes(path, raw_lines(recording) if is_raw(path) else chrome_trace(recording))
-
-
-def write_bytes(path: Path, data: bytes) -> None:
+    data = raw_lines(recording) if is_raw(path) else chrome_trace(recording)
     try:
         path.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:
