@@ -27,7 +27,6 @@ class TextPart(NamedTuple):
 
     text: str
     tokens: int | None = None
-    finish: str | None = None
 
 
 TextParts = AsyncGenerator[TextPart]
@@ -61,7 +60,7 @@ class LocalTalker:
         async with contextlib.aclosing(stream) as deltas:
             async for delta in deltas:
                 count += len(delta.token_ids)
-                yield TextPart(delta.text, count, delta.finish_reason)
+                yield TextPart(delta.text, count)
 
 
 class RemoteTalker:
@@ -99,7 +98,7 @@ def _part(event: dict[str, Any]) -> TextPart:
     usage = event.get("usage") or {}
     choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
     text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
-    return TextPart(text, usage.get("completion_tokens"), choice.get("finish_reason"))
+    return TextPart(text, usage.get("completion_tokens"))
 
 
 class ShownAnswer(NamedTuple):
@@ -107,7 +106,6 @@ class ShownAnswer(NamedTuple):
 
     text: str
     tokens: int | None
-    finish: str | None
     first: float
     total: float
 
@@ -123,7 +121,7 @@ class ShownAnswer(NamedTuple):
 async def show(answer: TextParts) -> ShownAnswer:
     """Print an answer while it comes."""
     start = time.perf_counter()
-    first, tokens, finish, texts = 0.0, None, None, []
+    first, tokens, texts = 0.0, None, []
     async with contextlib.aclosing(answer) as parts:
         async for part in parts:
             if part.text:
@@ -132,8 +130,7 @@ async def show(answer: TextParts) -> ShownAnswer:
                 sys.stdout.write(part.text)
                 sys.stdout.flush()
             tokens = part.tokens if part.tokens is not None else tokens
-            finish = part.finish or finish
     sys.stdout.write("\n")
     sys.stdout.flush()
     total = time.perf_counter() - start
-    return ShownAnswer("".join(texts), tokens, finish, first or total, total)
+    return ShownAnswer("".join(texts), tokens, first or total, total)

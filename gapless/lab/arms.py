@@ -126,26 +126,20 @@ def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
         return
     with tempfile.TemporaryDirectory(prefix="gapless-ab-") as folder:
         log = Path(folder) / f"{arm.letter}.log"
-        with _process(arm, log) as process:
+        command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
+        with log.open("wb") as out:
+            # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
             url, said = _wait_ready(arm, process, log, start_seconds)
             key = _key(arm.flags)
             yield Live(url, {**server_facts(url, key), "started": said}, key, process.pid)
             if process.poll() is not None:
                 raise ArmError(f"the server of arm {arm.letter} ended during the runs: {last_words(log)}")
-
-
-@contextmanager
-def _process(arm: Arm, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
-    with log.open("wb") as out:
-        # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        _stop(process)
+        finally:
+            _stop(process)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -126,7 +127,5 @@ def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
 def burstiness_of(times: Sequence[float]) -> float:
     """Coefficient of variation of the gaps: 0 constant, 1 Poisson, above 1 bursty. 0.0 for fewer than three times."""
     gaps = [b - a for a, b in pairwise(times)]
-    mean = math.fsum(gaps) / len(gaps) if gaps else 0.0
-    if len(gaps) < 2 or mean <= 0:
-        return 0.0
-    return math.sqrt(math.fsum((g - mean) ** 2 for g in gaps) / len(gaps)) / mean
+    mean = statistics.fmean(gaps) if len(gaps) > 1 else 0.0
+    return statistics.pstdev(gaps, mean) / mean if mean > 0 else 0.0

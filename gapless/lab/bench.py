@@ -19,7 +19,7 @@ from gapless.lab.load import SideLoad, SideResult, run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import prepare
+from gapless.lab.workload import build, cut, find_source, warm_up_prompts
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -105,18 +105,20 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
         model = await probe.pick_model(client)
         plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
-        ready = await prepare(plan.work, client, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups))
-        check_lengths(plan, ready.prompts, model)
-        first = ready.warm_up[0]
+        found = await find_source(plan.work, client, plan.tokenizer)
+        prompts = await cut(plan.work, found, build(plan.work, found.source), client)
+        check_prompts(plan, prompts, model)
+        warm_up = warm_up_prompts(prompts, found.source, max(1, plan.num_warmups))
+        first = warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
-        say(_announcement(plan, len(ready.prompts)))
+        say(_announcement(plan, len(prompts)))
         if plan.num_warmups:
             with bar("warm-up", plan.num_warmups) as advance:
-                zeros = [0.0] * len(ready.warm_up)
+                zeros = [0.0] * len(warm_up)
                 await run_load(
-                    plan.target, ready.warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
+                    plan.target, warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
                 )
-        return await _measure(plan, client, ready.prompts, [ready.note] if ready.note else [], bar)
+        return await _measure(plan, client, prompts, [found.note] if found.note else [], bar)
 
 
 async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
@@ -159,7 +161,14 @@ def fitted(plan: LoadPlan, model: probe.ServedModel, say: Say) -> LoadPlan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
+def check_prompts(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
+    """Raises ConfigError for prompts that the API does not take, and for lengths that the model does not hold."""
+    for content in (prompt.content for prompt in prompts):
+        ids = isinstance(content, tuple) and bool(content) and isinstance(content[0], int)
+        if ids and plan.target.chat:
+            raise ConfigError("a prompt of token ids cannot be sent to chat: use --backend openai")
+        if isinstance(content, tuple) and not ids and not plan.target.chat:
+            raise ConfigError("messages need the chat API: use --backend openai-chat")
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

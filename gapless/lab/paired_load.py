@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import LoadPlan, check_lengths, fitted, raised_priority, schedule_name
+from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
 from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
@@ -67,7 +67,7 @@ class PairedLoad:
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
         if self._found is None:
             self._found = await _asked(named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer))
-        check_lengths(self.plan, self.prompts(0), smallest)
+        check_prompts(self.plan, self.prompts(0), smallest)
         found = [await _asked(target, self._fields) for target in named]
         omit = {name for target in found for name in target.omit}
         body = min((target.extra_body for target in found), key=len)

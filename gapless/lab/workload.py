@@ -23,7 +23,7 @@ from gapless.lab.datasets import (
     random_prompts,
 )
 from gapless.lab.http import Client
-from gapless.lab.target import Content, Target
+from gapless.lab.target import Content
 
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -193,25 +193,6 @@ async def _count_by_usage(client: Client, text: str) -> int | None:
     return reply.prompt_tokens or None
 
 
-class Prepared(NamedTuple):
-    """Prompts to measure with, prompts to warm up with, and what the lengths rest on."""
-
-    prompts: list[Prompt]
-    warm_up: list[Prompt]
-    note: str = ""
-
-
-async def prepare(work: Workload, client: Client, *, tokenizer: str | None = None, warm_ups: int = 1) -> Prepared:
-    """The prompts, as ids for completions and as text for chat and for conversations.
-
-    Raises ConfigError for a file that is wrong, ServerError where the server has to be asked and does not answer.
-    """
-    found = await find_source(work, client, tokenizer)
-    prompts = await cut(work, found, build(work, found.source), client)
-    _check(prompts, client.target)
-    return Prepared(prompts, warm_up_prompts(prompts, found.source, warm_ups), found.note)
-
-
 async def find_source(work: Workload, client: Client, tokenizer: str | None) -> PromptSource:
     """Return where made-up prompts come from: token ids, or words where the API or the data set needs text."""
     wants_text = work.dataset == "multi_turn" or client.target.chat
@@ -249,13 +230,3 @@ def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[P
     outputs = sorted(p.output_len for p in prompts)
     middle, output = known[len(known) // 2], outputs[len(outputs) // 2]
     return random_prompts(source, count, Lengths(middle), Lengths(output), seed=WARM_UP_SEED)
-
-
-def _check(prompts: list[Prompt], target: Target) -> None:
-    for prompt in prompts:
-        ids = isinstance(prompt.content, tuple) and bool(prompt.content) and isinstance(prompt.content[0], int)
-        messages = isinstance(prompt.content, tuple) and not ids
-        if ids and target.chat:
-            raise ConfigError("a prompt of token ids cannot be sent to chat: use --backend openai")
-        if messages and not target.chat:
-            raise ConfigError("messages need the chat API: use --backend openai-chat")
