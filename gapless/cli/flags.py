@@ -128,8 +128,7 @@ class Command(argparse.ArgumentParser):
     def read(self, argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         """Parse `argv` over `env` over --config. Prints and exits for --help.
 
-        Raises:
-            UsageError: names the flag, variable or file, and the nearest known spelling.
+        Raises UsageError naming the flag, variable or file, and the nearest known spelling.
         """
         at = argv.index("--") if "--" in argv else len(argv)
         words = [self._dashed(word) for word in argv[:at]]

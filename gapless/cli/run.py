@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     options = settings.options
     settings.show_notes()
     prompts = gather(options.PROMPT, options.file)
-    if options.raw and any(p.messages is not None for p in prompts):
+    if options.raw and not all(isinstance(p.content, str) for p in prompts):
         raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")
     settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     fields = sampling_fields(settings)
@@ -77,10 +77,12 @@ def _answer(
     with llm:
         params = with_defaults(llm.get_default_sampling_params(), fields)
         start = time.perf_counter()
+        contents = [p.content for p in prompts]
         if raw:
-            answers = llm.generate([p.text or "" for p in prompts], params, use_tqdm=bar)
+            answers = llm.generate([c for c in contents if isinstance(c, str)], params, use_tqdm=bar)
         else:
-            answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
+            chats = [[{"role": "user", "content": c}] if isinstance(c, str) else c for c in contents]
+            answers = llm.chat(chats, params, use_tqdm=bar)
         seconds = time.perf_counter() - start
         if trace:
             from gapless.lab.trace import write
@@ -93,14 +95,14 @@ def _json_lines(prompts: list[RunPrompt], answers: list[RequestOutput]) -> str:
     lines = []
     for prompt, answer in zip(prompts, answers, strict=True):
         done = answer.outputs[0]
-        asked = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
+        asked = {"prompt" if isinstance(prompt.content, str) else "messages": prompt.content}
         said = {
             "text": done.text,
             "finish_reason": done.finish_reason,
             "prompt_tokens": len(answer.prompt_token_ids),
             "completion_tokens": len(done.token_ids),
         }
-        lines.append(json.dumps(prompt.extra | asked | said, ensure_ascii=False) + "\n")
+        lines.append(json.dumps({**prompt.extra, **asked, **said}, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 

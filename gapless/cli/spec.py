@@ -74,8 +74,7 @@ def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
 def convert(spec: Spec, value: Any, source: str) -> Any:
     """`value` (text, or a value of a config file) as the field's type.
 
-    Raises:
-        UsageError: names `source`, what it holds, and what is accepted.
+    Raises UsageError naming `source`, what it holds, and what is accepted.
     """
     if spec.many:
         items = value.split(",") if isinstance(value, str) else value

@@ -23,8 +23,7 @@ Tell = Callable[[str], None]
 def run_experiment(setup: Setup, tell: Tell) -> dict[str, Any]:
     """Start what is to be started, run everything, judge, and return the report (see gapless.lab.report).
 
-    Raises:
-        ConfigError: a request does not fit into a model. ArmError, ServerError: a server does not start or answer.
+    Raises ConfigError for a request that does not fit into a model, ArmError or ServerError for a server.
     """
     began = time.monotonic()
     created = datetime.now(UTC).isoformat(timespec="seconds")

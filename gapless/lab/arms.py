@@ -79,11 +79,7 @@ def arms_from_urls(a: str, b: str, api_key: str = "") -> tuple[Arm, Arm]:
 
 
 def split_arms(words: Sequence[str]) -> list[list[str]]:
-    """`-- A -- B` -> [A, B]; of three groups the first is for both arms. Nothing gives no group.
-
-    Raises:
-        ConfigError: one group, or more than three.
-    """
+    """`-- A -- B` -> [A, B]; of three groups the first is for both arms. Raises ConfigError for one, or for more."""
     groups: list[list[str]] = []
     for word in words:
         if word == "--":
@@ -116,11 +112,7 @@ def shown_flags(flags: Sequence[str]) -> list[str]:
 
 @contextmanager
 def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
-    """The arm's server, started when it has no URL and stopped at the end.
-
-    Raises:
-        ArmError: it cannot be reached or did not get ready; the text has its last words.
-    """
+    """The arm's server, started when it has no URL and stopped at the end. Raises ArmError with its last words."""
     if arm.url:
         yield Live(arm.url, server_facts(arm.url, arm.api_key), arm.api_key)
         return
@@ -174,11 +166,7 @@ def last_words(log: Path) -> str:
 
 
 def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
-    """Version, model and settings as the server tells them; a part that it does not tell is left out.
-
-    Raises:
-        ServerError: nothing answers at the URL.
-    """
+    """Version, model and settings, those of them that the server tells. Raises ServerError where nothing answers."""
     return asyncio.run(_facts(Target(base_url=url, api_key=api_key, timeout=10.0)))
 
 

@@ -105,11 +105,7 @@ class Arrivals(NamedTuple):
 
 
 def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
-    """Read `4`, `inf`, `linear:1:20`, `exponential:1:20` or `burst:16:2`; None sends all at once.
-
-    Raises:
-        ConfigError: the text is none of these.
-    """
+    """Read `4`, `inf`, `linear:1:20`, `exponential:1:20` or `burst:16:2`; None is inf. Raises ConfigError."""
     kind, *numbers = ("inf" if rate is None else rate).split(":")
     try:
         if kind in RAMPS and len(numbers) == 2:

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 class Page:
-    """The samples of one page, by name.
-
-    Raises:
-        ValueError: the text is not in Prometheus' format.
-    """
+    """The samples of one page, by name. Raises ValueError for text that is not in Prometheus' format."""
 
     def __init__(self, text: str) -> None:
         from prometheus_client.parser import text_string_to_metric_families

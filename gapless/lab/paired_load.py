@@ -53,9 +53,7 @@ class PairedLoad:
     def meet(self, servers: Sequence[Live]) -> None:
         """Ask both servers for their models and for the fields they refuse; a field that one refuses neither gets.
 
-        Raises:
-            ServerError: one cannot be reached, has no such model or refuses the first request.
-            ConfigError: a request does not fit into a model.
+        Raises ServerError and ConfigError as bench_serve does.
         """
         asyncio.run(self._meet(servers))
 
@@ -90,11 +88,7 @@ class PairedLoad:
         return self.plan.work.seed + pair
 
     def play(self, arm: int, pair: int) -> Played:
-        """One run of load on arm 0 or 1.
-
-        Raises:
-            ServerError: no request succeeded.
-        """
+        """One run of load on arm 0 or 1. Raises ServerError when no request succeeded."""
         if self._made is None or self._made[0] != pair:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
             assert self._found is not None, "meet() comes first"
