@@ -80,7 +80,7 @@ class EvalResult(NamedTuple):
         return MATCHES[self.match == MATCHES[0]]
 
     def share(self, match: str, category: str | None = None) -> Share:
-        """Who is right by a rule, in one category or in all."""
+        """Count who is right by a rule, in one category or in all."""
         chosen = [one.right(match) for one in self.marked if category in (None, one.question.category)]
         return Share(sum(chosen), len(chosen))
 
