@@ -17,9 +17,8 @@ from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
-from gapless.lab.eval_compare import compare, read_result
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import EvalResult, mark
+from gapless.lab.eval_report import EvalResult, compare, mark, read_result
 from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.target import Content

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
-from gapless.lab.block import block, remarks
 from gapless.lab.datasets import MADE_UP, Prompt, Workload
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import SideLoad, SideResult, run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
+from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import build, cut, find_source, warm_up_prompts
 

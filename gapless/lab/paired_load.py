@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
 from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
-from gapless.lab.block import remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
+from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import PromptSource, build, cut, find_source
 
