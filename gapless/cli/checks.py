@@ -44,10 +44,7 @@ class Check(NamedTuple):
 
 
 def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
-    """All checks, also that of the model where `config` names one.
-
-    A check that itself breaks is reported as failed, with what it raised.
-    """
+    """All checks, also of the model where `config` names one. A check that breaks is reported as failed."""
     steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", python),
         ("torch", torch_version),

@@ -11,9 +11,9 @@ from typing import Any
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Live, live
-from gapless.lab.compare import compare
+from gapless.lab.compare import ArmRun, compare
 from gapless.lab.paired_load import PairedLoad, Played
-from gapless.lab.report import ArmRun, judge, pairs_of
+from gapless.lab.report import judge, pairs_of
 
 WARM_UP_PAIR = 1_000_000
 """Number of the warm-up pair, so that its seed is far from those of the pairs that count."""

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gapless.lab.records import LoadRun
 from gapless.lab.significance import (
     MIN_PAIRS,
     Drift,
@@ -20,6 +21,7 @@ from gapless.lab.significance import (
     tail,
     welch,
 )
+from gapless.lab.summary import request_figures
 
 TESTS = ("crossover", "permutation", "welch")
 EFFECTS = (0.01, 0.03)
@@ -64,16 +66,26 @@ JUDGED = (
 """The metrics that get a verdict by default. A longer list costs power: Holm pays for every member."""
 
 
-class Pair(NamedTuple):
-    """Two runs of the same prompts, one an arm, one right after the other."""
+class ArmRun(NamedTuple):
+    """One run of load on one arm."""
 
-    a_first: bool
-    a: Mapping[str, float]
-    b: Mapping[str, float]
-    """Figures of each run by metric key."""
-    a_samples: Mapping[str, Sequence[float]]
-    b_samples: Mapping[str, Sequence[float]]
-    """Figures of each request, by ttft, tpot, itl, e2el; milliseconds."""
+    letter: str
+    pair: int
+    first: bool
+    """It was the first of its pair."""
+    seed: int
+    began: float
+    """Seconds from the start of the experiment."""
+    busy_before: float | None
+    load_average: float | None
+    gpus: Sequence[Mapping[str, str]]
+    load: LoadRun
+    metrics: Mapping[str, float]
+    notes: Sequence[str] = ()
+
+
+Pair = tuple[ArmRun, ArmRun]
+"""Runs of A and of B that played the same prompts, one right after the other."""
 
 
 class Rules(NamedTuple):
@@ -117,7 +129,7 @@ class MetricRow(NamedTuple):
 
 def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
     """A row for each of `keys` that every run has a figure for."""
-    held = [METRICS[key] for key in keys if all(key in run for pair in pairs for run in (pair.a, pair.b))]
+    held = [METRICS[key] for key in keys if all(key in run.metrics for pair in pairs for run in pair)]
     rows = [_described(pairs, metric) for metric in held]
     if len(pairs) < MIN_PAIRS:
         return rows
@@ -130,7 +142,7 @@ def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[Me
 
 
 def _values(pairs: Sequence[Pair], metric: Metric) -> tuple[list[float], list[float]]:
-    return [pair.a[metric.key] for pair in pairs], [pair.b[metric.key] for pair in pairs]
+    return [a.metrics[metric.key] for a, _ in pairs], [b.metrics[metric.key] for _, b in pairs]
 
 
 def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
@@ -146,7 +158,7 @@ def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
 def _judged(row: MetricRow, pairs: Sequence[Pair], rules: Rules, family: int) -> MetricRow:
     """The row with what the test says, for a list of `family` metrics; not its verdict."""
     a, b = _values(pairs, row.metric)
-    difference = welch(a, b) if rules.test == "welch" else crossover(a, b, [pair.a_first for pair in pairs])
+    difference = welch(a, b) if rules.test == "welch" else crossover(a, b, [run.first for run, _ in pairs])
     flipped = sign_flip_p([y - x for x, y in zip(a, b, strict=True)])
     unit, alpha = row.a_mean or 1.0, rules.alpha / family
     low, high = (edge / unit for edge in difference.interval(rules.alpha))
@@ -176,6 +188,6 @@ def _verdict(row: MetricRow, p_holm: float, alpha: float) -> str:
 def _tails(pairs: Sequence[Pair], metric: Metric) -> tuple[Tail | None, Tail | None]:
     if metric.quantile is None:
         return None, None
-    sides = [[pair.a_samples[metric.figure] for pair in pairs], [pair.b_samples[metric.figure] for pair in pairs]]
+    sides = ([request_figures(run.load.samples)[metric.figure] for run in runs] for runs in zip(*pairs, strict=True))
     a, b = (tail(side, metric.quantile) if all(side) else None for side in sides)
     return a, b

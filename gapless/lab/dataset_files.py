@@ -17,10 +17,7 @@ CHARS_PER_TOKEN = 4
 
 
 def take(items: Sequence[Prompt], work: Workload) -> list[Prompt]:
-    """Take the workload's number of prompts, shuffled by its seed, and again from the front when there are too few.
-
-    Number 0 takes each of them once.
-    """
+    """Take as many prompts as the workload asks for (0: each once), from the front again if there are too few."""
     chosen = list(items)
     if work.shuffle:
         random.Random(f"shuffle {work.seed}").shuffle(chosen)
@@ -160,10 +157,7 @@ def _whole(value: object, where: str, key: str, low: int) -> int:
 
 
 def json_objects(path: str | Path, what: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of a JSON lines file, each with `file:line`. `what` names the file in messages.
-
-    Raises ConfigError naming file and line.
-    """
+    """The objects of a JSON lines file, `what` it is, each with `file:line`. Raises ConfigError naming them."""
     found = []
     # str.splitlines() would also cut at U+2028 and others, which JSON text may hold.
     for number, line in enumerate(_read(path, what).split("\n"), 1):
