@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.cli.errors import UsageError
-from gapless.lab.dataset_files import json_objects
+from gapless.lab.datasets import json_objects
 
 
 class RunPrompt(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.demo import held_out
-from gapless.lab.dataset_files import json_objects
+from gapless.lab.datasets import json_objects
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
-from gapless.lab.dataset_files import custom_prompts, sharegpt_prompts, trace_prompts
 from gapless.lab.datasets import (
     IdSource,
     Lengths,
@@ -18,9 +17,12 @@ from gapless.lab.datasets import (
     Source,
     WordSource,
     Workload,
+    custom_prompts,
     multi_turn_prompts,
     prefix_prompts,
     random_prompts,
+    sharegpt_prompts,
+    trace_prompts,
 )
 from gapless.lab.http import Client
 from gapless.lab.target import Content

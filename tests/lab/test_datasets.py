@@ -10,15 +10,17 @@ from dataclasses import replace
 import pytest
 
 from gapless.base.errors import ConfigError
-from gapless.lab.dataset_files import custom_prompts, sharegpt_prompts, trace_prompts
 from gapless.lab.datasets import (
     IdSource,
     Lengths,
     WordSource,
     Workload,
+    custom_prompts,
     multi_turn_prompts,
     prefix_prompts,
     random_prompts,
+    sharegpt_prompts,
+    trace_prompts,
     zipf_draws,
 )
 from gapless.lab.workload import WARM_UP_SEED, build, warm_up_prompts
