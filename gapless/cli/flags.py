@@ -138,9 +138,15 @@ class Command(argparse.ArgumentParser):
         if extra:
             raise UsageError(self._unknown(extra[0]))
         typed = self._typed(options)
-        fields = self._from_file(getattr(options, "config", None)) | self._from_env(env) | typed
+        from_env = {
+            name: convert(spec, env[spec.env], spec.env) for name, spec in self.specs.items() if env.get(spec.env)
+        }
+        fields = self._from_file(getattr(options, "config", None)) | from_env | typed
         notes = [f"{flag} changes nothing: {NO_OPS[flag]}" for flag in getattr(options, "no_ops", None) or ()]
-        return Settings(options, self._by_config(fields), frozenset(typed), notes)
+        values: dict[type, dict[str, Any]] = {config: {} for config in self.configs}
+        for name, value in fields.items():
+            values[self.specs[name].owner][name] = value
+        return Settings(options, values, frozenset(typed), notes)
 
     def spellings(self) -> list[str]:
         """Every spelling that this command takes, --no- forms included."""
@@ -153,12 +159,6 @@ class Command(argparse.ArgumentParser):
         if word is not None and typed.setdefault("model", word) != word:
             raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
         return typed
-
-    def _by_config(self, fields: dict[str, Any]) -> dict[type, dict[str, Any]]:
-        return {
-            config: {name: value for name, value in fields.items() if self.specs[name].owner is config}
-            for config in self.configs
-        }
 
     def _dashed(self, word: str) -> str:
         """`--max_num_seqs` as `--max-num-seqs`."""
@@ -181,9 +181,6 @@ class Command(argparse.ArgumentParser):
         name = word.partition("=")[0]
         near = nearest(name.replace("_", "-") if name.startswith("--") else name, self.spellings())
         return f"unknown flag {name}" + (f"; did you mean {near}?" if near else f"; see {self.prog} --help")
-
-    def _from_env(self, env: Mapping[str, str]) -> dict[str, Any]:
-        return {name: convert(spec, env[spec.env], spec.env) for name, spec in self.specs.items() if env.get(spec.env)}
 
     def _from_file(self, path: str | None) -> dict[str, Any]:
         if path is None:

@@ -64,18 +64,16 @@ def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> 
             raise ConfigError(f"{word.split('=')[0]} is chosen by ab itself, which starts both servers on free ports")
     names = [shlex.join(own) or "(defaults)" for own in (a, b)]
     if names[0] == names[1]:
-        names = [f"{name} ({letter})" for name, letter in zip(names, LETTERS, strict=True)]
-    one, other = (
-        Arm(letter, name, flags=(*both, *own), own=tuple(own))
-        for letter, name, own in zip(LETTERS, names, (a, b), strict=True)
+        names = [f"{names[0]} ({letter})" for letter in LETTERS]
+    return (
+        Arm("A", names[0], flags=(*both, *a), own=tuple(a)),
+        Arm("B", names[1], flags=(*both, *b), own=tuple(b)),
     )
-    return one, other
 
 
 def arms_from_urls(a: str, b: str, api_key: str = "") -> tuple[Arm, Arm]:
     """Two servers that run already; they may be one and the same, which is an A/A test."""
-    one, other = (Arm(letter, url, url=url, api_key=api_key) for letter, url in zip(LETTERS, (a, b), strict=True))
-    return one, other
+    return Arm("A", a, url=a, api_key=api_key), Arm("B", b, url=b, api_key=api_key)
 
 
 def split_arms(words: Sequence[str]) -> list[list[str]]:

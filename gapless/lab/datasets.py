@@ -140,15 +140,11 @@ class Workload:
         return Lengths(self.output_len, self.range_ratio)
 
 
-def _rng(seed: int, what: str) -> random.Random:
-    return random.Random(f"{what} {seed}")
-
-
 def random_prompts(
     source: Source, count: int, inputs: Drawn, outputs: Drawn, *, prefix_len: int = 0, seed: int = 0
 ) -> list[Prompt]:
     """Prompts with nothing in common but a prefix of `prefix_len` tokens, which comes on top of the input length."""
-    rng = _rng(seed, "random")
+    rng = random.Random(f"random {seed}")
     prefix = source.draw(rng, prefix_len)
     made = []
     for place in range(count):
@@ -164,7 +160,7 @@ def prefix_prompts(source: Source, work: Workload) -> list[Prompt]:
     With `zipf` 0 every prefix is used equally often (to within one); otherwise the k-th is drawn with a weight of
     1 / k^zipf, as a few popular system prompts and many rare ones would be.
     """
-    rng = _rng(work.seed, "prefixes")
+    rng = random.Random(f"prefixes {work.seed}")
     begun = [source.draw(rng, work.prefix_len) for _ in range(work.prefixes)]
     if work.zipf:
         chosen = zipf_draws(rng, work.prefixes, work.zipf, work.num_prompts)
@@ -187,7 +183,7 @@ def multi_turn_prompts(source: WordSource, work: Workload) -> list[Prompt]:
 
     `input_len` is known for first turns only: what the answers add is up to the model.
     """
-    rng = _rng(work.seed, "turns")
+    rng = random.Random(f"turns {work.seed}")
     made = []
     for place in range(work.num_prompts):
         first = place % work.turns == 0

@@ -148,11 +148,6 @@ async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
     )
 
 
-async def exact(codec: Codec, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts with their texts cut to the planned lengths; one that cannot be stays as it is."""
-    return [p if not p.input_len else p._replace(content=await _cut(codec, p)) for p in prompts]
-
-
 async def _cut(codec: Codec, prompt: Prompt) -> Content:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
@@ -202,10 +197,11 @@ async def find_source(work: Workload, client: Client, tokenizer: str | None) -> 
 
 
 async def cut(work: Workload, found: PromptSource, prompts: list[Prompt], client: Client) -> list[Prompt]:
-    """Cut made-up texts to their lengths, where tokens can be counted."""
+    """Cut made-up texts to their lengths, where tokens can be counted; one that cannot be cut stays as it is."""
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
-    return await exact(found.codec(client), prompts)
+    codec = found.codec(client)
+    return [p._replace(content=await _cut(codec, p)) if p.input_len else p for p in prompts]
 
 
 def build(work: Workload, source: Source) -> list[Prompt]:

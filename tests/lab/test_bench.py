@@ -201,13 +201,18 @@ def test_a_cut_text_is_counted_again():
         return "".join(tokens) + "!"
 
     prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
-    cut, whole = play(workload.exact(workload.Codec(encode, decode), prompts))
+
+    def cut_by(decode):
+        source = workload.PromptSource(WordSource(["x"]), codec=lambda client: workload.Codec(encode, decode))
+        return play(workload.cut(WORK, source, prompts, None))
+
+    cut, whole = cut_by(decode)
     assert cut.content == "some w!" and whole.content == "as it is"
 
     async def mute(tokens):
         return None
 
-    assert play(workload.exact(workload.Codec(encode, mute), prompts)) == prompts
+    assert cut_by(mute) == prompts
 
 
 def test_lengths_by_usage_where_nothing_tokenizes():
