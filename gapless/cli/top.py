@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gapless.base.errors import ServerError
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     options = settings.options
     server = Server(options.URL, settings.api_key)
     server.look()  # a wrong address is an error; later, a server that is down is waited for
-    try:
+    with suppress(KeyboardInterrupt):
         if options.once:
             time.sleep(options.interval)
             print(block(server.look(), server.heading(options.interval)))
@@ -56,8 +57,6 @@ def main(argv: Sequence[str]) -> int:
             _live(server, options.interval)
         else:
             print_lines(server, options.interval)
-    except KeyboardInterrupt:
-        return 0
     return 0
 
 

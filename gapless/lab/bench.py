@@ -109,7 +109,9 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
         warm_up = warm_up_prompts(prompts, found.source, max(1, plan.num_warmups))
         first = warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
-        say(_announcement(plan, len(prompts)))
+        limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
+        asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
+        say(f"{asked}: {schedule_name(plan)}{limit}")
         if plan.num_warmups:
             with bar("warm-up", plan.num_warmups) as advance:
                 zeros = [0.0] * len(warm_up)
@@ -122,8 +124,6 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
 async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
-    if beside:
-        beside.start()
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
     side = await beside.stop() if beside else None
@@ -132,12 +132,6 @@ async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     notes += remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
     return BenchResult(plan, run, prompts, summary, tuple(notes), side)
-
-
-def _announcement(plan: LoadPlan, count: int) -> str:
-    limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-    asked = f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
-    return f"{asked}: {schedule_name(plan)}{limit}"
 
 
 def schedule_name(plan: LoadPlan) -> str:

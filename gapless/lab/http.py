@@ -205,7 +205,6 @@ class Client:
         self.target = target
         self._connect = connect or _connector(target)
         self._kept: list[Connection] = []
-        self._all: set[Connection] = set()
 
     async def __aenter__(self) -> Client:
         _raise_file_limit()
@@ -215,9 +214,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        for connection in self._all:
+        """Close what is idle. A request that is under way ends its connection when it is cancelled."""
+        for connection in self._kept:
             connection.close()
-        self._all.clear()
+        self._kept.clear()
 
     async def send(self, data: bytes, on_piece: OnPiece | None = None) -> HttpAnswer:
         """Send a request and wait for its whole answer.
@@ -234,42 +234,34 @@ class Client:
             raise HttpError(f"{self.target.base_url}: {error}") from error
 
     async def _send(self, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
-        connection, kept = await self._open()
-        try:
-            return await self._exchange(connection, data, on_piece)
-        except HttpError:
-            if not kept or connection.touched:
-                raise
-        # The server had closed a kept connection: that says nothing about the request.
-        connection, _ = await self._open(fresh=True)
-        return await self._exchange(connection, data, on_piece)
+        while self._kept:
+            kept = self._kept.pop()
+            if not kept.idle:
+                continue
+            try:
+                return await self._exchange(kept, data, on_piece)
+            except HttpError:
+                if kept.touched:
+                    raise
+            break  # the server had closed a kept connection, which says nothing about the request
+        return await self._exchange(await self._open(), data, on_piece)
 
     async def _exchange(self, connection: Connection, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
         try:
             answer = await connection.send(data, on_piece)
         except BaseException:
-            self._all.discard(connection)
             connection.close()
             raise
         if connection.idle:
             self._kept.append(connection)
-        else:
-            self._all.discard(connection)
         return answer
 
-    async def _open(self, fresh: bool = False) -> tuple[Connection, bool]:
-        while self._kept and not fresh:
-            connection = self._kept.pop()
-            if connection.idle:
-                return connection, True
-            self._all.discard(connection)
+    async def _open(self) -> Connection:
         clock = asyncio.get_running_loop().time
         try:
-            connection = await self._connect(lambda: Connection(clock))
+            return await self._connect(lambda: Connection(clock))
         except OSError as error:
             raise HttpError(f"cannot connect: {error}; is a server running there? (gapless serve)") from error
-        self._all.add(connection)
-        return connection, False
 
 
 def _raise_file_limit() -> None:

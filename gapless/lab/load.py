@@ -245,15 +245,13 @@ class SideResult(NamedTuple):
 class SideLoad:
     """Single-token requests beside the load, as an unrelated user sends them.
 
-    Asks, waits 1 / rate seconds, and asks again, from `start` to `stop`; no limit on concurrency holds it back.
+    Asks, waits 1 / rate seconds, and asks again, until `stop`; no limit on concurrency holds it back.
     """
 
     def __init__(self, client: Client, rate: float) -> None:
         self._client, self._pause = client, 1 / rate
         self._latencies: list[float] = []
         self._failed = 0
-
-    def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> SideResult:
