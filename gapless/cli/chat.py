@@ -13,11 +13,12 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import LocalTalker, Messages, RemoteTalker, ShownAnswer, Talker, show
+from gapless.cli.talk import LocalTalker, Messages, RemoteTalker, Talker, show
 
 COMPLETE_TOKENS = 128
 """The default limit: few models end a bare continuation by themselves."""
-Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, ShownAnswer]]
+Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, str]]
+"""Asks, shows the answer, and returns how long it took in one line."""
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
@@ -36,11 +37,11 @@ def main_chat(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
         question = {"role": "user", "content": text}
-        answer = await show(talker.answer([*messages, question], fields))
-        messages.extend((question, {"role": "assistant", "content": answer.text}))
-        return answer
+        answer, timing = await show(talker.answer([*messages, question], fields))
+        messages.extend((question, {"role": "assistant", "content": answer}))
+        return timing
 
     return _converse(settings, ask)
 
@@ -49,8 +50,9 @@ def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
     settings = _command("complete", description).read(argv, os.environ)
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
-        return await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
+        _, timing = await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+        return timing
 
     return _converse(settings, ask)
 
@@ -65,9 +67,9 @@ def _converse(settings: Settings, ask: Ask) -> int:
             runner.run(talker.start())
             for text in [options.quick] if options.quick is not None else _typed():
                 with _carrying_on() if patient else contextlib.nullcontext():
-                    answer = runner.run(ask(talker, text, fields))
+                    timing = runner.run(ask(talker, text, fields))
                     if options.stats:
-                        print(answer.stats(), file=sys.stderr)
+                        print(timing, file=sys.stderr)
         finally:
             runner.run(talker.close())
     return 0

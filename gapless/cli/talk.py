@@ -101,25 +101,8 @@ def _part(event: dict[str, Any]) -> TextPart:
     return TextPart(text, usage.get("completion_tokens"))
 
 
-class ShownAnswer(NamedTuple):
-    """A whole answer and how long it took, in seconds; `first` is the time to the first text."""
-
-    text: str
-    tokens: int | None
-    first: float
-    total: float
-
-    def stats(self) -> str:
-        """Return one line: time to first token, and tokens per second after it."""
-        after = self.total - self.first
-        if not self.tokens:
-            return f"first token after {self.first * 1000:.0f} ms; {self.total:.2f} s"
-        rate = f", {(self.tokens - 1) / after:.1f} tokens/s" if self.tokens > 1 and after > 0 else ""
-        return f"first token after {self.first * 1000:.0f} ms; {self.tokens} tokens in {self.total:.2f} s{rate}"
-
-
-async def show(answer: TextParts) -> ShownAnswer:
-    """Print an answer while it comes."""
+async def show(answer: TextParts) -> tuple[str, str]:
+    """Print an answer while it comes. Return its text, and how long it took in one line."""
     start = time.perf_counter()
     first, tokens, texts = 0.0, None, []
     async with contextlib.aclosing(answer) as parts:
@@ -133,4 +116,13 @@ async def show(answer: TextParts) -> ShownAnswer:
     sys.stdout.write("\n")
     sys.stdout.flush()
     total = time.perf_counter() - start
-    return ShownAnswer("".join(texts), tokens, first or total, total)
+    return "".join(texts), _timing(tokens, first or total, total)
+
+
+def _timing(tokens: int | None, first: float, total: float) -> str:
+    """Seconds to the first text and to the end, as time to first token and tokens per second after it."""
+    begun = f"first token after {first * 1000:.0f} ms"
+    if not tokens:
+        return f"{begun}; {total:.2f} s"
+    rate = f", {(tokens - 1) / (total - first):.1f} tokens/s" if tokens > 1 and total > first else ""
+    return f"{begun}; {tokens} tokens in {total:.2f} s{rate}"

@@ -42,21 +42,17 @@ class Metric(NamedTuple):
     """Set for high quantiles, which rest on few samples."""
 
 
-def _latencies() -> list[Metric]:
-    return [
-        Metric(f"{kind}_{figure}_ms", f"{kind.capitalize()} {figure.upper()}", "ms", False, figure, quantile)
-        for figure in ("ttft", "tpot", "itl", "e2el")
-        for kind, quantile in (("mean", None), ("median", None), ("p99", 0.99))
-    ]
-
-
 METRICS = {
     metric.key: metric
     for metric in (
         Metric("request_throughput", "Requests/s", "1/s", True),
         Metric("output_throughput", "Output tokens/s", "1/s", True),
         Metric("total_token_throughput", "Total tokens/s", "1/s", True),
-        *_latencies(),
+        *(
+            Metric(f"{kind}_{figure}_ms", f"{kind.capitalize()} {figure.upper()}", "ms", False, figure, quantile)
+            for figure in ("ttft", "tpot", "itl", "e2el")
+            for kind, quantile in (("mean", None), ("median", None), ("p99", 0.99))
+        ),
     )
 }
 JUDGED = (
