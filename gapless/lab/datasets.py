@@ -178,7 +178,7 @@ def zipf_draws(rng: random.Random, groups: int, exponent: float, count: int) -> 
     return rng.choices(range(groups), cum_weights=weights, k=count)
 
 
-def multi_turn_prompts(source: WordSource, work: Workload) -> list[Prompt]:
+def multi_turn_prompts(source: Source, work: Workload) -> list[Prompt]:
     """Conversations of `turns` questions each; a turn waits for the answer before and is sent with all of it.
 
     `input_len` is known for first turns only: what the answers add is up to the model.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median_high
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
@@ -57,7 +59,7 @@ class PromptSource(NamedTuple):
 
     source: Source
     note: str = ""
-    codec: Callable[[Client], Codec] | None = None
+    codec: Codec | None = None
     """Set when texts have to be cut to their length."""
 
 
@@ -95,18 +97,14 @@ def _vocabulary(file: Path) -> list[int]:
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back; both return None if there is no tokenizer to ask."""
+    """Text to tokens and back, by a server or on this machine; None if there is no tokenizer to ask."""
 
-    encode: Callable[[str], Awaitable[list[int] | None]]
-    decode: Callable[[Sequence[int]], Awaitable[str | None]]
+    encode: Callable[[Client, str], Awaitable[list[int] | None]] = probe.tokenize
+    decode: Callable[[Client, Sequence[int]], Awaitable[str | None]] = probe.detokenize
 
-    async def length(self, text: str) -> int | None:
-        tokens = await self.encode(text)
+    async def length(self, client: Client, text: str) -> int | None:
+        tokens = await self.encode(client, text)
         return None if tokens is None else len(tokens)
-
-
-def server_codec(client: Client) -> Codec:
-    return Codec(lambda text: probe.tokenize(client, text), lambda tokens: probe.detokenize(client, tokens))
 
 
 def local_codec(tokenizer: str) -> Codec:
@@ -121,10 +119,10 @@ def local_codec(tokenizer: str) -> Codec:
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(f"tokenizer: {file} cannot be read: {error}") from error
 
-    async def encode(text: str) -> list[int] | None:
+    async def encode(client: Client, text: str) -> list[int]:
         return list(backend.encode(text, add_special_tokens=False).ids)
 
-    async def decode(tokens: Sequence[int]) -> str | None:
+    async def decode(client: Client, tokens: Sequence[int]) -> str:
         return str(backend.decode(list(tokens), skip_special_tokens=False))
 
     return Codec(encode, decode)
@@ -132,15 +130,14 @@ def local_codec(tokenizer: str) -> Codec:
 
 async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
     """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
-    local = local_codec(tokenizer) if tokenizer else None
-    codec = local or server_codec(client)
-    words = await single_tokens(codec.length, WORDS)
+    codec = local_codec(tokenizer) if tokenizer else Codec()
+    words = await single_tokens(partial(codec.length, client), WORDS)
     if len(words) >= ENOUGH_WORDS:
         return PromptSource(WordSource(words))
-    scale = await _tokens_per_word(codec.length)
+    scale = await _tokens_per_word(partial(codec.length, client))
     if scale is not None:
-        return PromptSource(WordSource(WORDS, scale), codec=lambda client: local or server_codec(client))
-    scale = await _tokens_per_word(lambda text: _count_by_usage(client, text))
+        return PromptSource(WordSource(WORDS, scale), codec=codec)
+    scale = await _tokens_per_word(partial(_count_by_usage, client))
     if scale is None:
         return PromptSource(WordSource(WORDS), "tokens cannot be counted here: a word is taken for one")
     return PromptSource(
@@ -148,15 +145,15 @@ async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
     )
 
 
-async def _cut(codec: Codec, prompt: Prompt) -> Content:
+async def _cut(codec: Codec, client: Client, prompt: Prompt) -> Content:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
     longer = " ".join([prompt.content, *rng.choices(WORDS, k=8 + want // 8)])
-    tokens = await codec.encode(longer)
+    tokens = await codec.encode(client, longer)
     # The end of a text that was cut may be read as other tokens than before, so the neighbours are tried too.
     for end in (want, want + 1, want - 1, want + 2, want - 2) if tokens else ():
-        text = await codec.decode((tokens or [])[:end])
-        if text is not None and await codec.length(text) == want:
+        text = await codec.decode(client, (tokens or [])[:end])
+        if text is not None and await codec.length(client, text) == want:
             return text
     return prompt.content
 
@@ -200,8 +197,7 @@ async def cut(work: Workload, found: PromptSource, prompts: list[Prompt], client
     """Cut made-up texts to their lengths, where tokens can be counted; one that cannot be cut stays as it is."""
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
-    codec = found.codec(client)
-    return [p._replace(content=await _cut(codec, p)) if p.input_len else p for p in prompts]
+    return [p._replace(content=await _cut(found.codec, client, p)) if p.input_len else p for p in prompts]
 
 
 def build(work: Workload, source: Source) -> list[Prompt]:
@@ -213,7 +209,6 @@ def build(work: Workload, source: Source) -> list[Prompt]:
     if work.dataset == "timed_trace":
         return trace_prompts(source, work)
     if work.dataset == "multi_turn":
-        assert isinstance(source, WordSource), "turns are text"
         return multi_turn_prompts(source, work)
     if work.dataset == "shared_prefix":
         return prefix_prompts(source, work)
@@ -224,7 +219,6 @@ def build(work: Workload, source: Source) -> list[Prompt]:
 
 def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[Prompt]:
     """Warm-up prompts: as long as the measured ones, with other tokens."""
-    known = sorted(p.input_len for p in prompts if p.input_len) or [64]
-    outputs = sorted(p.output_len for p in prompts)
-    middle, output = known[len(known) // 2], outputs[len(outputs) // 2]
-    return random_prompts(source, count, Lengths(middle), Lengths(output), seed=WARM_UP_SEED)
+    length = median_high([p.input_len for p in prompts if p.input_len] or [64])
+    output = median_high(p.output_len for p in prompts)
+    return random_prompts(source, count, Lengths(length), Lengths(output), seed=WARM_UP_SEED)

@@ -194,22 +194,22 @@ def test_texts_are_cut_to_length_where_words_are_several_tokens():
 def test_a_cut_text_is_counted_again():
     """A tokenizer that reads one token more into every text that was cut."""
 
-    async def encode(text):
+    async def encode(client, text):
         return list(text)
 
-    async def decode(tokens):
+    async def decode(client, tokens):
         return "".join(tokens) + "!"
 
     prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
 
     def cut_by(decode):
-        source = workload.PromptSource(WordSource(["x"]), codec=lambda client: workload.Codec(encode, decode))
+        source = workload.PromptSource(WordSource(["x"]), codec=workload.Codec(encode, decode))
         return play(workload.cut(WORK, source, prompts, None))
 
     cut, whole = cut_by(decode)
     assert cut.content == "some w!" and whole.content == "as it is"
 
-    async def mute(tokens):
+    async def mute(client, tokens):
         return None
 
     assert cut_by(mute) == prompts
