@@ -19,7 +19,7 @@ from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import Reply, read_reply
 from gapless.lab.stats import spread
-from gapless.lab.target import Content, Target
+from gapless.lab.target import Target
 
 Advance = Callable[[int], None]
 """Called with the number of requests that have ended."""
@@ -119,7 +119,7 @@ class _Run:
 
     async def _conversation(self, prompt: Prompt | None, scheduled: float) -> None:
         """A request, and those that follow its answer."""
-        said: Content | None = None
+        said: list[Mapping[str, Any]] = []
         error = ""
         while prompt is not None:
             now = self._loop.time()
@@ -135,16 +135,16 @@ class _Run:
             if follower is not None:
                 reply = raw.reply()
                 error = reply.error
-                said = _transcript(said, prompt.content, reply.text)
+                said += [{"role": "user", "content": prompt.content}, {"role": "assistant", "content": reply.text}]
                 scheduled = raw.ended + follower.pause
                 if not error and follower.pause > 0:
                     await asyncio.sleep(scheduled - self._loop.time())
             prompt = follower
 
-    async def _one(self, prompt: Prompt, scheduled: float, said: Content | None) -> _Raw:
+    async def _one(self, prompt: Prompt, scheduled: float, said: Sequence[Mapping[str, Any]]) -> _Raw:
         data = self._data.pop(prompt.place, None)
         if data is None:
-            content = _transcript(said, prompt.content)
+            content = (*said, {"role": "user", "content": prompt.content})
             data = self._client.target.generation(content, prompt.output_len)
         released = max(scheduled, await self._gate.enter(scheduled))
         sent = ended = self._loop.time()
@@ -160,15 +160,6 @@ class _Run:
             self._gate.leave(ended)
         raw = _Raw(prompt, scheduled, released, sent, outcome, ended)
         return raw if self._held < HELD_BYTES else raw._replace(outcome=raw.reply())
-
-
-def _transcript(said: Content | None, content: Content, answer: str | None = None) -> Content:
-    """The messages so far, with this one, and with its answer once that is known."""
-    if said is None and answer is None:
-        return content
-    before = [m for m in said or () if isinstance(m, Mapping)]
-    messages = [*before, {"role": "user", "content": content}]
-    return tuple(messages if answer is None else [*messages, {"role": "assistant", "content": answer}])
 
 
 def _sample(raw: _Raw, start: float) -> Sample:
