@@ -52,7 +52,6 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         ("machine", machine),
         ("memory", memory),
         ("cuda", cuda),
-        ("tools", tools),
         ("native", native),
         ("port", lambda: free_port(port)),
         ("demo model", demo_model),
@@ -102,6 +101,7 @@ def libraries() -> Iterator[Check]:
 def machine() -> Iterator[Check]:
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     yield Check("machine", "ok", f"{platform.system()} {platform.machine()}, {host.usable_cores()} usable cores{load}")
+    yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
 
 
 def memory() -> Iterator[Check]:
@@ -126,10 +126,6 @@ def cuda() -> Iterator[Check]:
         )
     else:
         yield Check("cuda", "ok", "none: torch is built for the CPU, steps run there")
-
-
-def tools() -> Iterator[Check]:
-    yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
 
 
 def native() -> Iterator[Check]:

@@ -38,10 +38,8 @@ A line of a file is {"question": ..., "answer": "... #### 42"} or {"question": .
 
 
 def main(argv: Sequence[str]) -> int:
-    command = Command(
-        "eval", "Exact match on questions with one right answer.", (EvalFlags, EngineConfig), model_word=True
-    )
-    command.epilog = f"{EPILOG}\n\n{command.epilog}"
+    purpose = "Exact match on questions with one right answer."
+    command = Command("eval", purpose, (EvalFlags, EngineConfig), model_word=True, epilog=EPILOG)
     command.add_api_key("for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
     settings = command.read(argv, os.environ)
