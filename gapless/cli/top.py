@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
-from gapless.lab.exposition import Page
 from gapless.lab.probe import fetch
 from gapless.lab.target import DEFAULT_URL, Target
-from gapless.lab.top import TopRow, TopView, block, known, line, rows, view
+from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows, view
 
 if TYPE_CHECKING:
     from rich.table import Table
