@@ -63,11 +63,12 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
         if name not in METRICS + QUEUE_METRICS:
             known = ", ".join(METRICS + QUEUE_METRICS)
             raise UsageError(f"--percentile-metrics takes {known} with commas between, got {name!r}")
+    closed_loop = flags.max_concurrency is None and flags.request_rate is None and not work.own_times
     return LoadPlan(
         target=make_target(flags, work, api_key),
         work=work,
         arrivals=parse_arrivals(flags.request_rate, flags.burstiness),
-        concurrency=_concurrency(flags, work),
+        concurrency=DEFAULT_CONCURRENCY if closed_loop else flags.max_concurrency,
         num_warmups=flags.num_warmups,
         ready_seconds=flags.ready_check_timeout_sec,
         fit_lengths=not (flags.input_len or flags.output_len),
@@ -125,12 +126,6 @@ def make_workload(flags: BenchFlags) -> Workload:
         shuffle=not flags.disable_shuffle,
         **{**defaults, **given},
     )
-
-
-def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
-    if flags.max_concurrency or flags.request_rate is not None or work.own_times:
-        return flags.max_concurrency
-    return DEFAULT_CONCURRENCY
 
 
 def check_out(flags: BenchFlags) -> None:

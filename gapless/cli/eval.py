@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     report = EvalResult(flags, mark(questions, contents, answers))
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
-        _save(flags.out, {**_header(), "target": about, "data": _data(flags), **report.json()})
+        _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
     return _code(report, flags)
 
 
@@ -120,10 +120,6 @@ def _heading(about: dict[str, Any], flags: EvalFlags) -> list[str]:
     return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {flags.concurrency} at a time"]
 
 
-def _header() -> dict[str, Any]:
-    return {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
-
-
 def _data(flags: EvalFlags) -> dict[str, Any]:
     seed = demo_seed(flags.data)
     made = {"name": flags.data} if seed is None else {"name": DEMO_DATA, "seed": seed}
@@ -131,7 +127,8 @@ def _data(flags: EvalFlags) -> dict[str, Any]:
 
 
 def _save(path: str, result: dict[str, Any]) -> None:
-    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--out")
+    header = {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
+    write_text(path, json.dumps({**header, **result}, indent=1, ensure_ascii=False) + "\n", "--out")
     say(f"wrote {path}")
 
 
@@ -147,5 +144,5 @@ def _compare(a: str, b: str, output: str | None) -> int:
     found = compare(read_result(Path(a)), read_result(Path(b)))
     print("\n".join(found.lines(a, b)))
     if output:
-        _save(output, {**_header(), "a": a, "b": b, **found.json()})
+        _save(output, {"a": a, "b": b, **found.json()})
     return 0
