@@ -8,12 +8,11 @@ from functools import lru_cache
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
-_TINY = 1e-300
 
 
 def t_two_sided(t: float, df: float) -> float:
     """P(|T| >= |t|) of Student's t with `df` degrees of freedom, df > 0: the p-value of a two-sided test."""
-    return 0.0 if math.isinf(t) else _beta_cdf(df / (df + t * t), df / 2, 0.5)
+    return _beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
 @lru_cache(maxsize=1024)
@@ -71,21 +70,10 @@ def _beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of I_x(a, b), by Lentz's method (Abramowitz and Stegun 26.5.8)."""
-    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    value = d
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0)),
-        ):
-            d = 1.0 / _away_from_zero(1.0 + term * d)
-            c = _away_from_zero(1.0 + term / c)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return value
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+    """The continued fraction of I_x(a, b), from its far end (Abramowitz and Stegun 26.5.8)."""
+    value = 1.0
+    for m in range(int(20 + 5 * math.sqrt(a + b)), 0, -1):  # it converges in O(sqrt(max(a, b))) terms
+        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
+        value = 1.0 + even / (1.0 + odd / value)
+    return 1.0 / (1.0 - (a + b) * x / (a + 1.0) / value)
