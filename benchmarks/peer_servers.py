@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gapless.lab.exposition import Page
+from gapless.lab.top import Page
 
 POLL_SECONDS = 0.02
 STOP_SECONDS = 30.0

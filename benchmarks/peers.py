@@ -48,13 +48,13 @@ from peer_work import (
 from gapless.lab.arms import server_facts
 from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
 from gapless.lab.environment import describe_host, load_average, wait_until_quiet
-from gapless.lab.exposition import Page, grown
 from gapless.lab.http import Client
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import compare_tokens
 from gapless.lab.summary import METRICS, parse_goodput, result_json, summarise
 from gapless.lab.target import Target
+from gapless.lab.top import Page, grown
 
 COMMAND = (
     f"{sys.executable} -m gapless serve --model {{model}} --served-model-name m --port {{port}} --max-model-len 2048 "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,13 @@ from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.bench_serve import make_plan
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command
-from gapless.cli.output import check_writable, make_folder, write_text
+from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.lab.ab import run_experiment
 from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Arm, arms_from_flags, arms_from_urls, split_arms
 from gapless.lab.compare import METRICS
 from gapless.lab.report import KIND, SCHEMA
-from gapless.lab.report_html import render_html
-from gapless.lab.report_markdown import render_markdown
+from gapless.lab.report_pages import render_html, render_markdown
 from gapless.lab.rules import apply_rules, check_rules, parse_rule
 from gapless.lab.target import key_values
 
@@ -74,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         setup = make_setup(flags, load, words[at:], settings.api_key, ("gapless", "ab", *words))
         check_rules(rules, flags.judged)
-        report = _run(setup)
+        signal.signal(signal.SIGTERM, _end)  # it must stop the servers that are started here
+        report = run_experiment(setup, say)
     report["rules"] = apply_rules(rules, report) or report["rules"]
     _write(report, load.out)
     return RULE_FAILED if any(rule["failed"] for rule in report["rules"]) else 0
@@ -99,12 +98,6 @@ def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) ->
         raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
     both = ["--model", model] if model else []
     return arms_from_flags([*both, *(found[0] if len(found) == 3 else [])], *found[-2:])
-
-
-def _run(setup: Setup) -> dict[str, Any]:
-    # SIGTERM must stop the servers that were started here.
-    signal.signal(signal.SIGTERM, _end)
-    return run_experiment(setup, lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def _end(*_: object) -> None:

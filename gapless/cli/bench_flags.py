@@ -28,7 +28,6 @@ DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = {
     "trace": _TRACE,
 }
 """The names that --dataset-name takes -> (data set, those defaults of Workload that differ for this name)."""
-PRIORITIES = ("none", "nice", "rt")
 _data, _times = (partial(flag, group=group) for group in ("Data set", "Arrivals"))
 
 
@@ -116,5 +115,5 @@ class BenchFlags(RequestFlags):
     save_detailed: bool = result_flag(False, "--out has each request's times, lengths and texts too")
     metadata: tuple[str, ...] = result_flag((), "KEY=VALUE, kept in the result")
     client_priority: str = result_flag(
-        "nice", "what this process asks of the scheduler, so as to read in time", choices=PRIORITIES
+        "nice", "what this process asks of the scheduler, so as to read in time", choices=("none", "nice", "rt")
     )

@@ -23,10 +23,15 @@ MOST = (1 << 31) - 1
 OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")
 
 
-def _command(name: str, description: str) -> Command:
+def _command(name: str, description: str, input_len: int = 0) -> Command:
+    """The parser of a command; one that generates has a default of `input_len` tokens a prompt."""
     command = Command(f"bench {name}", description, (EngineConfig,), model_word=True, greedy=True)
     command.add_argument("-o", "--output-json", metavar="FILE", help="write the result there")
     command.add_argument("--disable-tqdm", action="store_true", help="no progress")
+    if input_len:
+        _count(command, "--input-len", input_len, "tokens of a prompt")
+        _count(command, "--output-len", 128, "tokens of an answer")
+        command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     return command
 
 
@@ -53,16 +58,14 @@ def _finish(settings: Settings, lines: Sequence[str], result: dict[str, Any]) ->
     print("\n".join(lines))
     path = settings.options.output_json
     if path:
-        about = {"model": settings.given(EngineConfig).get("model", EngineConfig().model)}
-        text = json.dumps({**about, "gapless_version": gapless.__version__, **result}, indent=1)
+        about = {"model": settings.build(EngineConfig).model, "gapless_version": gapless.__version__}
+        text = json.dumps({**about, **result}, indent=1)
         write_text(path, text + "\n", "--output-json")
     return 0
 
 
 def main_throughput(argv: Sequence[str]) -> int:
-    command = _command("throughput", "All prompts at once to an engine in this process.")
-    _count(command, "--input-len", 512, "tokens of a prompt")
-    _count(command, "--output-len", 128, "tokens of an answer")
+    command = _command("throughput", "All prompts at once to an engine in this process.", input_len=512)
     _count(command, "--num-prompts", 128, "how many")
     share = "lengths vary by it, up and down (default: 0)"
     command.add_argument("--random-range-ratio", type=float, default=0.0, metavar="SHARE", help=share)
@@ -71,7 +74,6 @@ def main_throughput(argv: Sequence[str]) -> int:
         type=lambda name: name.replace("-", "_"),
     )  # fmt: skip
     command.add_argument("--dataset-path", default="", metavar="FILE", help="of custom and sharegpt")
-    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     settings = _read(command, argv)
     options = settings.options
     name, defaults = DATA_SETS[options.dataset_name]
@@ -90,35 +92,24 @@ def main_throughput(argv: Sequence[str]) -> int:
     with _engine(settings) as llm:
         prompts = build(work, IdSource(range(llm.info.vocab_size)))
         result = offline.throughput(llm, prompts, temperature=options.temperature, bar=not options.disable_tqdm)
-    return _finish(settings, result.lines(), result.json())
+    return _finish(settings, *result)
 
 
 def main_latency(argv: Sequence[str]) -> int:
-    command = _command("latency", "The time of one batch in this process.")
-    _count(command, "--input-len", 32, "tokens of a prompt")
-    _count(command, "--output-len", 128, "tokens of an answer")
+    command = _command("latency", "The time of one batch in this process.", input_len=32)
     _count(command, "--batch-size", 8, "prompts at once")
     _count(command, "--num-iters-warmup", 10, "batches before, not counted", low=0)
     _count(command, "--num-iters", 30, "batches that count")
-    command.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     settings = _read(command, argv)
     options = settings.options
     seed = settings.given(EngineConfig).get("seed", 0)
     batch = offline.OfflineBatch(options.batch_size, options.input_len, options.output_len, options.temperature, seed)
     total = options.num_iters_warmup + options.num_iters
-    with (
-        _engine(settings) as llm,
-        progress("batches", total, wanted=not options.disable_tqdm) as advance,
-    ):
+    with _engine(settings) as llm, progress("batches", total, wanted=not options.disable_tqdm) as advance:
         result = offline.latency(
-            llm,
-            batch,
-            llm.info.vocab_size,
-            warmups=options.num_iters_warmup,
-            iterations=options.num_iters,
-            advance=advance,
+            llm, batch, warmups=options.num_iters_warmup, iterations=options.num_iters, advance=advance
         )
-    return _finish(settings, result.lines(), result.json())
+    return _finish(settings, *result)
 
 
 def main_startup(argv: Sequence[str]) -> int:

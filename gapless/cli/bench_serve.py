@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import gapless
 from gapless.cli.bench_flags import DATA_SETS, BenchFlags
 from gapless.cli.errors import FAILED, UsageError, nearest
 from gapless.cli.flags import Command
-from gapless.cli.output import check_writable, make_folder, write_text
+from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
 from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
@@ -45,19 +45,14 @@ def main(argv: Sequence[str]) -> int:
     key_values(flags.metadata, "--metadata")  # a mistake is reported before the run
     check_out(flags)
     with raised_priority(flags.client_priority) as got:
-        report = asyncio.run(
-            bench_serve(plan, _say, lambda what, total: progress(what, total, wanted=not flags.disable_tqdm))
-        )
+        bar = partial(progress, wanted=not flags.disable_tqdm)
+        report = asyncio.run(bench_serve(plan, say, bar))
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
     return 0 if report.summary.completed else FAILED
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
@@ -68,11 +63,12 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
         if name not in METRICS + QUEUE_METRICS:
             known = ", ".join(METRICS + QUEUE_METRICS)
             raise UsageError(f"--percentile-metrics takes {known} with commas between, got {name!r}")
+    closed_loop = flags.max_concurrency is None and flags.request_rate is None and not work.own_times
     return LoadPlan(
         target=make_target(flags, work, api_key),
         work=work,
         arrivals=parse_arrivals(flags.request_rate, flags.burstiness),
-        concurrency=_concurrency(flags, work),
+        concurrency=DEFAULT_CONCURRENCY if closed_loop else flags.max_concurrency,
         num_warmups=flags.num_warmups,
         ready_seconds=flags.ready_check_timeout_sec,
         fit_lengths=not (flags.input_len or flags.output_len),
@@ -132,12 +128,6 @@ def make_workload(flags: BenchFlags) -> Workload:
     )
 
 
-def _concurrency(flags: BenchFlags, work: Workload) -> int | None:
-    if flags.max_concurrency or flags.request_rate is not None or work.own_times:
-        return flags.max_concurrency
-    return DEFAULT_CONCURRENCY
-
-
 def check_out(flags: BenchFlags) -> None:
     """Raises UsageError where --out cannot be written. A folder is made."""
     if not flags.out and flags.save_detailed:
@@ -174,4 +164,4 @@ def save(path: Path, flags: BenchFlags, report: BenchResult, priority: str) -> N
     if flags.save_detailed:
         result |= detailed_json(report.summary, report.run)
     write_text(path, json.dumps(result) + "\n", "--out", append=path.suffix == ".jsonl")
-    _say(f"wrote {path}")
+    say(f"wrote {path}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
@@ -12,11 +13,12 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import Messages, ShownAnswer, Talker, show
+from gapless.cli.talk import LocalTalker, Messages, RemoteTalker, Talker, show
 
 COMPLETE_TOKENS = 128
 """The default limit: few models end a bare continuation by themselves."""
-Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, ShownAnswer]]
+Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, str]]
+"""Asks, shows the answer, and returns how long it took in one line."""
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
@@ -35,11 +37,11 @@ def main_chat(argv: Sequence[str]) -> int:
     settings = command.read(argv, os.environ)
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
         question = {"role": "user", "content": text}
-        answer = await show(talker.answer([*messages, question], fields))
-        messages.extend((question, {"role": "assistant", "content": answer.text}))
-        return answer
+        answer, timing = await show(talker.answer([*messages, question], fields))
+        messages.extend((question, {"role": "assistant", "content": answer}))
+        return timing
 
     return _converse(settings, ask)
 
@@ -48,15 +50,14 @@ def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
     settings = _command("complete", description).read(argv, os.environ)
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> ShownAnswer:
-        return await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
+        _, timing = await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+        return timing
 
     return _converse(settings, ask)
 
 
 def _converse(settings: Settings, ask: Ask) -> int:
-    import asyncio  # not needed for --help, and slow to load
-
     options, fields = settings.options, sampling_fields(settings)
     settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
@@ -66,9 +67,9 @@ def _converse(settings: Settings, ask: Ask) -> int:
             runner.run(talker.start())
             for text in [options.quick] if options.quick is not None else _typed():
                 with _carrying_on() if patient else contextlib.nullcontext():
-                    answer = runner.run(ask(talker, text, fields))
+                    timing = runner.run(ask(talker, text, fields))
                     if options.stats:
-                        print(answer.stats(), file=sys.stderr)
+                        print(timing, file=sys.stderr)
         finally:
             runner.run(talker.close())
     return 0
@@ -105,10 +106,6 @@ def _open_talker(settings: Settings, url: str | None, api_key: str) -> Talker:
     engine = settings.given(EngineConfig)
     if url is None:
         settings.build(EngineConfig)  # report a wrong flag before torch is loaded
-        from gapless.cli.local import LocalTalker
-
         return LocalTalker(engine)
     settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
-    from gapless.cli.remote import RemoteTalker
-
     return RemoteTalker(url, api_key, engine["model"] if "model" in settings.typed else None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
-from gapless.base.progress import in_bytes, starting
+from gapless.base.progress import in_bytes
 
 if TYPE_CHECKING:
     from gapless.kernels.native import Product
@@ -44,10 +44,7 @@ class Check(NamedTuple):
 
 
 def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
-    """All checks, also that of the model where `config` names one.
-
-    A check that itself breaks is reported as failed, with what it raised.
-    """
+    """All checks, also of the model where `config` names one. A check that breaks is reported as failed."""
     steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", python),
         ("torch", torch_version),
@@ -55,7 +52,6 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         ("machine", machine),
         ("memory", memory),
         ("cuda", cuda),
-        ("tools", tools),
         ("native", native),
         ("port", lambda: free_port(port)),
         ("demo model", demo_model),
@@ -105,6 +101,7 @@ def libraries() -> Iterator[Check]:
 def machine() -> Iterator[Check]:
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     yield Check("machine", "ok", f"{platform.system()} {platform.machine()}, {host.usable_cores()} usable cores{load}")
+    yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
 
 
 def memory() -> Iterator[Check]:
@@ -131,33 +128,25 @@ def cuda() -> Iterator[Check]:
         yield Check("cuda", "ok", "none: torch is built for the CPU, steps run there")
 
 
-def tools() -> Iterator[Check]:
-    yield Check("uv", "ok", shutil.which("uv") or "not found; pip does the same, slower")
-
-
 def native() -> Iterator[Check]:
     """Builds what is not built yet, so that the first engine need not."""
-    from gapless.device import build, cpu_native
+    from gapless.cli.native import build_all
+    from gapless.device import build
     from gapless.kernels import native
-    from gapless.loop import mask_threads
 
     tool = build.compiler()
     yield Check("compiler", "ok" if tool else "warn", tool or "no g++ or clang++: the CPU computes in Python, slower")
-    with starting():  # it may take half a minute
-        cpu_native.load()
-        native.load()
-        mask_threads.load()
-    for name, key, without in (
-        ("cpu streams", cpu_native.NAME, "a Python thread runs the steps, without graphs"),
-        ("cpu kernels", native.NAME, "plain torch computes"),
-        ("mask threads", mask_threads.NAME, "Python makes the masks of forms of output, slower"),
-    ):
-        built = build.outcomes[key]
+    without = {
+        "cpu streams": "a Python thread runs the steps, without graphs",
+        "cpu kernels": "plain torch computes",
+        "mask threads": "Python makes the masks of forms of output, slower",
+    }
+    for name, built in zip(without, build_all(), strict=True):
         if built.library:
             text = f"built now, in {built.seconds:.0f} s" if built.seconds else "built"
             yield Check(name, "ok", f"native: {text}, in {built.library.parent}")
         else:
-            yield Check(name, "warn", f"not built, {without}: {built.reason}")
+            yield Check(name, "warn", f"not built, {without[name]}: {built.reason}")
     yield cpu_products(native.product(), native.chosen())
 
 

@@ -16,11 +16,6 @@ class UsageError(ConfigError):
     """The command line, the environment or a config file says something that cannot be done."""
 
 
-def exit_code(error: BaseException) -> int:
-    """2 for what the user typed, 1 for what went wrong afterwards."""
-    return USAGE if isinstance(error, ConfigError) else FAILED
-
-
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word most like `word`, if any is like it at all; leading dashes make nothing alike."""
     bare = {name.lstrip("-"): name for name in known}

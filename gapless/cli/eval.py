@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
@@ -17,10 +16,9 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
-from gapless.cli.output import check_writable, write_text
-from gapless.lab.eval_compare import compare, read_result
+from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import EvalResult, mark
+from gapless.lab.eval_report import EvalResult, compare, mark, read_result
 from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.target import Content
@@ -40,10 +38,8 @@ A line of a file is {"question": ..., "answer": "... #### 42"} or {"question": .
 
 
 def main(argv: Sequence[str]) -> int:
-    command = Command(
-        "eval", "Exact match on questions with one right answer.", (EvalFlags, EngineConfig), model_word=True
-    )
-    command.epilog = f"{EPILOG}\n\n{command.epilog}"
+    purpose = "Exact match on questions with one right answer."
+    command = Command("eval", purpose, (EvalFlags, EngineConfig), model_word=True, epilog=EPILOG)
     command.add_api_key("for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
     settings = command.read(argv, os.environ)
@@ -60,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     report = EvalResult(flags, mark(questions, contents, answers))
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
-        _save(flags.out, {**_header(), "target": about, "data": _data(flags), **report.json()})
+        _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
     return _code(report, flags)
 
 
@@ -102,24 +98,19 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
     settings.refuse(EvalFlags, settings.given(EvalFlags).keys() - only_there, "goes with --base-url")
     config = settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     llm = gapless.AsyncLLM.from_engine_args(engine)  # may fetch the model, with a bar of its own
-    answers = asyncio.run(_in_process(llm, flags, contents, bar, starting(not flags.disable_tqdm)))
+    answers = asyncio.run(_in_process(llm, flags, contents, bar))
     return {"server": None, "model": config.model, "engine": engine}, answers
 
 
 async def _in_process(
-    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any],
-    start: AbstractContextManager[None],
-) -> list[Answered]:  # fmt: skip
-    """The answers; `start` shows the engine's start, then `bar` the questions."""
+    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any]
+) -> list[Answered]:
+    """The answers; `bar` shows the questions once the engine runs."""
     async with AsyncExitStack() as stack:
-        with start:
+        with starting(not flags.disable_tqdm):
             await stack.enter_async_context(llm)
         with bar as advance:
             return await ask_engine(llm, flags, contents, advance)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _heading(about: dict[str, Any], flags: EvalFlags) -> list[str]:
@@ -129,10 +120,6 @@ def _heading(about: dict[str, Any], flags: EvalFlags) -> list[str]:
     return [f"{about['model']} {where}, {how}, {shots}, {flags.data}, at most {flags.concurrency} at a time"]
 
 
-def _header() -> dict[str, Any]:
-    return {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
-
-
 def _data(flags: EvalFlags) -> dict[str, Any]:
     seed = demo_seed(flags.data)
     made = {"name": flags.data} if seed is None else {"name": DEMO_DATA, "seed": seed}
@@ -140,15 +127,16 @@ def _data(flags: EvalFlags) -> dict[str, Any]:
 
 
 def _save(path: str, result: dict[str, Any]) -> None:
-    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n", "--out")
-    _say(f"wrote {path}")
+    header = {"date": datetime.now().strftime("%Y%m%d-%H%M%S"), "gapless_version": gapless.__version__}
+    write_text(path, json.dumps({**header, **result}, indent=1, ensure_ascii=False) + "\n", "--out")
+    say(f"wrote {path}")
 
 
 def _code(report: EvalResult, flags: EvalFlags) -> int:
     """1 below --min-accuracy, or when no question was answered at all."""
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:
-        _say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
+        say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
     return FAILED if low or len(report.errors) == len(report.marked) else 0
 
 
@@ -156,5 +144,5 @@ def _compare(a: str, b: str, output: str | None) -> int:
     found = compare(read_result(Path(a)), read_result(Path(b)))
     print("\n".join(found.lines(a, b)))
     if output:
-        _save(output, {**_header(), "a": a, "b": b, **found.json()})
+        _save(output, {"a": a, "b": b, **found.json()})
     return 0

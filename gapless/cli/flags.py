@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.base.addresses import hide_password
-from gapless.cli.config_file import read_config_file
 from gapless.cli.errors import UsageError, nearest
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
 T = TypeVar("T")
-
-
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
 
@@ -111,8 +111,10 @@ class Command(argparse.ArgumentParser):
             if field in self.specs:
                 flag = self.specs[field].flag
                 alone: dict[object, str] = {True: flag, False: f"--no-{flag[2:]}"}
-                what = alone.get(value, f"{flag} {value}")
-                _add_constant(other, spelling, field, value, f"the same as {what}")
+                same = f"the same as {alone.get(value, f'{flag} {value}')}"
+                other.add_argument(
+                    spelling, dest=field, action="store_const", const=value, default=argparse.SUPPRESS, help=same
+                )
         for spelling, note in NO_OPS.items():
             other.add_argument(spelling, action="append_const", const=spelling, dest="no_ops", help=f"nothing: {note}")
 
@@ -126,8 +128,7 @@ class Command(argparse.ArgumentParser):
     def read(self, argv: Sequence[str], env: Mapping[str, str]) -> Settings:
         """Parse `argv` over `env` over --config. Prints and exits for --help.
 
-        Raises:
-            UsageError: names the flag, variable or file, and the nearest known spelling.
+        Raises UsageError naming the flag, variable or file, and the nearest known spelling.
         """
         at = argv.index("--") if "--" in argv else len(argv)
         words = [self._dashed(word) for word in argv[:at]]
@@ -137,26 +138,27 @@ class Command(argparse.ArgumentParser):
         if extra:
             raise UsageError(self._unknown(extra[0]))
         typed = self._typed(options)
-        fields = self._from_file(getattr(options, "config", None)) | self._from_env(env) | typed
+        from_env = {
+            name: convert(spec, env[spec.env], spec.env) for name, spec in self.specs.items() if env.get(spec.env)
+        }
+        fields = self._from_file(getattr(options, "config", None)) | from_env | typed
         notes = [f"{flag} changes nothing: {NO_OPS[flag]}" for flag in getattr(options, "no_ops", None) or ()]
-        return Settings(options, self._by_config(fields), frozenset(typed), notes)
+        values: dict[type, dict[str, Any]] = {config: {} for config in self.configs}
+        for name, value in fields.items():
+            values[self.specs[name].owner][name] = value
+        return Settings(options, values, frozenset(typed), notes)
 
     def spellings(self) -> list[str]:
         """Every spelling that this command takes, --no- forms included."""
         return list(self._option_string_actions)
 
     def _typed(self, options: argparse.Namespace) -> dict[str, Any]:
-        typed = {name: value for name, value in vars(options).items() if name in self.specs}
+        given = {name: value for name, value in vars(options).items() if name in self.specs}
+        typed = {name: tuple(value) if self.specs[name].many else value for name, value in given.items()}
         word = getattr(options, "MODEL", None)
         if word is not None and typed.setdefault("model", word) != word:
             raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
         return typed
-
-    def _by_config(self, fields: dict[str, Any]) -> dict[type, dict[str, Any]]:
-        return {
-            config: {name: value for name, value in fields.items() if self.specs[name].owner is config}
-            for config in self.configs
-        }
 
     def _dashed(self, word: str) -> str:
         """`--max_num_seqs` as `--max-num-seqs`."""
@@ -180,15 +182,12 @@ class Command(argparse.ArgumentParser):
         near = nearest(name.replace("_", "-") if name.startswith("--") else name, self.spellings())
         return f"unknown flag {name}" + (f"; did you mean {near}?" if near else f"; see {self.prog} --help")
 
-    def _from_env(self, env: Mapping[str, str]) -> dict[str, Any]:
-        return {name: convert(spec, env[spec.env], spec.env) for name, spec in self.specs.items() if env.get(spec.env)}
-
     def _from_file(self, path: str | None) -> dict[str, Any]:
         if path is None:
             return {}
         known = {s.lstrip("-").replace("-", "_"): spec for spec in self.specs.values() for s in spec.spellings}
         fields: dict[str, Any] = {}
-        for key, value in read_config_file(path).items():
+        for key, value in _read_config_file(path).items():
             spec = known.get(key.replace("-", "_"))
             if spec is None:
                 near = nearest(key.replace("-", "_"), known)
@@ -221,6 +220,25 @@ class Command(argparse.ArgumentParser):
         return text.rstrip("\n")
 
 
+def _read_config_file(path: str) -> dict[str, Any]:
+    """The table of flags in `path`. Raises UsageError, naming the file and the line where there is one."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".json", ".toml"):
+        more = " YAML is not read: write the same keys as JSON or TOML." if suffix in (".yaml", ".yml") else ""
+        raise UsageError(f"{path}: a config file must end in .json or .toml.{more}")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot read the config file: {error}") from error
+    try:
+        table = json.loads(text) if suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:  # both libraries' own errors derive from it, and carry the line
+        raise UsageError(f"{path}: {error}") from error
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: expected one table of flags, got {type(table).__name__}")
+    return table
+
+
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
     """The `type` of an argument from low to high; an error names both ends."""
 
@@ -241,10 +259,6 @@ def _mentions(action: argparse.Action, word: str) -> bool:
     return any(word in text.lower() for text in (*action.option_strings, action.help or ""))
 
 
-def _add_constant(group: argparse._ArgumentGroup, spelling: str, field: str, value: object, help: str) -> None:
-    group.add_argument(spelling, dest=field, action="store_const", const=value, default=argparse.SUPPRESS, help=help)
-
-
 def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
     if spec.kind is bool and not spec.many:
@@ -259,7 +273,7 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
         dest=spec.field,
         type=_reader(spec),
         nargs="+" if spec.many and greedy else None,
-        action=_Collect if spec.many else "store",
+        action=("extend" if greedy else "append") if spec.many else "store",
         default=argparse.SUPPRESS,
         metavar=metavar,
         help=help,
@@ -279,16 +293,6 @@ class HelpText(argparse.RawDescriptionHelpFormatter):
             return ", ".join(f"--[no-]{s[2:]}" for s in action.option_strings if not s.startswith("--no-"))
         value = "" if action.nargs == 0 else " " + self._format_args(action, action.dest.upper())
         return ", ".join(action.option_strings) + value
-
-
-class _Collect(argparse.Action):
-    """`--name a b --name c` is (a, b, c)."""
-
-    def __call__(
-        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        more = values if isinstance(values, list) else [values]
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *more))
 
 
 def _default_text(spec: Spec) -> str:

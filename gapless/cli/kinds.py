@@ -23,10 +23,7 @@ def usage(name: str, about: str, table: Table, more: str = "") -> str:
 
 
 def dispatch(argv: Sequence[str], name: str, help: str, table: Table) -> int:
-    """Run the command that the first word names; `name` is that of the table, "" for the top one.
-
-    Raises UsageError for an unknown word.
-    """
+    """Run the command that the first word names, in the table `name` ("" for the top one). Raises UsageError."""
     word = argv[0] if argv else ""
     if word in ("-h", "--help", "help"):
         print(help)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import gapless
-from gapless.base.errors import GaplessError
-from gapless.cli.errors import FAILED, INTERRUPTED, exit_code
+from gapless.base.errors import ConfigError, GaplessError
+from gapless.cli.errors import FAILED, INTERRUPTED, USAGE
 from gapless.cli.kinds import Table, dispatch, rows
 
 INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
@@ -42,17 +42,15 @@ LLM inference and serving in which the host never makes the device wait, nor the
 Without a model, commands use the small one that comes with gapless."""
 
 
-def _dispatch(argv: Sequence[str]) -> int:
-    if argv and argv[0] in ("--version", "-V", "version"):
-        print(f"gapless {gapless.__version__}")
-        return 0
-    return dispatch(argv, "", usage(), COMMANDS)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 a wrong command line, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        if words and words[0] in ("--version", "-V", "version"):
+            code = 0
+            print(f"gapless {gapless.__version__}")
+        else:
+            code = dispatch(words, "", usage(), COMMANDS)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -62,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except GaplessError as error:
-        return _fail(str(error), exit_code(error))
+        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise

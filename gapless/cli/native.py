@@ -8,13 +8,18 @@ from gapless.kernels import native
 from gapless.loop import mask_threads
 
 
-def main() -> None:
-    """Print one line. A machine that cannot build is no error: the engine works there, slower."""
-    with starting():
+def build_all() -> list[build.Outcome]:
+    """Build what is not built yet; what came of the CPU's streams, its kernels and the threads of masks."""
+    with starting():  # it may take half a minute
         cpu_native.load()
         native.load()
         mask_threads.load()
-    outcomes = [build.outcomes[name] for name in (cpu_native.NAME, native.NAME, mask_threads.NAME)]
+    return [build.outcomes[name] for name in (cpu_native.NAME, native.NAME, mask_threads.NAME)]
+
+
+def main() -> None:
+    """Print one line. A machine that cannot build is no error: the engine works there, slower."""
+    outcomes = build_all()
     seconds = sum(outcome.seconds for outcome in outcomes)
     reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
     if reason:

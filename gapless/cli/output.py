@@ -1,10 +1,16 @@
-"""Files that commands write. A path that cannot be written is reported before the work begins."""
+"""What commands write. A path that cannot be written is reported before the work begins."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from gapless.cli.errors import UsageError
+
+
+def say(text: str) -> None:
+    """Print a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def check_writable(path: str | Path, flag: str) -> None:

@@ -7,17 +7,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
+from gapless.cli.output import check_writable, write_text
 from gapless.cli.prompts import RunPrompt, gather
 from gapless.cli.sampling import SamplingFlags, sampling_fields
+from gapless.cli.talk import with_defaults
 
 if TYPE_CHECKING:
     from gapless.engine.outputs import RequestOutput
@@ -49,46 +50,39 @@ def main(argv: Sequence[str]) -> int:
     options = settings.options
     settings.show_notes()
     prompts = gather(options.PROMPT, options.file)
-    if options.raw and any(p.messages is not None for p in prompts):
+    if options.raw and not all(isinstance(p.content, str) for p in prompts):
         raise UsageError(f"{options.file}: messages need the chat template; leave out --raw")
     settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     fields = sampling_fields(settings)
-    with _output(options.output) as file:
-        answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw, options.trace)
-        if file is sys.stdout and len(prompts) == 1:
-            print(answers[0].outputs[0].text)
-        else:
-            _write_lines(file, prompts, answers)
+    if options.output:
+        check_writable(options.output, "--output")
+    answers, seconds = _answer(settings.given(EngineConfig), prompts, fields, options.raw, options.trace)
+    if options.output:
+        write_text(options.output, _json_lines(prompts, answers), "--output")
+    elif len(prompts) == 1:
+        print(answers[0].outputs[0].text)
+    else:
+        print(_json_lines(prompts, answers), end="")
     _summary(answers, seconds)
     return FAILED if any(a.outputs[0].finish_reason == "error" for a in answers) else 0
-
-
-def _output(path: str | None) -> AbstractContextManager[IO[str]]:
-    """Opened before the work begins: a wrong path must not cost a run."""
-    if path is None:
-        return nullcontext(sys.stdout)
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write --output {path}: {error}") from error
 
 
 def _answer(
     engine: dict[str, Any], prompts: list[RunPrompt], fields: dict[str, Any], raw: bool, trace: str | None
 ) -> tuple[list[RequestOutput], float]:
     """The answers and the seconds they took, loading not counted."""
-    from gapless.cli.local import with_defaults
-
     bar = sys.stderr.isatty() and len(prompts) > 1
     with starting():
         llm = gapless.LLM(**engine)
     with llm:
         params = with_defaults(llm.get_default_sampling_params(), fields)
         start = time.perf_counter()
+        contents = [p.content for p in prompts]
         if raw:
-            answers = llm.generate([p.text or "" for p in prompts], params, use_tqdm=bar)
+            answers = llm.generate([c for c in contents if isinstance(c, str)], params, use_tqdm=bar)
         else:
-            answers = llm.chat([p.as_messages() for p in prompts], params, use_tqdm=bar)
+            chats = [[{"role": "user", "content": c}] if isinstance(c, str) else c for c in contents]
+            answers = llm.chat(chats, params, use_tqdm=bar)
         seconds = time.perf_counter() - start
         if trace:
             from gapless.lab.trace import write
@@ -97,17 +91,19 @@ def _answer(
         return answers, seconds
 
 
-def _write_lines(file: IO[str], prompts: list[RunPrompt], answers: list[RequestOutput]) -> None:
+def _json_lines(prompts: list[RunPrompt], answers: list[RequestOutput]) -> str:
+    lines = []
     for prompt, answer in zip(prompts, answers, strict=True):
         done = answer.outputs[0]
-        asked = {"prompt": prompt.text} if prompt.messages is None else {"messages": prompt.messages}
+        asked = {"prompt" if isinstance(prompt.content, str) else "messages": prompt.content}
         said = {
             "text": done.text,
             "finish_reason": done.finish_reason,
             "prompt_tokens": len(answer.prompt_token_ids),
             "completion_tokens": len(done.token_ids),
         }
-        file.write(json.dumps(prompt.extra | asked | said, ensure_ascii=False) + "\n")
+        lines.append(json.dumps({**prompt.extra, **asked, **said}, ensure_ascii=False) + "\n")
+    return "".join(lines)
 
 
 def _summary(answers: list[RequestOutput], seconds: float) -> None:

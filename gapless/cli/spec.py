@@ -72,11 +72,7 @@ def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
 
 
 def convert(spec: Spec, value: Any, source: str) -> Any:
-    """`value` (text, or a value of a config file) as the field's type.
-
-    Raises:
-        UsageError: names `source`, what it holds, and what is accepted.
-    """
+    """`value` (text, or a value of a config file) as the field's type. Raises UsageError naming `source`."""
     if spec.many:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):

@@ -6,7 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, cast
+
+import gapless
+from gapless.base.errors import ServerError
+from gapless.base.params import SamplingParams
+from gapless.base.progress import starting
+from gapless.lab.http import Client
+from gapless.lab.probe import list_models, stream_events
+from gapless.lab.reply import parse_event
+from gapless.lab.target import Target
 
 Messages = list[dict[str, str]]
 Question = str | Messages
@@ -18,47 +27,84 @@ class TextPart(NamedTuple):
 
     text: str
     tokens: int | None = None
-    finish: str | None = None
 
 
 TextParts = AsyncGenerator[TextPart]
+"""An answer. Closing it before its end stops it; it raises GaplessError when it cannot come."""
 
 
-class Talker(Protocol):
-    """Answers one question at a time. `fields` are sampling settings under the API's names.
-
-    Closing an answer before its end stops it. It raises GaplessError when it cannot come.
-    """
-
-    async def start(self) -> None: ...
-
-    def answer(self, question: Question, fields: dict[str, Any]) -> TextParts: ...
-
-    async def close(self) -> None: ...
+def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
+    """Complete `fields` with the model's own settings; without max_tokens, output goes up to the context limit."""
+    return defaults.replace(**{"max_tokens": None, **fields})
 
 
-class ShownAnswer(NamedTuple):
-    """A whole answer and how long it took, in seconds; `first` is the time to the first text."""
+class LocalTalker:
+    """Answers one question at a time with an engine in this process."""
 
-    text: str
-    tokens: int | None
-    finish: str | None
-    first: float
-    total: float
+    def __init__(self, engine: dict[str, Any]) -> None:
+        self._llm = gapless.AsyncLLM.from_engine_args(engine)
 
-    def stats(self) -> str:
-        """Return one line: time to first token, and tokens per second after it."""
-        after = self.total - self.first
-        if not self.tokens:
-            return f"first token after {self.first * 1000:.0f} ms; {self.total:.2f} s"
-        rate = f", {(self.tokens - 1) / after:.1f} tokens/s" if self.tokens > 1 and after > 0 else ""
-        return f"first token after {self.first * 1000:.0f} ms; {self.tokens} tokens in {self.total:.2f} s{rate}"
+    async def start(self) -> None:
+        with starting():
+            await self._llm.start()
+
+    async def close(self) -> None:
+        await self._llm.close()
+
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
+        """Answer with sampling settings that bear the API's names."""
+        prompt: Any = question if isinstance(question, str) else await self._llm.chat_prompt(question)
+        params = with_defaults(self._llm.get_default_sampling_params(), fields)
+        count = 0
+        stream = cast(AsyncGenerator[Any], self._llm.stream(prompt, params))
+        async with contextlib.aclosing(stream) as deltas:
+            async for delta in deltas:
+                count += len(delta.token_ids)
+                yield TextPart(delta.text, count)
 
 
-async def show(answer: TextParts) -> ShownAnswer:
-    """Print an answer while it comes."""
+class RemoteTalker:
+    """Answers one question at a time with the server at `url`; `model` defaults to the first that it lists."""
+
+    def __init__(self, url: str, api_key: str = "", model: str | None = None) -> None:
+        self._client = Client(Target(url, api_key=api_key))
+        self._model = model
+
+    async def start(self) -> None:
+        """Do nothing: the first question opens a connection."""
+
+    async def close(self) -> None:
+        self._client.close()
+
+    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
+        """Answer as LocalTalker does."""
+        self._model = self._model or (await list_models(self._client))[0].name
+        bare = isinstance(question, str)
+        path, asked = ("/v1/completions", "prompt") if bare else ("/v1/chat/completions", "messages")
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
+        fields = {"model": self._model, asked: question, **fields, **streaming}
+        async with contextlib.aclosing(stream_events(self._client, path, fields)) as events:
+            async for data in events:
+                if data == b"[DONE]":
+                    return
+                yield _part(parse_event(data))
+        raise ServerError("the server's answer broke off before its end")
+
+
+Talker = LocalTalker | RemoteTalker
+
+
+def _part(event: dict[str, Any]) -> TextPart:
+    usage = event.get("usage") or {}
+    choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
+    text = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+    return TextPart(text, usage.get("completion_tokens"))
+
+
+async def show(answer: TextParts) -> tuple[str, str]:
+    """Print an answer while it comes. Return its text, and how long it took in one line."""
     start = time.perf_counter()
-    first, tokens, finish, texts = 0.0, None, None, []
+    first, tokens, texts = 0.0, None, []
     async with contextlib.aclosing(answer) as parts:
         async for part in parts:
             if part.text:
@@ -67,8 +113,16 @@ async def show(answer: TextParts) -> ShownAnswer:
                 sys.stdout.write(part.text)
                 sys.stdout.flush()
             tokens = part.tokens if part.tokens is not None else tokens
-            finish = part.finish or finish
     sys.stdout.write("\n")
     sys.stdout.flush()
     total = time.perf_counter() - start
-    return ShownAnswer("".join(texts), tokens, finish, first or total, total)
+    return "".join(texts), _timing(tokens, first or total, total)
+
+
+def _timing(tokens: int | None, first: float, total: float) -> str:
+    """Seconds to the first text and to the end, as time to first token and tokens per second after it."""
+    begun = f"first token after {first * 1000:.0f} ms"
+    if not tokens:
+        return f"{begun}; {total:.2f} s"
+    rate = f", {(tokens - 1) / (total - first):.1f} tokens/s" if tokens > 1 and total > first else ""
+    return f"{begun}; {tokens} tokens in {total:.2f} s{rate}"

@@ -6,15 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
-from gapless.lab.exposition import Page
 from gapless.lab.probe import fetch
 from gapless.lab.target import DEFAULT_URL, Target
-from gapless.lab.top import TopView, known, view
-from gapless.lab.top_text import TopRow, block, line, rows
+from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows, view
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     options = settings.options
     server = Server(options.URL, settings.api_key)
     server.look()  # a wrong address is an error; later, a server that is down is waited for
-    try:
+    with suppress(KeyboardInterrupt):
         if options.once:
             time.sleep(options.interval)
             print(block(server.look(), server.heading(options.interval)))
@@ -57,8 +56,6 @@ def main(argv: Sequence[str]) -> int:
             _live(server, options.interval)
         else:
             print_lines(server, options.interval)
-    except KeyboardInterrupt:
-        return 0
     return 0
 
 

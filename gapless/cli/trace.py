@@ -32,17 +32,14 @@ def record(argv: Sequence[str]) -> int:
     options = settings.options
     path = Path(options.output)
     check_writable(path, "--output")
-    from gapless.lab import probe, trace, trace_summary
+    from gapless.lab import probe, trace
 
     print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
     target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
-    if trace.is_raw(path):
-        trace.write(path, recording)
-    else:
-        trace.write_bytes(path, data)
-    print(trace_summary.text_of(trace_summary.summarise(recording)))
+    trace.write(path, recording)
+    print(trace.text_of(trace.summarise(recording)))
     print(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}", file=sys.stderr)
     return 0
 
@@ -70,9 +67,9 @@ def summary(argv: Sequence[str]) -> int:
         help="how many of the longest bubbles to list (default: 5)",
     )  # fmt: skip
     options = command.read(argv, {}).options
-    from gapless.lab import trace, trace_summary
+    from gapless.lab import trace
 
-    print(trace_summary.text_of(trace_summary.summarise(trace.read(options.FILE), options.worst)))
+    print(trace.text_of(trace.summarise(trace.read(options.FILE), options.worst)))
     return 0
 
 

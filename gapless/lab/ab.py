@@ -4,65 +4,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Live, live
-from gapless.lab.compare import compare
+from gapless.lab.compare import ArmRun, compare
 from gapless.lab.paired_load import PairedLoad, Played
-from gapless.lab.report import ArmRun, judge, pairs_of
+from gapless.lab.report import judge, pairs_of
 
 WARM_UP_PAIR = 1_000_000
 """Number of the warm-up pair, so that its seed is far from those of the pairs that count."""
-START_SECONDS = 600.0
 Tell = Callable[[str], None]
 
 
 def run_experiment(setup: Setup, tell: Tell) -> dict[str, Any]:
     """Start what is to be started, run everything, judge, and return the report (see gapless.lab.report).
 
-    Raises:
-        ConfigError: a request does not fit into a model. ArmError, ServerError: a server does not start or answer.
+    Raises ConfigError for a request that does not fit into a model, ArmError or ServerError for a server.
     """
     began = time.monotonic()
     created = datetime.now(UTC).isoformat(timespec="seconds")
     load = PairedLoad(setup.load, setup.arms, setup.priority)
     runs: list[ArmRun] = []
-    for first, last in _sittings(setup):
-        with _servers(setup, load, tell) as servers:
-            for pair in range(first, last):
-                runs += _pair(setup, load, servers, pair, began, tell)
-                if _decided(setup, runs, pair + 1):
-                    break
-        if _decided(setup, runs, len(runs) // 2):
-            tell(f"decided after {len(runs) // 2} of {setup.flags.runs} pairs")
-            break
+    with ExitStack() as stack:
+        for pair in range(setup.flags.runs):
+            if pair == 0 or setup.flags.restart:
+                stack.close()
+                servers = _start(setup, load, stack, tell)
+            runs += _pair(setup, load, servers, pair, began, tell)
+            if _decided(setup, runs, pair + 1):
+                tell(f"decided after {pair + 1} of {setup.flags.runs} pairs")
+                break
     return judge(setup, load.described(), runs, servers, created)
 
 
-def _sittings(setup: Setup) -> list[tuple[int, int]]:
-    """(first pair, one past the last) between two starts of the servers."""
-    runs = setup.flags.runs
-    return [(pair, pair + 1) for pair in range(runs)] if setup.flags.restart else [(0, runs)]
-
-
-@contextmanager
-def _servers(setup: Setup, load: PairedLoad, tell: Tell) -> Iterator[tuple[Live, Live]]:
-    """Both servers up, asked and warm."""
-    with ExitStack() as stack:
-        up = []
-        for arm in setup.arms:
-            tell(f"{arm.letter}: {'at' if arm.url else 'starting with'} {arm.name}")
-            up.append(stack.enter_context(live(arm, START_SECONDS)))
-        servers = (up[0], up[1])
-        load.meet(servers)
-        for run in range(setup.flags.warmup_runs):
-            for which in range(len(LETTERS)):
-                load.play(which, WARM_UP_PAIR + run)
-        yield servers
+def _start(setup: Setup, load: PairedLoad, stack: ExitStack, tell: Tell) -> tuple[Live, Live]:
+    """Both servers up, asked and warm, until `stack` closes."""
+    up = []
+    for arm in setup.arms:
+        tell(f"{arm.letter}: {'at' if arm.url else 'starting with'} {arm.name}")
+        up.append(stack.enter_context(live(arm)))
+    servers = (up[0], up[1])
+    load.meet(servers)
+    for run in range(setup.flags.warmup_runs):
+        for which in (0, 1):
+            load.play(which, WARM_UP_PAIR + run)
+    return servers
 
 
 def _pair(

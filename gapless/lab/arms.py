@@ -64,26 +64,20 @@ def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> 
             raise ConfigError(f"{word.split('=')[0]} is chosen by ab itself, which starts both servers on free ports")
     names = [shlex.join(own) or "(defaults)" for own in (a, b)]
     if names[0] == names[1]:
-        names = [f"{name} ({letter})" for name, letter in zip(names, LETTERS, strict=True)]
-    one, other = (
-        Arm(letter, name, flags=(*both, *own), own=tuple(own))
-        for letter, name, own in zip(LETTERS, names, (a, b), strict=True)
+        names = [f"{names[0]} ({letter})" for letter in LETTERS]
+    return (
+        Arm("A", names[0], flags=(*both, *a), own=tuple(a)),
+        Arm("B", names[1], flags=(*both, *b), own=tuple(b)),
     )
-    return one, other
 
 
 def arms_from_urls(a: str, b: str, api_key: str = "") -> tuple[Arm, Arm]:
     """Two servers that run already; they may be one and the same, which is an A/A test."""
-    one, other = (Arm(letter, url, url=url, api_key=api_key) for letter, url in zip(LETTERS, (a, b), strict=True))
-    return one, other
+    return Arm("A", a, url=a, api_key=api_key), Arm("B", b, url=b, api_key=api_key)
 
 
 def split_arms(words: Sequence[str]) -> list[list[str]]:
-    """`-- A -- B` -> [A, B]; of three groups the first is for both arms. Nothing gives no group.
-
-    Raises:
-        ConfigError: one group, or more than three.
-    """
+    """`-- A -- B` -> [A, B]; of three groups the first is for both arms. Raises ConfigError for one, or for more."""
     groups: list[list[str]] = []
     for word in words:
         if word == "--":
@@ -116,36 +110,26 @@ def shown_flags(flags: Sequence[str]) -> list[str]:
 
 @contextmanager
 def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
-    """The arm's server, started when it has no URL and stopped at the end.
-
-    Raises:
-        ArmError: it cannot be reached or did not get ready; the text has its last words.
-    """
+    """The arm's server, started when it has no URL and stopped at the end. Raises ArmError with its last words."""
     if arm.url:
         yield Live(arm.url, server_facts(arm.url, arm.api_key), arm.api_key)
         return
     with tempfile.TemporaryDirectory(prefix="gapless-ab-") as folder:
         log = Path(folder) / f"{arm.letter}.log"
-        with _process(arm, log) as process:
+        command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
+        with log.open("wb") as out:
+            # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
             url, said = _wait_ready(arm, process, log, start_seconds)
             key = _key(arm.flags)
             yield Live(url, {**server_facts(url, key), "started": said}, key, process.pid)
             if process.poll() is not None:
                 raise ArmError(f"the server of arm {arm.letter} ended during the runs: {last_words(log)}")
-
-
-@contextmanager
-def _process(arm: Arm, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
-    with log.open("wb") as out:
-        # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        _stop(process)
+        finally:
+            _stop(process)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -180,11 +164,7 @@ def last_words(log: Path) -> str:
 
 
 def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
-    """Version, model and settings as the server tells them; a part that it does not tell is left out.
-
-    Raises:
-        ServerError: nothing answers at the URL.
-    """
+    """Version, model and settings, those of them that the server tells. Raises ServerError where nothing answers."""
     return asyncio.run(_facts(Target(base_url=url, api_key=api_key, timeout=10.0)))
 
 

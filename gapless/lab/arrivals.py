@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -53,10 +54,6 @@ class Arrivals(NamedTuple):
             raise ConfigError(f"request-rate must be above 0, or inf for all at once, got {self.rate}")
         if not self.burstiness > 0:
             raise ConfigError(f"burstiness must be above 0 (1 is Poisson, inf is constant), got {self.burstiness}")
-        if not math.isinf(self.rate) and (self.ramp or self.burst):
-            raise ConfigError("request-rate: a ramp or bursts set the rate themselves")
-        if self.ramp and self.ramp.strategy not in RAMPS:
-            raise ConfigError(f"request-rate: a ramp is {' or '.join(RAMPS)}, got {self.ramp.strategy!r}")
         if self.ramp and not (0 < self.ramp.start < math.inf and 0 < self.ramp.end < math.inf):
             raise ConfigError("request-rate: both ends of a ramp must be above 0")
         if self.burst and not (self.burst.size >= 1 and 0 <= self.burst.interval < math.inf):
@@ -108,11 +105,7 @@ class Arrivals(NamedTuple):
 
 
 def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
-    """Read `4`, `inf`, `linear:1:20`, `exponential:1:20` or `burst:16:2`; None sends all at once.
-
-    Raises:
-        ConfigError: the text is none of these.
-    """
+    """Read `4`, `inf`, `linear:1:20`, `exponential:1:20` or `burst:16:2`; None is inf. Raises ConfigError."""
     kind, *numbers = ("inf" if rate is None else rate).split(":")
     try:
         if kind in RAMPS and len(numbers) == 2:
@@ -130,7 +123,5 @@ def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
 def burstiness_of(times: Sequence[float]) -> float:
     """Coefficient of variation of the gaps: 0 constant, 1 Poisson, above 1 bursty. 0.0 for fewer than three times."""
     gaps = [b - a for a, b in pairwise(times)]
-    mean = math.fsum(gaps) / len(gaps) if gaps else 0.0
-    if len(gaps) < 2 or mean <= 0:
-        return 0.0
-    return math.sqrt(math.fsum((g - mean) ** 2 for g in gaps) / len(gaps)) / mean
+    mean = statistics.fmean(gaps) if len(gaps) > 1 else 0.0
+    return statistics.pstdev(gaps, mean) / mean if mean > 0 else 0.0

@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
-from gapless.lab.block import block, remarks
 from gapless.lab.datasets import MADE_UP, Prompt, Workload
 from gapless.lab.http import Client, Connect
-from gapless.lab.load import run_load
+from gapless.lab.load import SideLoad, SideResult, run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.side import SideLoad, SideResult
-from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
+from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import prepare
+from gapless.lab.workload import build, cut, find_source, warm_up_prompts
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -49,10 +47,6 @@ class LoadPlan:
 
     def __post_init__(self) -> None:
         self.arrivals.check()
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"max-concurrency must be at least 1, got {self.concurrency}")
-        if self.num_warmups < 0:
-            raise ConfigError(f"num-warmups must be at least 0, got {self.num_warmups}")
 
 
 class BenchResult(NamedTuple):
@@ -100,9 +94,8 @@ class BenchResult(NamedTuple):
 async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
     """Measure a server.
 
-    Raises:
-        ServerError: it is not there, refuses the key, has no such model, or refuses the first request.
-        ConfigError: the workload does not fit the model, or its file is wrong.
+    Raises ServerError when it is not there, has no such model or refuses the first request; ConfigError for a workload
+    that does not fit the model, or whose file is wrong.
     """
     async with Client(plan.target, connect) as client:
         if plan.ready_seconds > 0:
@@ -110,25 +103,27 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
         model = await probe.pick_model(client)
         plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
-        ready = await prepare(plan.work, client, tokenizer=plan.tokenizer, warm_ups=max(1, plan.num_warmups))
-        check_lengths(plan, ready.prompts, model)
-        first = ready.warm_up[0]
+        found = await find_source(plan.work, client, plan.tokenizer)
+        prompts = await cut(plan.work, found, build(plan.work, found.source), client)
+        check_prompts(plan, prompts, model)
+        warm_up = warm_up_prompts(prompts, found.source, max(1, plan.num_warmups))
+        first = warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
-        say(_announcement(plan, len(ready.prompts)))
+        limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
+        asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
+        say(f"{asked}: {schedule_name(plan)}{limit}")
         if plan.num_warmups:
             with bar("warm-up", plan.num_warmups) as advance:
-                zeros = [0.0] * len(ready.warm_up)
+                zeros = [0.0] * len(warm_up)
                 await run_load(
-                    plan.target, ready.warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
+                    plan.target, warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
                 )
-        return await _measure(plan, client, ready.prompts, [ready.note] if ready.note else [], bar)
+        return await _measure(plan, client, prompts, [found.note] if found.note else [], bar)
 
 
 async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
-    if beside:
-        beside.start()
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
     side = await beside.stop() if beside else None
@@ -137,12 +132,6 @@ async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
     notes += remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
     return BenchResult(plan, run, prompts, summary, tuple(notes), side)
-
-
-def _announcement(plan: LoadPlan, count: int) -> str:
-    limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-    asked = f"{count} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
-    return f"{asked}: {schedule_name(plan)}{limit}"
 
 
 def schedule_name(plan: LoadPlan) -> str:
@@ -164,7 +153,14 @@ def fitted(plan: LoadPlan, model: probe.ServedModel, say: Say) -> LoadPlan:
     return replace(plan, work=replace(work, input_len=room, output_len=output))
 
 
-def check_lengths(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
+def check_prompts(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.ServedModel) -> None:
+    """Raises ConfigError for prompts that the API does not take, and for lengths that the model does not hold."""
+    for content in (prompt.content for prompt in prompts):
+        ids = isinstance(content, tuple) and bool(content) and isinstance(content[0], int)
+        if ids and plan.target.chat:
+            raise ConfigError("a prompt of token ids cannot be sent to chat: use --backend openai")
+        if isinstance(content, tuple) and not ids and not plan.target.chat:
+            raise ConfigError("messages need the chat API: use --backend openai-chat")
     longest = max(p.input_len + p.output_len for p in prompts)
     if plan.work.dataset in MADE_UP and model.max_len and longest > model.max_len:
         raise ConfigError(

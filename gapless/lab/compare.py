@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from gapless.lab.records import LoadRun
 from gapless.lab.significance import (
     MIN_PAIRS,
-    Difference,
     Drift,
+    Tail,
     crossover,
     detectable,
     drift,
@@ -17,9 +18,10 @@ from gapless.lab.significance import (
     pairs_needed,
     sign_flip_p,
     spread_of,
+    tail,
     welch,
 )
-from gapless.lab.tails import Tail, tail
+from gapless.lab.summary import request_figures
 
 TESTS = ("crossover", "permutation", "welch")
 EFFECTS = (0.01, 0.03)
@@ -40,21 +42,17 @@ class Metric(NamedTuple):
     """Set for high quantiles, which rest on few samples."""
 
 
-def _latencies() -> list[Metric]:
-    return [
-        Metric(f"{kind}_{figure}_ms", f"{kind.capitalize()} {figure.upper()}", "ms", False, figure, quantile)
-        for figure in ("ttft", "tpot", "itl", "e2el")
-        for kind, quantile in (("mean", None), ("median", None), ("p99", 0.99))
-    ]
-
-
 METRICS = {
     metric.key: metric
     for metric in (
         Metric("request_throughput", "Requests/s", "1/s", True),
         Metric("output_throughput", "Output tokens/s", "1/s", True),
         Metric("total_token_throughput", "Total tokens/s", "1/s", True),
-        *_latencies(),
+        *(
+            Metric(f"{kind}_{figure}_ms", f"{kind.capitalize()} {figure.upper()}", "ms", False, figure, quantile)
+            for figure in ("ttft", "tpot", "itl", "e2el")
+            for kind, quantile in (("mean", None), ("median", None), ("p99", 0.99))
+        ),
     )
 }
 JUDGED = (
@@ -64,16 +62,26 @@ JUDGED = (
 """The metrics that get a verdict by default. A longer list costs power: Holm pays for every member."""
 
 
-class Pair(NamedTuple):
-    """Two runs of the same prompts, one an arm, one right after the other."""
+class ArmRun(NamedTuple):
+    """One run of load on one arm."""
 
-    a_first: bool
-    a: Mapping[str, float]
-    b: Mapping[str, float]
-    """Figures of each run by metric key."""
-    a_samples: Mapping[str, Sequence[float]]
-    b_samples: Mapping[str, Sequence[float]]
-    """Figures of each request, by ttft, tpot, itl, e2el; milliseconds."""
+    letter: str
+    pair: int
+    first: bool
+    """It was the first of its pair."""
+    seed: int
+    began: float
+    """Seconds from the start of the experiment."""
+    busy_before: float | None
+    load_average: float | None
+    gpus: Sequence[Mapping[str, str]]
+    load: LoadRun
+    metrics: Mapping[str, float]
+    notes: Sequence[str] = ()
+
+
+Pair = tuple[ArmRun, ArmRun]
+"""Runs of A and of B that played the same prompts, one right after the other."""
 
 
 class Rules(NamedTuple):
@@ -117,28 +125,20 @@ class MetricRow(NamedTuple):
 
 def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
     """A row for each of `keys` that every run has a figure for."""
-    held = [METRICS[key] for key in keys if all(key in run for pair in pairs for run in (pair.a, pair.b))]
+    held = [METRICS[key] for key in keys if all(key in run.metrics for pair in pairs for run in pair)]
     rows = [_described(pairs, metric) for metric in held]
     if len(pairs) < MIN_PAIRS:
         return rows
-    found = [_difference(pairs, metric, rules.test) for metric in held]
-    flipped = [sign_flip_p([y - x for x, y in zip(*_values(pairs, metric), strict=True)]) for metric in held]
-    p_values = flipped if rules.test == "permutation" else [difference.p for difference in found]
+    rows = [_judged(row, pairs, rules, len(held)) for row in rows]
+    raised = holm([row.p for row in rows if row.p is not None])
     return [
-        _judged(row, difference, rules, len(held))._replace(
-            p=p, p_holm=p_holm, p_permutation=flip, verdict=_verdict(row.metric, difference.delta, p_holm, rules.alpha)
-        )
-        for row, difference, p, p_holm, flip in zip(rows, found, p_values, holm(p_values), flipped, strict=True)
+        row._replace(p_holm=p_holm, verdict=_verdict(row, p_holm, rules.alpha))
+        for row, p_holm in zip(rows, raised, strict=True)
     ]
 
 
 def _values(pairs: Sequence[Pair], metric: Metric) -> tuple[list[float], list[float]]:
-    return [pair.a[metric.key] for pair in pairs], [pair.b[metric.key] for pair in pairs]
-
-
-def _difference(pairs: Sequence[Pair], metric: Metric, test: str) -> Difference:
-    a, b = _values(pairs, metric)
-    return welch(a, b) if test == "welch" else crossover(a, b, [pair.a_first for pair in pairs])
+    return [a.metrics[metric.key] for a, _ in pairs], [b.metrics[metric.key] for _, b in pairs]
 
 
 def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
@@ -151,8 +151,11 @@ def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
     return MetricRow(metric, len(a), a_mean, _std(a), b_mean, _std(b), (b_mean - a_mean) / unit, shares, *tails)
 
 
-def _judged(row: MetricRow, difference: Difference, rules: Rules, family: int) -> MetricRow:
-    """The row with what a difference says, for a list of `family` metrics."""
+def _judged(row: MetricRow, pairs: Sequence[Pair], rules: Rules, family: int) -> MetricRow:
+    """The row with what the test says, for a list of `family` metrics; not its verdict."""
+    a, b = _values(pairs, row.metric)
+    difference = welch(a, b) if rules.test == "welch" else crossover(a, b, [run.first for run, _ in pairs])
+    flipped = sign_flip_p([y - x for x, y in zip(a, b, strict=True)])
     unit, alpha = row.a_mean or 1.0, rules.alpha / family
     low, high = (edge / unit for edge in difference.interval(rules.alpha))
     spread = spread_of(difference, row.n) / abs(unit)
@@ -160,6 +163,8 @@ def _judged(row: MetricRow, difference: Difference, rules: Rules, family: int) -
         delta=difference.delta / unit,
         low=low,
         high=high,
+        p=flipped if rules.test == "permutation" else difference.p,
+        p_permutation=flipped,
         detectable=detectable(difference.error, difference.df, alpha, rules.power) / abs(unit),
         needed={str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS},
         order=difference.order / unit if rules.test != "welch" else None,
@@ -170,15 +175,15 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _verdict(metric: Metric, delta: float, p_holm: float, alpha: float) -> str:
+def _verdict(row: MetricRow, p_holm: float, alpha: float) -> str:
     if p_holm >= alpha:
         return "same"
-    return "better" if (delta > 0) == metric.higher_is_better else "worse"
+    return "better" if (row.delta > 0) == row.metric.higher_is_better else "worse"
 
 
 def _tails(pairs: Sequence[Pair], metric: Metric) -> tuple[Tail | None, Tail | None]:
     if metric.quantile is None:
         return None, None
-    sides = [[pair.a_samples[metric.figure] for pair in pairs], [pair.b_samples[metric.figure] for pair in pairs]]
+    sides = ([request_figures(run.load.samples)[metric.figure] for run in runs] for runs in zip(*pairs, strict=True))
     a, b = (tail(side, metric.quantile) if all(side) else None for side in sides)
     return a, b

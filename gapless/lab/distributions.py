@@ -8,20 +8,11 @@ from functools import lru_cache
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
-_TINY = 1e-300
-
-
-def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) of Student's t with `df` degrees of freedom, df > 0."""
-    if math.isinf(t):
-        return 1.0 if t > 0 else 0.0
-    below = 0.5 * _beta_cdf(df / (df + t * t), df / 2, 0.5)
-    return below if t < 0 else 1.0 - below
 
 
 def t_two_sided(t: float, df: float) -> float:
-    """P(|T| >= |t|): the p-value of a two-sided test."""
-    return 0.0 if math.isinf(t) else _beta_cdf(df / (df + t * t), df / 2, 0.5)
+    """P(|T| >= |t|) of Student's t with `df` degrees of freedom, df > 0: the p-value of a two-sided test."""
+    return _beta_cdf(df / (df + t * t), df / 2, 0.5)
 
 
 @lru_cache(maxsize=1024)
@@ -29,10 +20,10 @@ def t_quantile(p: float, df: float) -> float:
     """Return the t below which a share `p` of the distribution is, 0 < p < 1."""
     if p < 0.5:
         return -t_quantile(1.0 - p, df)
-    high = 1.0
-    while t_cdf(high, df) < p:
+    beyond, high = 2.0 * (1.0 - p), 1.0
+    while t_two_sided(high, df) > beyond:
         high *= 2.0
-    return bisect(lambda t: t_cdf(t, df) >= p, 0.0, high)
+    return bisect(lambda t: t_two_sided(t, df) <= beyond, 0.0, high)
 
 
 def t_power(shift: float, df: float, alpha: float) -> float:
@@ -79,21 +70,10 @@ def _beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of I_x(a, b), by Lentz's method (Abramowitz and Stegun 26.5.8)."""
-    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
-    value = d
-    for m in range(1, 500):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0)),
-        ):
-            d = 1.0 / _away_from_zero(1.0 + term * d)
-            c = _away_from_zero(1.0 + term / c)
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return value
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+    """The continued fraction of I_x(a, b), from its far end (Abramowitz and Stegun 26.5.8)."""
+    value = 1.0
+    for m in range(int(20 + 5 * math.sqrt(a + b)), 0, -1):  # it converges in O(sqrt(max(a, b))) terms
+        even = m * (b - m) * x / ((a + 2 * m - 1.0) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1.0))
+        value = 1.0 + even / (1.0 + odd / value)
+    return 1.0 / (1.0 - (a + b) * x / (a + 1.0) / value)

@@ -24,9 +24,10 @@ _VECTOR = (
 
 def describe_host() -> dict[str, Any]:
     """What of this machine matters to figures. No names: reports are published."""
+    has = (processor_says("flags") or processor_says("Features")).split()
     return {
-        "cpu": _cpu_name(),
-        "vector": _vector_sets(),
+        "cpu": processor_says("model name") or platform.processor() or platform.machine(),
+        "vector": [name for name in _VECTOR if name in has],
         "cores": usable_cores(),
         "memory_bytes": memory()[1],
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
@@ -85,12 +86,3 @@ def _ticks() -> tuple[int, int] | None:
         return None
     ticks = [int(word) for word in words]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-
-
-def _cpu_name() -> str:
-    return processor_says("model name") or platform.processor() or platform.machine()
-
-
-def _vector_sets() -> list[str]:
-    has = (processor_says("flags") or processor_says("Features")).split()
-    return [name for name in _VECTOR if name in has]

@@ -1,14 +1,18 @@
-"""Questions with one right answer each: GSM8K's form, MMLU-Pro's form, and the demo model's held-out problems."""
+"""Questions with one right answer each: GSM8K's form, MMLU-Pro's form, and the demo model's held-out problems.
+
+What an answer says is found by the rules of lm-eval's gsm8k and mmlu_pro, strict and flexible.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.demo import held_out
-from gapless.lab.dataset_files import json_objects
+from gapless.lab.datasets import json_objects
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40
@@ -19,6 +23,16 @@ CHOICE_TASK = (
 )
 THINK = "Let's think step by step."
 NO_CATEGORY = "all"
+MATCHES = ("flexible", "strict")
+STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
+ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
+RULES = {
+    "number": {"strict": 'the first "#### N"', "flexible": "the last number"},
+    "choice": {
+        "strict": 'the first "answer is (X)"',
+        "flexible": 'as strict, else the last "Answer: X", else the last letter that stands alone',
+    },
+}
 
 
 class Question(NamedTuple):
@@ -154,3 +168,42 @@ def _asked(question: Question) -> str:
 def _with_options(question: Question) -> str:
     lines = [f"{letter}. {text}\n" for letter, text in zip(question.letters, question.options, strict=True)]
     return f"Question:\n{question.text}\nOptions:\n{''.join(lines)}"
+
+
+class Extracted(NamedTuple):
+    """What either rule finds in an answer; "" is nothing."""
+
+    strict: str
+    flexible: str
+
+
+def find(question: Question, text: str) -> Extracted:
+    """The number or the letter that `text` gives as its answer."""
+    return _letter_in(text, question.letters) if question.options else _number_in(text)
+
+
+def is_right(found: str, question: Question) -> bool:
+    """Equal once commas, dollar signs and a full stop at the end are gone, as lm-eval compares; 42 and 42.0 differ."""
+    return bool(found) and _plain(found) == _plain(question.gold)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[,$]", "", text).strip().removesuffix(".").lower()
+
+
+def _number_in(text: str) -> Extracted:
+    strict = STRICT_NUMBER.search(text)
+    # lm-eval's pattern takes dots and commas without a digit as well; they are no number.
+    numbers = [match for match in ANY_NUMBER.findall(text) if any(letter.isdigit() for letter in match)]
+    return Extracted(strict[1] if strict else "", numbers[-1] if numbers else "")
+
+
+def _letter_in(text: str, letters: str) -> Extracted:
+    one = f"[{letters}]"
+    strict = re.search(rf"answer is \(?({one})\b\)?", text)
+    if strict:
+        return Extracted(strict[1], strict[1])
+    named = re.findall(rf"[aA]nswer:\s*\(?({one})\b", text)
+    alone = re.findall(rf"\b({one})\b", text)
+    last = (named or alone or [""])[-1]
+    return Extracted("", last)

@@ -1,18 +1,26 @@
-"""Answers to figures: who was right, by category, with standard errors; and the file that keeps every question."""
+"""Answers to figures: who was right, by category, with standard errors; the file that keeps every question.
+
+Two such files are compared question by question: who flipped, and whether that may be chance.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gapless.lab.eval_questions import Question
-from gapless.lab.eval_rules import MATCHES, RULES, Extracted, find, is_right
+from gapless.base.errors import ConfigError
+from gapless.lab.eval_questions import MATCHES, RULES, Extracted, Question, find, is_right
 from gapless.lab.eval_run import Answered, EvalFlags, prompt_hash
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
 Z95 = 1.959963984540054
+SHOWN = 40
+"""Characters of what was extracted, in a row of the list."""
+TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
 
 
 class Marked(NamedTuple):
@@ -75,8 +83,14 @@ class EvalResult(NamedTuple):
         """The rule that decides."""
         return self.flags.match
 
-    def share(self, match: str, wanted: Callable[[Marked], bool] = lambda _: True) -> Share:
-        chosen = [one.right(match) for one in self.marked if wanted(one)]
+    @property
+    def other(self) -> str:
+        """The rule that does not."""
+        return MATCHES[self.match == MATCHES[0]]
+
+    def share(self, match: str, category: str | None = None) -> Share:
+        """Count who is right by a rule, in one category or in all."""
+        chosen = [one.right(match) for one in self.marked if category in (None, one.question.category)]
         return Share(sum(chosen), len(chosen))
 
     @property
@@ -91,18 +105,11 @@ class EvalResult(NamedTuple):
     def cut(self) -> int:
         return sum(one.answered.finish == "length" for one in self.marked)
 
-    def categories(self) -> list[str]:
-        """The categories of all questions, sorted by name."""
-        return sorted({one.question.category for one in self.marked})
-
     def rows(self) -> list[tuple[str, Share, Share]]:
-        """(name, by the deciding rule, by the other), the whole last."""
-        other = MATCHES[self.match == MATCHES[0]]
-        rows = []
-        for name in self.categories():
-            inside = _in(name)
-            rows.append((name, self.share(self.match, inside), self.share(other, inside)))
-        return [*rows, ("all", self.total, self.share(other))]
+        """(category, by the deciding rule, by the other), sorted by name, the whole last."""
+        names = sorted({one.question.category for one in self.marked})
+        rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
+        return [*rows, ("all", self.total, self.share(self.other))]
 
     def lines(self) -> list[str]:
         """The table, and what went wrong."""
@@ -110,8 +117,9 @@ class EvalResult(NamedTuple):
         if len(rows) == 2:
             rows = rows[1:]
         width = max(len("category"), *(len(name) for name, _, _ in rows))
-        other = MATCHES[self.match == MATCHES[0]]
-        head = f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {other:>9}"
+        head = (
+            f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {self.other:>9}"
+        )
         lines = [head, "-" * len(head)]
         lines += [_line(name, width, share, beside) for name, share, beside in rows]
         lines += [f"note: {note}" for note in self.notes()]
@@ -128,7 +136,7 @@ class EvalResult(NamedTuple):
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds date, data and target."""
         task = self.flags
-        kinds = sorted({_kind(one.question) for one in self.marked})
+        kinds = sorted({"choice" if one.question.options else "number" for one in self.marked})
         asked = {
             **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
             **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
@@ -142,14 +150,6 @@ class EvalResult(NamedTuple):
         }
         questions = [_record(one, self.match) for one in self.marked]
         return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": questions}
-
-
-def _in(name: str) -> Callable[[Marked], bool]:
-    return lambda one: one.question.category == name
-
-
-def _kind(question: Question) -> str:
-    return "choice" if question.options else "number"
 
 
 def _line(name: str, width: int, share: Share, beside: Share) -> str:
@@ -167,3 +167,129 @@ def _record(one: Marked, match: str) -> Mapping[str, Any]:
         **{"correct": one.right(match), "strict": one.found.strict, "flexible": one.found.flexible},
         **{"finish_reason": answered.finish, "output_tokens": answered.output_tokens, "error": answered.error},
     }
+
+
+class Flip(NamedTuple):
+    """A question that one of the two got right. `a` and `b` are what was extracted."""
+
+    id: str
+    category: str
+    gold: str
+    a: str
+    b: str
+    a_right: bool
+
+
+class Comparison(NamedTuple):
+    """Counts are over the questions that both files hold."""
+
+    both_right: int
+    both_wrong: int
+    flips: tuple[Flip, ...]
+    other_prompt: int
+    """Questions that were asked in other words."""
+    same_text: int
+    only_a: int
+    """Questions that B does not hold."""
+    only_b: int
+
+    @property
+    def n(self) -> int:
+        return self.both_right + self.both_wrong + len(self.flips)
+
+    @property
+    def lost(self) -> int:
+        """Right in A alone."""
+        return sum(flip.a_right for flip in self.flips)
+
+    @property
+    def gained(self) -> int:
+        return len(self.flips) - self.lost
+
+    @property
+    def difference(self) -> tuple[float, float]:
+        """B's accuracy less A's, and its standard error over pairs: sqrt((b + c - (b - c)²/n) / n²)."""
+        b, c, n = self.lost, self.gained, self.n
+        return (c - b) / n, math.sqrt(b + c - (c - b) ** 2 / n) / n
+
+    @property
+    def p_value(self) -> float:
+        return mcnemar(self.lost, self.gained)
+
+    def lines(self, a: str, b: str) -> list[str]:
+        delta, error = self.difference
+        share_a, share_b = (Share(self.both_right + more, self.n) for more in (self.lost, self.gained))
+        lines = [
+            f"A: {a}: {100 * share_a.accuracy:.2f} % ± {100 * share_a.stderr:.2f}",
+            f"B: {b}: {100 * share_b.accuracy:.2f} % ± {100 * share_b.stderr:.2f}",
+            f"{self.n} questions in both: {self.both_right} right in both, {self.both_wrong} wrong in both, "
+            f"{self.lost} right in A alone, {self.gained} right in B alone",
+            f"B - A: {100 * delta:+.2f} points ± {100 * error:.2f}; McNemar's exact p-value {self.p_value:.4g}",
+            f"same text: {self.same_text} of {self.n}",
+        ]
+        if self.other_prompt:
+            lines.append(f"note: {self.other_prompt} questions were not asked in the same words")
+        if self.only_a or self.only_b:
+            lines.append(f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone")
+        for flip in self.flips:
+            who = "A" if flip.a_right else "B"
+            lines.append(f"{flip.id} ({flip.category}): gold {flip.gold}, A {_cut(flip.a)}, B {_cut(flip.b)}: {who}")
+        return lines
+
+    def json(self) -> dict[str, Any]:
+        delta, error = self.difference
+        counts = ("n", "both_right", "both_wrong", "lost", "gained", "same_text", "other_prompt", "only_a", "only_b")
+        tested = {"difference": delta, "stderr": error, "mcnemar_p": self.p_value}
+        return {
+            "kind": f"{KIND}-compare",
+            **{name: getattr(self, name) for name in counts},
+            **tested,
+            "flips": [flip._asdict() for flip in self.flips],
+        }
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")
+
+
+def mcnemar(lost: int, gained: int) -> float:
+    """Two-sided exact p-value: how likely flips fall at least so unevenly, each with chance one half either way."""
+    n = lost + gained
+    tail: int = sum(math.comb(n, k) for k in range(min(lost, gained) + 1))
+    return min(1.0, float(2 * tail / 2**n))
+
+
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+    """Match two result files by question id. Raises ConfigError when they share none."""
+    left, right = ({row["id"]: row for row in result["questions"]} for result in (a, b))
+    pairs = [(row, right[name]) for name, row in left.items() if name in right]
+    if not pairs:
+        raise ConfigError("the two files have no question in common")
+    flips = [
+        Flip(x["id"], x["category"], x["gold"], x["extracted"], y["extracted"], x["correct"])
+        for x, y in pairs
+        if x["correct"] != y["correct"]
+    ]
+    return Comparison(
+        both_right=sum(x["correct"] and y["correct"] for x, y in pairs),
+        both_wrong=sum(not x["correct"] and not y["correct"] for x, y in pairs),
+        flips=tuple(flips),
+        other_prompt=sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs),
+        same_text=sum(x["text"] == y["text"] for x, y in pairs),
+        only_a=len(left) - len(pairs),
+        only_b=len(right) - len(pairs),
+    )
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A file that `gapless eval --out` wrote. Raises ConfigError naming it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(value, dict) or value.get("kind") != KIND or not isinstance(value.get("questions"), list):
+        raise ConfigError(f"{path} is no result of gapless eval --out")
+    for row in value["questions"]:
+        if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in TYPES.items()):
+            raise ConfigError(f"{path}: a question lacks one of {', '.join(TYPES)}, or has it in another form")
+    return value

@@ -15,8 +15,7 @@ from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.lab import probe
 from gapless.lab.datasets import Prompt
-from gapless.lab.eval_questions import Question, chat_messages, completion_prompt, examples_for
-from gapless.lab.eval_rules import MATCHES
+from gapless.lab.eval_questions import MATCHES, Question, chat_messages, completion_prompt, examples_for
 from gapless.lab.http import Client, Connect
 from gapless.lab.load import Advance, run_load
 from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 DEMO_DATA = "demo"
 STOP = ("Question:",)
 """Ends a completion that goes on with a question of its own, as in lm-eval. A chat ends by itself."""
-
-
 _data, _answer_flag = (partial(flag, group=group) for group in ("Questions", "Answers"))
 
 
@@ -96,18 +93,14 @@ async def ask_server(
     """
     async with Client(target, connect) as client:
         model = await probe.pick_model(client)
-        client.target = target = _aimed(target, model.name, flags)
+        stop = {"stop": list(flags.stop)} if flags.stop else {}
+        body = {"temperature": flags.temperature, **stop, **target.extra_body}
+        client.target = replace(target, model=model.name, ignore_eos=False, extra_body=body)
         client.target = target = await probe.try_fields(client, "Hello", 1)
         prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
         zeros = [0.0] * len(prompts)
         run = await run_load(target, prompts, zeros, concurrency=flags.concurrency, advance=advance, client=client)
     return target, [Answered(s.text, s.finish, s.output_tokens, s.error) for s in run.samples]
-
-
-def _aimed(target: Target, model: str, flags: EvalFlags) -> Target:
-    stop = {"stop": list(flags.stop)} if flags.stop else {}
-    body = {"temperature": flags.temperature, **stop, **target.extra_body}
-    return replace(target, model=model, ignore_eos=False, extra_body=body)
 
 
 async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], advance: Advance) -> list[Answered]:

@@ -7,9 +7,8 @@ little processor time from the server and delays none of its own readings.
 from __future__ import annotations
 
 import asyncio
-import math
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import NamedTuple
 
 from gapless.base.errors import ServerError
@@ -46,54 +45,6 @@ class HttpError(ServerError):
     """A connection failed, or received something that is not HTTP."""
 
 
-class Chunked:
-    """Transfer-Encoding: chunked. Returns a chunk once it is complete."""
-
-    def __init__(self) -> None:
-        self.done = False
-        self._rest = b""
-        self._last = False
-
-    def feed(self, data: bytes) -> bytes:
-        self._rest += data
-        body = []
-        while not self.done:
-            line, found, rest = self._rest.partition(b"\r\n")
-            if not found:
-                _limit(len(line), MAX_HEAD)
-                break
-            if self._last:  # trailers, up to an empty line
-                self._rest, self.done = rest, not line
-                continue
-            size = _chunk_size(line)
-            if size == 0:
-                self._rest, self._last = rest, True
-                continue
-            if len(rest) < size + 2:
-                break
-            if rest[size : size + 2] != b"\r\n":
-                raise HttpError("a chunk of the answer does not end where it said")
-            body.append(rest[:size])
-            self._rest = rest[size + 2 :]
-        return b"".join(body)
-
-
-class Sized:
-    """A body of a known length, or without one a body that ends with the connection."""
-
-    def __init__(self, length: float = math.inf) -> None:
-        self._left = length
-        self.ends_with_connection = math.isinf(length)
-        self.done = length == 0
-
-    def feed(self, data: bytes) -> bytes:
-        if not self.ends_with_connection:
-            data = data[: int(self._left)]
-        self._left -= len(data)
-        self.done = self._left == 0
-        return data
-
-
 def _chunk_size(line: bytes) -> int:
     try:
         size = int(line.split(b";")[0], 16)
@@ -106,20 +57,6 @@ def _chunk_size(line: bytes) -> int:
 def _limit(size: int, limit: int) -> None:
     if not 0 <= size <= limit:
         raise HttpError(f"the answer has a part of {size} bytes")
-
-
-def framing(status: int, headers: Mapping[str, str]) -> Chunked | Sized:
-    """Return what finds the end of an answer's body."""
-    if status in (204, 304):
-        return Sized(0)
-    if "chunked" in headers.get("transfer-encoding", "").lower():
-        return Chunked()
-    if length := headers.get("content-length"):
-        if not length.isdecimal():
-            raise HttpError(f"Content-Length is {length[:40]!r}")
-        _limit(int(length), MAX_BODY)
-        return Sized(int(length))
-    return Sized()
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
@@ -145,15 +82,6 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[HttpAnswer] | None = None
-        self._on_piece: OnPiece | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._head = b""
-        self._framing: Chunked | Sized | None = None
-        self._pieces: list[Piece] = []
-        self._size = 0
-        self._status, self._headers = 0, dict[str, str]()
         self.touched = False
         """Whether a part of the present answer has arrived."""
 
@@ -164,8 +92,13 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes, on_piece: OnPiece | None = None) -> asyncio.Future[HttpAnswer]:
         """Write a request. The future gets the answer or HttpError; `on_piece` the pieces of one with status 200."""
         assert self.idle and self._transport is not None
-        self._reset()
         self._on_piece = on_piece
+        self._rest = b""
+        self._pieces: list[Piece] = []
+        self._size, self._status, self._headers = 0, 0, dict[str, str]()
+        self._ends_with_connection = self.touched = False
+        self._reading = self._read()
+        next(self._reading)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(data)
         return self._answer
@@ -179,57 +112,86 @@ class Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        now = self._clock()
+        self._now = self._clock()
         if self._answer is None:
             self.close()  # not the answer to any request
             return
         self.touched = True
         try:
-            self._take(data, now)
+            self._reading.send(data)
+        except StopIteration:
+            self._end()
         except HttpError as error:
             self._end(error)
 
-    def _take(self, data: bytes, now: float) -> None:
-        while self._framing is None:
-            self._head += data
-            head, found, data = self._head.partition(b"\r\n\r\n")
-            if not found:
-                _limit(len(head), MAX_HEAD)
-                return
-            self._status, self._headers = parse_head(head)
-            self._head = b""
-            if self._status >= 200:  # 100 Continue and other interim answers come first
-                self._framing = framing(self._status, self._headers)
-        body = self._framing.feed(data)
-        if body:
-            self._size += len(body)
-            _limit(self._size, MAX_BODY)
-            self._pieces.append(Piece(now, body))
-            if self._on_piece is not None and self._status == 200:
-                self._on_piece(self._pieces[-1])
-        if self._framing.done:
-            self._end(HttpAnswer(self._status, self._headers, tuple(self._pieces), now))
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport, self._now = None, self._clock()
         if self._answer is None:
             return
-        if isinstance(self._framing, Sized) and self._framing.ends_with_connection and exc is None:
-            self._end(HttpAnswer(self._status, self._headers, tuple(self._pieces), self._clock()))
+        if self._ends_with_connection and exc is None:
+            self._end()
         else:
             self._end(HttpError(f"the connection broke off{f': {exc}' if exc else ''}"))
 
-    def _end(self, result: HttpAnswer | HttpError) -> None:
+    def _end(self, error: HttpError | None = None) -> None:
         waiter, self._answer = self._answer, None
-        failed = isinstance(result, HttpError)
-        if failed or self._headers.get("connection", "").lower() == "close":
+        assert waiter is not None
+        if error is not None or self._headers.get("connection", "").lower() == "close":
             self.close()
-        if waiter is None or waiter.done():
+        if waiter.done():
             return
-        if isinstance(result, HttpError):
-            waiter.set_exception(result)
+        if error is not None:
+            waiter.set_exception(error)
         else:
-            waiter.set_result(result)
+            waiter.set_result(HttpAnswer(self._status, self._headers, tuple(self._pieces), self._now))
+
+    def _read(self) -> Generator[None, bytes, None]:
+        """Read one answer. The generator is sent what arrives, and yields where it needs more."""
+        while self._status < 200:  # 100 Continue and other interim answers come first
+            self._status, self._headers = parse_head((yield from self._until(b"\r\n\r\n")))
+        if self._status in (204, 304):
+            return
+        if "chunked" in self._headers.get("transfer-encoding", "").lower():
+            yield from self._read_chunks()
+            return
+        length = self._headers.get("content-length", "")
+        if length and not length.isdecimal():
+            raise HttpError(f"Content-Length is {length[:40]!r}")
+        if length:
+            _limit(int(length), MAX_BODY)
+        self._ends_with_connection = not length
+        left = int(length) if length else MAX_BODY + 1  # more than _keep() takes
+        while left:
+            data = (self._rest or (yield))[:left]
+            self._rest = b""
+            self._keep(data)
+            left -= len(data)
+
+    def _read_chunks(self) -> Generator[None, bytes, None]:
+        while size := _chunk_size((yield from self._until(b"\r\n"))):
+            while len(self._rest) < size + 2:
+                self._rest += yield
+            if not self._rest.startswith(b"\r\n", size):
+                raise HttpError("a chunk of the answer does not end where it said")
+            self._keep(self._rest[:size])
+            self._rest = self._rest[size + 2 :]
+        while (yield from self._until(b"\r\n")):
+            pass  # trailers, up to an empty line
+
+    def _until(self, mark: bytes) -> Generator[None, bytes, bytes]:
+        """Return the bytes before `mark`."""
+        while (end := self._rest.find(mark)) < 0:
+            _limit(len(self._rest), MAX_HEAD)
+            self._rest += yield
+        found, self._rest = self._rest[:end], self._rest[end + len(mark) :]
+        return found
+
+    def _keep(self, data: bytes) -> None:
+        self._size += len(data)
+        _limit(self._size, MAX_BODY)
+        self._pieces.append(Piece(self._now, data))
+        if self._on_piece is not None and self._status == 200:
+            self._on_piece(self._pieces[-1])
 
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[Connection]]
@@ -243,7 +205,6 @@ class Client:
         self.target = target
         self._connect = connect or _connector(target)
         self._kept: list[Connection] = []
-        self._all: set[Connection] = set()
 
     async def __aenter__(self) -> Client:
         _raise_file_limit()
@@ -253,9 +214,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        for connection in self._all:
+        """Close what is idle. A request that is under way ends its connection when it is cancelled."""
+        for connection in self._kept:
             connection.close()
-        self._all.clear()
+        self._kept.clear()
 
     async def send(self, data: bytes, on_piece: OnPiece | None = None) -> HttpAnswer:
         """Send a request and wait for its whole answer.
@@ -272,42 +234,34 @@ class Client:
             raise HttpError(f"{self.target.base_url}: {error}") from error
 
     async def _send(self, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
-        connection, kept = await self._open()
-        try:
-            return await self._exchange(connection, data, on_piece)
-        except HttpError:
-            if not kept or connection.touched:
-                raise
-        # The server had closed a kept connection: that says nothing about the request.
-        connection, _ = await self._open(fresh=True)
-        return await self._exchange(connection, data, on_piece)
+        while self._kept:
+            kept = self._kept.pop()
+            if not kept.idle:
+                continue
+            try:
+                return await self._exchange(kept, data, on_piece)
+            except HttpError:
+                if kept.touched:
+                    raise
+            break  # the server had closed a kept connection, which says nothing about the request
+        return await self._exchange(await self._open(), data, on_piece)
 
     async def _exchange(self, connection: Connection, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:
         try:
             answer = await connection.send(data, on_piece)
         except BaseException:
-            self._all.discard(connection)
             connection.close()
             raise
         if connection.idle:
             self._kept.append(connection)
-        else:
-            self._all.discard(connection)
         return answer
 
-    async def _open(self, fresh: bool = False) -> tuple[Connection, bool]:
-        while self._kept and not fresh:
-            connection = self._kept.pop()
-            if connection.idle:
-                return connection, True
-            self._all.discard(connection)
+    async def _open(self) -> Connection:
         clock = asyncio.get_running_loop().time
         try:
-            connection = await self._connect(lambda: Connection(clock))
+            return await self._connect(lambda: Connection(clock))
         except OSError as error:
             raise HttpError(f"cannot connect: {error}; is a server running there? (gapless serve)") from error
-        self._all.add(connection)
-        return connection, False
 
 
 def _raise_file_limit() -> None:

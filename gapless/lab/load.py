@@ -10,22 +10,21 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import Reply, read_reply
-from gapless.lab.target import Content, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from gapless.lab.stats import spread
+from gapless.lab.target import Target
 
 Advance = Callable[[int], None]
 """Called with the number of requests that have ended."""
 
+SIDE_PROMPT = "Hi"
 HEARTBEAT = 0.05
 """Seconds between two looks at how late the event loop runs."""
 HELD_BYTES = 1 << 29
@@ -33,16 +32,18 @@ HELD_BYTES = 1 << 29
 
 
 class _Raw(NamedTuple):
-    """One exchange, not read yet. Times are the loop's."""
+    """One exchange. Times are the loop's."""
 
     prompt: Prompt
     scheduled: float
     released: float
     sent: float
-    answer: HttpAnswer | None
-    reply: Reply | None
-    error: str
+    outcome: HttpAnswer | Reply
+    """An answer that is not read yet, or what it said."""
     ended: float
+
+    def reply(self) -> Reply:
+        return self.outcome if isinstance(self.outcome, Reply) else read_reply(self.outcome)
 
 
 class _Gate:
@@ -82,7 +83,7 @@ class _Run:
         self._advance = advance
         self._gate = _Gate(limit)
         self._loop = asyncio.get_running_loop()
-        self._late: list[float] = []
+        self.late: list[float] = []
         self._held = 0
         self._raws: list[_Raw] = []
         self._next = {prompt.follows: prompt for prompt in prompts if prompt.follows >= 0}
@@ -108,26 +109,23 @@ class _Run:
             await asyncio.gather(heart, *tasks, return_exceptions=True)
         return self._raws, start
 
-    @property
-    def late(self) -> tuple[float, ...]:
-        return tuple(self._late)
-
     async def _beat(self) -> None:
         """How late the loop wakes is how wrong a time of arrival may be."""
         due = self._loop.time()
         while True:
             due = max(due, self._loop.time()) + HEARTBEAT
             await asyncio.sleep(due - self._loop.time())
-            self._late.append(self._loop.time() - due)
+            self.late.append(self._loop.time() - due)
 
     async def _conversation(self, prompt: Prompt | None, scheduled: float) -> None:
         """A request, and those that follow its answer."""
-        said: Content | None = None
+        said: list[Mapping[str, Any]] = []
         error = ""
         while prompt is not None:
             now = self._loop.time()
             if error:
-                raw = _Raw(prompt, scheduled, now, now, None, Reply(), f"the turn before failed: {error}", now)
+                skipped = Reply(ended=now, error=f"the turn before failed: {error}")
+                raw = _Raw(prompt, scheduled, now, now, skipped, now)
             else:
                 raw = await self._one(prompt, scheduled, said)
             self._raws.append(raw)
@@ -135,64 +133,40 @@ class _Run:
                 self._advance(len(self._raws))
             follower = self._next.get(prompt.place)
             if follower is not None:
-                reply = raw.reply or _read(raw)
-                error = raw.error or reply.error
-                said = _transcript(said, prompt.content, reply.text)
+                reply = raw.reply()
+                error = reply.error
+                said += [{"role": "user", "content": prompt.content}, {"role": "assistant", "content": reply.text}]
                 scheduled = raw.ended + follower.pause
                 if not error and follower.pause > 0:
                     await asyncio.sleep(scheduled - self._loop.time())
             prompt = follower
 
-    async def _one(self, prompt: Prompt, scheduled: float, said: Content | None) -> _Raw:
+    async def _one(self, prompt: Prompt, scheduled: float, said: Sequence[Mapping[str, Any]]) -> _Raw:
         data = self._data.pop(prompt.place, None)
         if data is None:
-            content = _transcript(said, prompt.content)
+            content = (*said, {"role": "user", "content": prompt.content})
             data = self._client.target.generation(content, prompt.output_len)
         released = max(scheduled, await self._gate.enter(scheduled))
         sent = ended = self._loop.time()
-        answer, error = None, ""
+        outcome: HttpAnswer | Reply
         try:
-            answer = await self._client.send(data)
-            ended = answer.ended
+            outcome = await self._client.send(data)
+            ended = outcome.ended
+            self._held += sum(len(piece.data) for piece in outcome.pieces)
         except HttpError as failure:
-            error, ended = str(failure), self._loop.time()
+            ended = self._loop.time()
+            outcome = Reply(ended=ended, error=str(failure))
         finally:
             self._gate.leave(ended)
-        raw = _Raw(prompt, scheduled, released, sent, answer, None, error, ended)
-        self._held += sum(len(piece.data) for piece in answer.pieces) if answer else 0
-        return raw if self._held < HELD_BYTES else raw._replace(reply=_read(raw), answer=None)
-
-
-def _transcript(said: Content | None, content: Content, answer: str | None = None) -> Content:
-    """The messages so far, with this one, and with its answer once that is known."""
-    if said is None and answer is None:
-        return content
-    before = [m for m in said or () if isinstance(m, Mapping)]
-    messages = [*before, {"role": "user", "content": content}]
-    return tuple(messages if answer is None else [*messages, {"role": "assistant", "content": answer}])
-
-
-def _read(raw: _Raw) -> Reply:
-    return read_reply(raw.answer) if raw.answer is not None else Reply(ended=raw.ended, error=raw.error)
+        raw = _Raw(prompt, scheduled, released, sent, outcome, ended)
+        return raw if self._held < HELD_BYTES else raw._replace(outcome=raw.reply())
 
 
 def _sample(raw: _Raw, start: float) -> Sample:
-    reply = raw.reply or _read(raw)
-    return Sample(
-        place=raw.prompt.place,
-        scheduled=raw.scheduled - start,
-        sent=raw.sent - start,
-        events=tuple(at - start for at in reply.events),
-        ended=reply.ended - start,
-        prompt_tokens=reply.prompt_tokens,
-        output_tokens=reply.output_tokens,
-        text=reply.text,
-        token_ids=reply.token_ids,
-        error=raw.error or reply.error,
-        released=raw.released - start,
-        counted=reply.counted,
-        finish=reply.finish,
-    )
+    reply = raw.reply()
+    reply = reply._replace(events=tuple(at - start for at in reply.events), ended=reply.ended - start)
+    scheduled, released, sent = (at - start for at in (raw.scheduled, raw.released, raw.sent))
+    return Sample(place=raw.prompt.place, scheduled=scheduled, released=released, sent=sent, **reply._asdict())
 
 
 @contextmanager
@@ -235,6 +209,56 @@ async def run_load(
         raws, start = await run.play([p for p, _ in firsts], [at for _, at in firsts])
         wall, busy = time.perf_counter() - began, time.process_time() - cpu
     samples = sorted((_sample(raw, start) for raw in raws), key=lambda sample: sample.place)
-    use = ClientUse(busy, wall, run.late)
+    use = ClientUse(busy, wall, tuple(run.late))
     first = min((s.sent for s in samples), default=0.0)
     return LoadRun(tuple(samples), max((s.ended for s in samples), default=0.0) - first, use, start)
+
+
+class SideResult(NamedTuple):
+    """Latencies in milliseconds."""
+
+    latencies: tuple[float, ...]
+    failed: int
+
+    def numbers(self) -> tuple[float, float, float]:
+        """Median, P99 and the most."""
+        found = spread(self.latencies, (50.0, 99.0, 100.0))
+        median, p99, most = (value for _, value in found.percentiles)
+        return median, p99, most
+
+    def json(self) -> dict[str, Any]:
+        """The keys of `vllm bench serve --probe-request-rate`."""
+        keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
+        counts = {"probe_completed": len(self.latencies), "probe_failed": self.failed}
+        return {**counts, **dict(zip(keys, self.numbers(), strict=True))}
+
+
+class SideLoad:
+    """Single-token requests beside the load, as an unrelated user sends them.
+
+    Asks, waits 1 / rate seconds, and asks again, until `stop`; no limit on concurrency holds it back.
+    """
+
+    def __init__(self, client: Client, rate: float) -> None:
+        self._client, self._pause = client, 1 / rate
+        self._latencies: list[float] = []
+        self._failed = 0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> SideResult:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        return SideResult(tuple(self._latencies), self._failed)
+
+    async def _run(self) -> None:
+        loop, data = asyncio.get_running_loop(), self._client.target.generation(SIDE_PROMPT, 1)
+        while True:
+            sent = loop.time()
+            try:
+                reply = read_reply(await self._client.send(data))
+            except HttpError:
+                self._failed += 1
+            else:
+                self._failed += bool(reply.error)
+                self._latencies += [] if reply.error else [1e3 * (reply.ended - sent)]
+            await asyncio.sleep(self._pause)

@@ -10,17 +10,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import LoadPlan, check_lengths, fitted, raised_priority, schedule_name
-from gapless.lab.block import remarks
+from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, result_json, summarise
+from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.words import PromptSource
-from gapless.lab.workload import build, cut, find_source
+from gapless.lab.workload import PromptSource, build, cut, find_source
 
 T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
@@ -54,9 +52,7 @@ class PairedLoad:
     def meet(self, servers: Sequence[Live]) -> None:
         """Ask both servers for their models and for the fields they refuse; a field that one refuses neither gets.
 
-        Raises:
-            ServerError: one cannot be reached, has no such model or refuses the first request.
-            ConfigError: a request does not fit into a model.
+        Raises ServerError and ConfigError as bench_serve does.
         """
         asyncio.run(self._meet(servers))
 
@@ -68,7 +64,7 @@ class PairedLoad:
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
         if self._found is None:
             self._found = await _asked(named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer))
-        check_lengths(self.plan, self.prompts(0), smallest)
+        check_prompts(self.plan, self.prompts(0), smallest)
         found = [await _asked(target, self._fields) for target in named]
         omit = {name for target in found for name in target.omit}
         body = min((target.extra_body for target in found), key=len)
@@ -91,11 +87,7 @@ class PairedLoad:
         return self.plan.work.seed + pair
 
     def play(self, arm: int, pair: int) -> Played:
-        """One run of load on arm 0 or 1.
-
-        Raises:
-            ServerError: no request succeeded.
-        """
+        """One run of load on arm 0 or 1. Raises ServerError when no request succeeded."""
         if self._made is None or self._made[0] != pair:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
             assert self._found is not None, "meet() comes first"
@@ -120,7 +112,7 @@ class PairedLoad:
         return {
             "dataset": work.dataset,
             "num_prompts": work.num_prompts,
-            **(lengths if work.dataset in ("random", "burst", "multi_turn") else {}),
+            **(lengths if work.dataset in ("random", "multi_turn") else {}),
             "arrivals": schedule_name(plan),
             "max_concurrency": plan.concurrency,
             "backend": target.backend,

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import IO
 
 REDRAW_SECONDS = 0.5
@@ -19,19 +20,11 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
     stream = stream or sys.stderr
     if not wanted or not total:
         yield lambda done: None
-    elif stream.isatty() and _have_rich():
+    elif stream.isatty() and find_spec("rich"):
         with _bar(what, total, stream) as advance:
             yield advance
     else:
         yield _lines(what, total, stream)
-
-
-def _have_rich() -> bool:
-    try:
-        import rich.progress  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 @contextmanager

@@ -70,74 +70,54 @@ def read_reply(answer: HttpAnswer) -> Reply:
     """Read the answer to a streaming request; `error` says what is wrong with it."""
     if answer.status != 200:
         return Reply(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
-    reader, error = _Reader(), ""
+    events, texts, ids = list[float](), list[str](), list[int]()
+    last: float | None = None
+    usage: dict[str, Any] = {}
+    finish = error = ""
     try:
         for at, data in server_events(answer.pieces):
-            if data != b"[DONE]":
-                reader.take(at, parse_event(data))
+            event = parse_event(data) if data != b"[DONE]" else {}
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or ():
+                last, text, ends = at, _text(choice), choice.get("finish_reason") or ""
+                opening = "role" in (choice.get("delta") or {}) and not text
+                # A token may show no text of its own: half a character, or one that the detokenizer holds back.
+                if text or choice.get("token_ids") or not (ends or opening):
+                    events.append(at)
+                texts.append(text)
+                ids += choice.get("token_ids") or ()
+                finish = ends or finish
     except ServerError as failure:
         error = str(failure)
-    return reader.reply(answer.ended, error)
+    # Servers may put the only text into the event that also ends the stream, or hold all of it back.
+    events = events or ([] if last is None else [last])
+    if not error and not events:
+        error = "the stream holds no output"
+    elif not error and not finish:
+        error = "the stream broke off: no finish_reason"
+    tokens = int(usage.get("completion_tokens") or 0)
+    return Reply(
+        events=tuple(events),
+        ended=answer.ended if last is None else last,
+        prompt_tokens=int(usage.get("prompt_tokens") or 0),
+        output_tokens=tokens or len(events),
+        counted=not tokens,
+        text="".join(texts),
+        token_ids=tuple(ids),
+        finish=finish,
+        error=error,
+    )
 
 
-class _Reader:
-    """Adds up the events of one stream."""
-
-    def __init__(self) -> None:
-        self._events: list[float] = []
-        self._last: float | None = None
-        self._texts: list[str] = []
-        self._ids: list[int] = []
-        self._usage: dict[str, Any] = {}
-        self._finish = ""
-
-    def take(self, at: float, event: dict[str, Any]) -> None:
-        self._usage = event.get("usage") or self._usage
-        for choice in event.get("choices") or ():
-            self._choice(at, choice)
-
-    def _choice(self, at: float, choice: dict[str, Any]) -> None:
-        delta = choice.get("delta")
-        if delta is None:
-            text, opening = choice.get("text") or "", False
-        else:
-            text = "".join(delta.get(key) or "" for key in TEXT_KEYS)
-            text += "".join(_tool_text(call) for call in delta.get("tool_calls") or ())
-            opening = "role" in delta and not text
-        ids = choice.get("token_ids") or ()
-        finish = choice.get("finish_reason") or ""
-        # A token may show no text of its own: half a character, or one that the detokenizer holds back.
-        if text or ids or not (finish or opening):
-            self._events.append(at)
-        self._texts.append(text)
-        self._ids += ids
-        self._finish = finish or self._finish
-        self._last = at
-
-    def reply(self, ended: float, error: str) -> Reply:
-        tokens = int(self._usage.get("completion_tokens") or 0)
-        # Servers may put the only text into the event that also ends the stream, or hold all of it back.
-        events = self._events or ([] if self._last is None else [self._last])
-        if not error and not events:
-            error = "the stream holds no output"
-        elif not error and not self._finish:
-            error = "the stream broke off: no finish_reason"
-        return Reply(
-            tuple(events),
-            ended if self._last is None else self._last,
-            int(self._usage.get("prompt_tokens") or 0),
-            tokens or len(events),
-            not tokens,
-            "".join(self._texts),
-            tuple(self._ids),
-            self._finish,
-            error,
-        )
-
-
-def _tool_text(call: dict[str, Any]) -> str:
-    function = call.get("function") or {}
-    return (function.get("name") or "") + (function.get("arguments") or "")
+def _text(choice: dict[str, Any]) -> str:
+    """The text that a choice adds, reasoning and calls of tools included."""
+    delta = choice.get("delta")
+    if delta is None:
+        return choice.get("text") or ""
+    calls = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+    parts = [delta.get(key) for key in TEXT_KEYS]
+    parts += [call.get(key) for call in calls for key in ("name", "arguments")]
+    return "".join(part or "" for part in parts)
 
 
 def error_text(body: bytes) -> str:

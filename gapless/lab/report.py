@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gapless
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import MetricRow, Pair, compare
-from gapless.lab.records import LoadRun
+from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
 from gapless.lab.same_tokens import Sameness, compare_tokens
 from gapless.lab.stats import percentile
 from gapless.lab.summary import METRICS, request_figures
@@ -37,25 +36,7 @@ KIND = "gapless-ab"
 _POINTS = 100
 
 
-class ArmRun(NamedTuple):
-    """One run of load on one arm."""
-
-    letter: str
-    pair: int
-    first: bool
-    """It was the first of its pair."""
-    seed: int
-    began: float
-    """Seconds from the start of the experiment."""
-    busy_before: float | None
-    load_average: float | None
-    gpus: Sequence[Mapping[str, str]]
-    load: LoadRun
-    metrics: Mapping[str, float]
-    notes: Sequence[str] = ()
-
-
-def whole_pairs(runs: Sequence[ArmRun]) -> list[tuple[ArmRun, ArmRun]]:
+def pairs_of(runs: Sequence[ArmRun]) -> list[Pair]:
     """The runs of A and B of each pair that has both, in the order of time."""
     by_place = {(run.pair, run.letter): run for run in runs}
     return [
@@ -65,24 +46,14 @@ def whole_pairs(runs: Sequence[ArmRun]) -> list[tuple[ArmRun, ArmRun]]:
     ]
 
 
-def pairs_of(runs: Sequence[ArmRun]) -> list[Pair]:
-    return [
-        Pair(a.first, a.metrics, b.metrics, request_figures(a.load.samples), request_figures(b.load.samples))
-        for a, b in whole_pairs(runs)
-    ]
-
-
 def judge(
     setup: Setup, workload: Mapping[str, Any], runs: Sequence[ArmRun], servers: Sequence[Live], created: str
 ) -> dict[str, Any]:
-    """The report of runs that were made, as this module's docstring describes it.
-
-    `rules` stays empty until gapless.lab.rules fills it.
-    """
+    """The report of runs, as this module's docstring describes it; its `rules` are left to gapless.lab.rules."""
     flags, pairs = setup.flags, pairs_of(runs)
     rules = flags.rules_at(len(pairs))
     rows = compare(pairs, flags.judged, rules)
-    tokens = compare_tokens([(a.seed, a.load.samples, b.load.samples) for a, b in whole_pairs(runs)])
+    tokens = compare_tokens([(a.seed, a.load.samples, b.load.samples) for a, b in pairs])
     return {
         "schema": SCHEMA,
         "kind": KIND,
@@ -190,7 +161,7 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
         good = [s for s in run.load.samples if not s.error and s.events]
         return {s.place: getattr(s, "latency" if name == "e2el" else name) * 1e3 for s in good}
 
-    sides = [(by_place(a), by_place(b)) for a, b in whole_pairs(runs)]
+    sides = [(by_place(a), by_place(b)) for a, b in pairs_of(runs)]
     deltas = sorted(b[place] - value for a, b in sides for place, value in a.items() if place in b)
     if not deltas:
         return None
@@ -236,8 +207,9 @@ def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
     found = []
     for row in rows:
         if row.a_tail and row.a_tail.behind_a_run < 3:
+            worst = "worst one" if row.a_tail.behind_a_run == 1 else f"{row.a_tail.behind_a_run} worst"
             found.append(
-                f"{row.metric.label} of a run is its {_worst(row.a_tail.behind_a_run)} of "
+                f"{row.metric.label} of a run is its {worst} of "
                 f"{row.a_tail.samples // row.n} samples: more requests a run make it a tail"
             )
         if row.drift and row.drift.p < 0.01 and abs(row.drift.slope) * row.n > 0.02:
@@ -248,10 +220,6 @@ def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
     if any(row.verdict == "unknown" for row in rows):
         found.append("too few runs to judge: at least 4 an arm are needed")
     return found
-
-
-def _worst(count: int) -> str:
-    return "worst one" if count == 1 else f"{count} worst"
 
 
 def _about_tokens(tokens: Sameness) -> list[str]:

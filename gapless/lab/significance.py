@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
@@ -23,6 +24,7 @@ MIN_PAIRS = 3
 """Fewer pairs have no spread to judge by."""
 _EXACT_FLIPS = 14
 _DRAWN_FLIPS = 20_000
+_RESAMPLES = 1000
 
 
 class Difference(NamedTuple):
@@ -60,7 +62,7 @@ def crossover(a: Sequence[float], b: Sequence[float], a_first: Sequence[bool]) -
     ba = [d for d, first in zip(differences, a_first, strict=True) if not first]
     assert ab and ba and len(differences) >= MIN_PAIRS, "a cross-over has both orders and three pairs or more"
     df = len(differences) - 2
-    pooled = (_squares(ab) + _squares(ba)) / df
+    pooled = sum(len(one) * statistics.pvariance(one) for one in (ab, ba)) / df
     delta = (statistics.fmean(ab) + statistics.fmean(ba)) / 2
     error = math.sqrt(pooled * (1 / len(ab) + 1 / len(ba))) / 2
     return Difference(delta, error, df, (statistics.fmean(ab) - statistics.fmean(ba)) / 2)
@@ -120,13 +122,7 @@ def pairs_needed(effect: float, spread: float, alpha: float, power: float, most:
         error = spread / math.sqrt(pairs) if pairs % 2 == 0 else spread * math.sqrt(pairs / (pairs * pairs - 1))
         return error == 0 or t_power(effect / error, pairs - 2, alpha) >= power
 
-    if not enough(most):
-        return most
-    low, high = MIN_PAIRS - 1, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return MIN_PAIRS + bisect_left(range(MIN_PAIRS, most), True, key=enough)
 
 
 class Drift(NamedTuple):
@@ -142,10 +138,9 @@ def drift(values: Sequence[float]) -> Drift | None:
     n = len(values)
     if n < 4:
         return None
-    middle, mean = (n - 1) / 2, statistics.fmean(values)
-    squares = sum((k - middle) ** 2 for k in range(n))
-    slope = sum((k - middle) * (v - mean) for k, v in enumerate(values)) / squares
-    rest = sum((v - mean - slope * (k - middle)) ** 2 for k, v in enumerate(values))
+    squares = n * (n * n - 1) / 12
+    slope, start = statistics.linear_regression(range(n), values)
+    rest = sum((v - start - slope * k) ** 2 for k, v in enumerate(values))
     return Drift(slope, _p_of(slope, math.sqrt(rest / (n - 2) / squares), n - 2))
 
 
@@ -166,6 +161,55 @@ def _p_of(value: float, error: float, df: float) -> float:
     return t_two_sided(value / error, df)
 
 
-def _squares(values: Sequence[float]) -> float:
-    mean = statistics.fmean(values)
-    return sum((value - mean) ** 2 for value in values)
+class Tail(NamedTuple):
+    """A high quantile of all runs of an arm, pooled."""
+
+    quantile: float
+    value: float
+    low: float
+    """95 % interval, by resampling whole runs."""
+    high: float
+    samples: int
+    behind: int
+    """Samples at or beyond the quantile, in all runs."""
+    behind_a_run: int
+    """Such samples in the smallest run; 1 means that the run's quantile is its one worst sample."""
+
+
+def behind(samples: int, quantile: float) -> int:
+    """How many of `samples` lie at or beyond a high quantile: a P99 of 384 is 4 samples."""
+    return math.ceil(round(samples * (1.0 - quantile), 9))
+
+
+def tail(runs: Sequence[Sequence[float]], quantile: float, seed: int = 0) -> Tail:
+    """The pooled quantile with a percentile-bootstrap interval over runs (Davison and Hinkley, section 3.8).
+
+    Runs are resampled, not requests: those of one run share its hiccups. With fewer than about ten runs such an
+    interval is too narrow, as every bootstrap over few groups is.
+    """
+    # Falling values with the run they came from: a resample gives each run a weight, and is walked from the top.
+    falling = sorted(((value, k) for k, run in enumerate(runs) for value in run), reverse=True)
+    sizes = [len(run) for run in runs]
+    rng = random.Random(seed)
+    values = []
+    for _ in range(_RESAMPLES):
+        weights = [0] * len(runs)
+        for k in rng.choices(range(len(runs)), k=len(runs)):
+            weights[k] += 1
+        values.append(_from_top(falling, weights, sizes, quantile))
+    values.sort()
+    low, high = values[int(0.025 * _RESAMPLES)], values[int(0.975 * _RESAMPLES)]
+    total = sum(sizes)
+    value = _from_top(falling, [1] * len(runs), sizes, quantile)
+    return Tail(quantile, value, low, high, total, behind(total, quantile), behind(min(sizes), quantile))
+
+
+def _from_top(
+    falling: Sequence[tuple[float, int]], weights: Sequence[int], sizes: Sequence[int], quantile: float
+) -> float:
+    left = behind(sum(w * n for w, n in zip(weights, sizes, strict=True)), quantile)
+    for value, k in falling:
+        left -= weights[k]
+        if left <= 0:
+            return value
+    raise AssertionError("a quantile lies within its samples")

@@ -1,13 +1,93 @@
-"""Computes what a server did between two pages of its /metrics: ours, or any that has vLLM's series."""
+"""What a server did between two pages of its /metrics, ours or any that has vLLM's series: as figures and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from gapless.lab.exposition import Page, Quantiles, grown, quantiles
+if TYPE_CHECKING:
+    from prometheus_client.core import Sample
 
+BAR = 24
+FULL_BUBBLE = 0.1
+"""A bubble's bar is full at this share of the time, or at the largest bubble when that is larger."""
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 KNOWN = ("vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
+
+
+class Page:
+    """The samples of one page, by name. Raises ValueError for text that is not in Prometheus' format."""
+
+    def __init__(self, text: str) -> None:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self._samples: dict[str, list[Sample]] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples.setdefault(sample.name, []).append(sample)
+
+    def samples(self, *names: str) -> Sequence[Sample]:
+        """Return those of the first of these names that the page has."""
+        return next((self._samples[name] for name in names if name in self._samples), ())
+
+    def total(self, *names: str) -> float | None:
+        """Sum over all labels of the first of these names that the page has; None when it has none."""
+        found = self.samples(*names)
+        return math.fsum(sample.value for sample in found) if found else None
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sum by the value of one label."""
+        sums: dict[str, float] = {}
+        for sample in self.samples(name):
+            key = sample.labels.get(label, "")
+            sums[key] = sums.get(key, 0.0) + sample.value
+        return sums
+
+    def buckets(self, *names: str) -> dict[float, float]:
+        """Return cumulative counts by upper bound, of the first of these histograms that the page has."""
+        for name in names:
+            found = self.by(f"{name}_bucket", "le")
+            if found:
+                return dict(sorted((float(bound), count) for bound, count in found.items()))
+        return {}
+
+
+def grown(before: float | None, now: float | None) -> float | None:
+    """Return how much a counter grew. A smaller value than before means that its server restarted."""
+    if now is None:
+        return None
+    return now - before if before is not None and now >= before else now
+
+
+class Quantiles(NamedTuple):
+    """Quantiles of the observations between two pages; values above the last finite bound count as that bound."""
+
+    n: int
+    p50: float
+    p99: float
+
+
+def quantiles(before: dict[float, float], now: dict[float, float]) -> Quantiles | None:
+    """Return None when nothing was observed between the pages, or there is no such histogram."""
+    restarted = before.keys() != now.keys() or now.get(math.inf, 0.0) < before.get(math.inf, 0.0)
+    counts = [(bound, count - (0.0 if restarted else before[bound])) for bound, count in now.items()]
+    total = counts[-1][1] if counts else 0.0
+    if total <= 0:
+        return None
+    return Quantiles(round(total), _quantile(counts, 0.5 * total), _quantile(counts, 0.99 * total))
+
+
+def _quantile(counts: Sequence[tuple[float, float]], rank: float) -> float:
+    """Interpolate linearly within the bucket that holds the rank, as Prometheus' histogram_quantile does."""
+    low, below = 0.0, 0.0
+    for bound, count in counts:
+        if count >= rank:
+            if math.isinf(bound):
+                return low
+            return low + (bound - low) * (rank - below) / (count - below)
+        low, below = bound, count
+    return low
 
 
 class TopView(NamedTuple):
@@ -55,7 +135,9 @@ def view(before: Page, now: Page, seconds: float) -> TopView:
         return quantiles(before.buckets(*names), now.buckets(*names))
 
     finished = {reason: n / seconds for reason, n in grew_by("vllm:request_success_total", "finished_reason").items()}
-    busy, no_work, bubbles = _device(grew, grew_by("gapless:gpu_bubble_seconds_total", "cause"))
+    busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
+    bubbles = grew_by("gapless:gpu_bubble_seconds_total", "cause")
+    accounted = busy + idle + sum(bubbles.values()) if busy is not None and idle is not None else 0.0
     return TopView(
         models=tuple(sorted(now.by("vllm:num_requests_running", "model_name"))),
         running=now.total("vllm:num_requests_running"),
@@ -74,9 +156,9 @@ def view(before: Page, now: Page, seconds: float) -> TopView:
         preemptions=grew("vllm:num_preemptions_total"),
         depth=now.total("gapless:depth"),
         in_flight=now.total("gapless:steps_in_flight"),
-        busy=busy,
-        no_work=no_work,
-        bubbles=bubbles,
+        busy=_share(busy, accounted),
+        no_work=_share(idle, accounted),
+        bubbles={cause: seconds / accounted for cause, seconds in bubbles.items()} if accounted else {},
         http=grew_by("http_requests_total", "status"),
         refused=grew("vllm:admission_rejections_total"),
     )
@@ -84,30 +166,137 @@ def view(before: Page, now: Page, seconds: float) -> TopView:
 
 def known(page: Page) -> bool:
     """Return whether the page has anything that a TopView could show."""
-    return any(page.samples(name) for name in KNOWN)
-
-
-def _device(
-    grew: Callable[..., float | None], bubbles: dict[str, float]
-) -> tuple[float | None, float | None, dict[str, float]]:
-    """Return shares of the device's accounted time: busy, without work, bubbles by cause."""
-    busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
-    if busy is None or idle is None:
-        return None, None, {}
-    wall = busy + idle + sum(bubbles.values())
-    if wall <= 0:
-        return None, None, {}
-    return busy / wall, idle / wall, {cause: seconds / wall for cause, seconds in bubbles.items()}
+    return bool(page.samples(*KNOWN))
 
 
 def _mean(page: Page, *names: str) -> float | None:
     """Average over the engines of the server."""
-    for name in names:
-        values = [sample.value for sample in page.samples(name)]
-        if values:
-            return sum(values) / len(values)
-    return None
+    values = [sample.value for sample in page.samples(*names)]
+    return sum(values) / len(values) if values else None
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
+
+
+class TopRow(NamedTuple):
+    """One line of the screen. `kind` chooses its colour: "", "good", "bad" or the name of a cause."""
+
+    label: str
+    bar: str
+    text: str
+    kind: str = ""
+
+
+def rows(seen: TopView) -> list[TopRow]:
+    """Return what is known, one subject per row."""
+    found = [TopRow("Requests", "", _requests(seen))]
+    rates = (("prompt", seen.prompt_rate), ("generated", seen.generation_rate))
+    found.append(TopRow("Tokens/s", "", _joined(f"{rate:,.1f} {what}" for what, rate in rates if rate is not None)))
+    for label, latency in (("TTFT", seen.ttft), ("ITL", seen.itl), ("E2E", seen.e2e)):
+        found.append(TopRow(label, "", _latency(latency)))
+    if seen.kv_usage is not None:
+        found.append(TopRow("KV cache", bar(seen.kv_usage), _cache(seen)))
+    if seen.busy is not None:
+        found.append(TopRow("Device", bar(seen.busy), _device(seen), "good"))
+    full = max(FULL_BUBBLE, *seen.bubbles.values()) if seen.bubbles else FULL_BUBBLE
+    for number, (cause, share) in enumerate(seen.bubbles.items()):  # zeros too, so that a cause stays on its line
+        scale = f"   (a full bar is {percent(full)})" if not number else ""
+        label = "" if number else "Bubbles"
+        found.append(TopRow(label, bar(share / full), f"{percent(share):>7}  {cause}{scale}", cause))
+    if seen.http or seen.refused is not None:
+        bad = any(count for status, count in seen.http.items() if status >= "4") or bool(seen.refused)
+        found.append(TopRow("HTTP", "", _http(seen), "bad" if bad else ""))
+    return found
+
+
+def block(seen: TopView, heading: str) -> str:
+    """Return the rows as plain text."""
+    lines = [heading]
+    for row in rows(seen):
+        shown = f"{row.bar}  {row.text}" if row.bar else row.text
+        lines.append(f"{row.label:<10}{shown}".rstrip())
+    return "\n".join(lines)
+
+
+def line(seen: TopView, clock: str) -> str:
+    """Return the most important figures on one line."""
+    parts = [clock, f"running {_count(seen.running)} waiting {_count(seen.waiting)}"]
+    if seen.prompt_rate is not None and seen.generation_rate is not None:
+        parts.append(f"tokens/s {seen.prompt_rate:,.1f} in {seen.generation_rate:,.1f} out")
+    for label, latency in (("TTFT", seen.ttft), ("ITL", seen.itl)):
+        if latency is not None:
+            parts.append(f"{label} p50 {duration(latency.p50)} p99 {duration(latency.p99)}")
+    if seen.kv_usage is not None:
+        parts.append(f"KV {percent(seen.kv_usage)}")
+    if seen.hit_rate is not None:
+        parts.append(f"hits {percent(seen.hit_rate)}")
+    if seen.busy is not None:
+        listed = " ".join(f"{cause} {percent(share)}" for cause, share in seen.bubbles.items() if share >= 0.0005)
+        parts.append(f"bubbles {listed or 'none'}")
+    errors = sum(count for status, count in seen.http.items() if status >= "4")
+    if seen.http:
+        parts.append(f"errors {errors:.0f}")
+    return " | ".join(parts)
+
+
+def _requests(seen: TopView) -> str:
+    parts = [f"{_count(seen.running)} running", f"{_count(seen.waiting)} waiting"]
+    if seen.finished:
+        listed = ", ".join(f"{reason} {rate:.1f}" for reason, rate in seen.finished.items())
+        parts.append(f"{sum(seen.finished.values()):.1f} ended a second ({listed})")
+    return _joined(parts)
+
+
+def _latency(latency: Quantiles | None) -> str:
+    if latency is None:
+        return "-"
+    return f"p50 {duration(latency.p50):>8}   p99 {duration(latency.p99):>8}   of {latency.n:,}"
+
+
+def _cache(seen: TopView) -> str:
+    parts = [f"{percent(seen.kv_usage or 0.0):>7}  in use"]
+    if seen.hit_rate is not None:
+        parts.append(f"{percent(seen.hit_rate)} prefix hits")
+    if seen.preemptions is not None:
+        parts.append(f"{seen.preemptions:.0f} preemptions")
+    return _joined(parts)
+
+
+def _device(seen: TopView) -> str:
+    parts = [f"{percent(seen.busy or 0.0):>7}  busy", f"{percent(seen.no_work or 0.0)} without work"]
+    if seen.depth is not None:
+        parts.append(f"depth {seen.depth:.0f}, {_count(seen.in_flight)} in flight")
+    return _joined(parts)
+
+
+def _http(seen: TopView) -> str:
+    parts = [f"{count:.0f} {status}" for status, count in sorted(seen.http.items())]
+    return _joined([*parts, *([f"{seen.refused:.0f} refused"] if seen.refused is not None else [])])
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "   ".join(parts)
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """Write three digits, in milliseconds below a second."""
+    value, unit = (seconds, "s") if seconds >= 1 else (seconds * 1000, "ms")
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:.{min(digits, 2)}f} {unit}"
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """Draw a share from 0 to 1 as blocks, in eighths, with dots for the rest."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    text = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return text + "·" * (width - len(text))

@@ -1,17 +1,19 @@
-"""Recordings of an engine as files: JSON lines of raw records, or Chrome trace JSON; either is read back.
+"""Recordings of an engine: as files, which are read back, and in a screenful of text.
 
-A raw file has one JSON object a line: a head, then `group` lines (the keys of a set of decode rows, numbered from 0),
-`step` lines (the columns of a step, the number of its group, its chunks) and `request` lines. Both forms name their
-columns, and are read by these names.
+A file holds raw records as JSON lines, or Chrome trace JSON. The raw form begins with a head; then come `group` lines
+(the keys of a set of decode rows, numbered from 0), `step` lines (the columns of a step, the number of its group, its
+chunks) and `request` lines. Both forms name their columns, and are read by these names.
 """
 
 from __future__ import annotations
 
 import gzip
+import statistics
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,17 +23,27 @@ from gapless.engine.trace import (
     COLUMNS,
     FORMAT,
     ChunkRecord,
+    Gap,
     Recording,
     RequestRecord,
     StepRecord,
     StepTable,
+    all_gaps,
     chrome_trace,
+    kind_of,
 )
 
 RAW_FORMAT = "gapless steps 3"
+PHASES = {
+    "plan": ("planning_at", "planned_at"),
+    "pack": ("planned_at", "packed_at"),
+    "launch": ("packed_at", "launched_at"),
+    "observe": ("observing_at", "observed_at"),
+    "commit": ("observed_at", "committed_at"),
+    "on the device": ("device_start", "device_end"),
+}
+"""Columns at which each phase of a step begins and ends."""
 T = TypeVar("T")
-
-
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -67,10 +79,7 @@ def is_raw(path: Path) -> bool:
 
 def write(path: Path, recording: Recording) -> None:
     """Write a recording in the form that the name asks for: .jsonl or anything else, and .gz after it."""
-    write_bytes(path, raw_lines(recording) if is_raw(path) else chrome_trace(recording))
-
-
-def write_bytes(path: Path, data: bytes) -> None:
+    data = raw_lines(recording) if is_raw(path) else chrome_trace(recording)
     try:
         path.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
     except OSError as error:
@@ -155,7 +164,107 @@ def _decode(data: Any, kind: type[T], where: str) -> T:
         raise ConfigError(f"{where}: not a recording: {error}") from error
 
 
-def lines_of(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+class Idle(NamedTuple):
+    """Idle time of one cause, ns."""
+
+    cause: str
+    total: int
+    gaps: int
+    longest: int
+
+
+class TraceSummary(NamedTuple):
+    """What `gapless trace summary` shows. Times are ns."""
+
+    steps: int
+    kinds: dict[str, int]
+    missing: int
+    """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
+    span: int
+    busy: int
+    enqueueing: int
+    """The part of `busy` in which the host was still enqueueing that very step."""
+    idle: list[Idle]
+    worst: list[Gap]
+    start: int
+    phases: dict[str, tuple[float, float]]
+    """Median and 99th percentile of a step."""
+    requests: int
+
+
+def summarise(recording: Recording, worst: int = 5) -> TraceSummary:
+    """Numbers of a recording. The span is what its steps and the gaps between them cover."""
+    steps: StepTable = recording.steps
+    rows, gaps = steps.rows, all_gaps(steps)
+    busy = int((rows["device_end"] - rows["device_start"]).sum())
+    enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
+    missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
+    return TraceSummary(
+        len(steps),
+        dict(Counter(kind_of(step) for step in steps)),
+        missing,
+        busy + sum(gap.end - gap.start for gap in gaps),
+        busy,
+        int(enqueueing.clip(min=0).sum()),
+        _idle(gaps),
+        sorted((gap for gap in gaps if gap.cause != "no_work"), key=lambda gap: gap.start - gap.end)[:worst],
+        steps[0].planning_at if steps else 0,
+        {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in PHASES.items()} if steps else {},
+        len(recording.requests),
+    )
+
+
+def _idle(gaps: Sequence[Gap]) -> list[Idle]:
+    lengths: dict[str, list[int]] = {}
+    for gap in gaps:
+        lengths.setdefault(gap.cause, []).append(gap.end - gap.start)
+    found = [Idle(cause, sum(each), len(each), max(each)) for cause, each in lengths.items()]
+    return sorted(found, key=lambda idle: -idle.total)
+
+
+def _spread(values: Sequence[int]) -> tuple[float, float]:
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+
+def text_of(summary: TraceSummary) -> str:
+    """The summary for a terminal."""
+    return "\n".join(_lines(summary))
+
+
+def _lines(found: TraceSummary) -> Iterator[str]:
+    if not found.steps:
+        yield "no steps in this recording"
+        return
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(found.kinds.items()))
+    yield f"{found.steps:,} steps ({kinds}) in {found.span / 1e9:.3f} s, {found.requests:,} requests"
+    if found.missing:
+        yield f"{found.missing:,} steps are missing in between; the time around them is not counted"
+    yield f"device busy {_share(found.busy, found.span)}"
+    yield f"  {_share(found.enqueueing, found.busy)} of it while the host was still enqueueing that very step,"
+    yield "  where the device may have waited inside of it"
+    if found.idle:
+        rows: list[tuple[str, ...]] = [("idle by cause", "ms", "of the time", "gaps", "longest us")]
+        for cause, total, gaps, longest in found.idle:
+            name = f"{cause} (nothing to do)" if cause == "no_work" else cause
+            rows.append((name, f"{total / 1e6:.3f}", _share(total, found.span), f"{gaps:,}", f"{longest / 1e3:.1f}"))
+        yield from _table(rows)
+    if found.worst:
+        rows = [("worst bubbles", "at s", "us", "before step")]
+        for gap in found.worst:
+            at = (gap.start - found.start) / 1e9
+            rows.append((gap.cause, f"{at:.6f}", f"{(gap.end - gap.start) / 1e3:.1f}", str(gap.step)))
+        yield from _table(rows)
+    rows = [("time of a step", "median us", "p99 us")]
+    rows += [(name, f"{median / 1e3:.1f}", f"{p99 / 1e3:.1f}") for name, (median, p99) in found.phases.items()]
+    yield from _table(rows)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "0 %"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A table as text: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:

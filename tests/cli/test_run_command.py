@@ -63,7 +63,8 @@ def test_json_lines_keep_their_other_keys(fake: Any, tmp_path: Path, capsys: pyt
     "line, message",
     [
         ("{", "p.jsonl:2: not JSON"),
-        ("[]", 'p.jsonl:2: expected {"prompt": ...} or {"messages": [...]}'),
+        ("[]", "p.jsonl:2: expected an object, got list"),
+        ("{}", 'p.jsonl:2: expected {"prompt": ...} or {"messages": [...]}'),
         ('{"prompt": "a", "messages": []}', "p.jsonl:2: expected"),
         ('{"prompt": 3}', "p.jsonl:2: prompt must be text"),
         ('{"messages": ["a"]}', "p.jsonl:2: messages must be a list"),

@@ -16,9 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gapless.demo import weights_dir
-from gapless.lab.eval_questions import Question, completion_prompt
+from gapless.lab.eval_questions import Question, completion_prompt, find, is_right
 from gapless.lab.eval_report import Share
-from gapless.lab.eval_rules import find, is_right
 
 RECORDING = json.loads((Path(__file__).with_name("recorded") / "lm-eval.json").read_text(encoding="utf-8"))
 EXCHANGES, SAMPLES, RESULTS = (RECORDING[name] for name in ("exchanges", "samples", "results"))

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gapless.lab.ab_plan import INTERIM_ALPHA, AbFlags
-from gapless.lab.compare import Pair, Rules, compare
+from gapless.lab.compare import ArmRun, Pair, Rules, compare
 from gapless.lab.distributions import t_power
+from gapless.lab.records import LoadRun
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, welch
 
 RARE = 1e-4
@@ -45,18 +46,22 @@ def runs(rng: random.Random, noise: float, hiccups: bool = True) -> Iterator[flo
         at += 1
 
 
+def arm_run(letter: str, pair: int, first: bool, rate: float) -> ArmRun:
+    return ArmRun(letter, pair, first, pair, 0.0, None, None, (), LoadRun((), 1.0), {KEY: rate})
+
+
 def experiment(rng: random.Random, pairs: int, noise: float, effect: float = 0.0, hiccups: bool = True) -> list[Pair]:
     source = runs(rng, noise, hiccups)
     found = []
     for k in range(pairs):
         first, second = next(source), next(source)
         a, b = (first, second) if k % 2 == 0 else (second, first)
-        found.append(Pair(k % 2 == 0, {KEY: a}, {KEY: b * (1 + effect)}, {}, {}))
+        found.append((arm_run("A", k, k % 2 == 0, a), arm_run("B", k, k % 2 == 1, b * (1 + effect))))
     return found
 
 
 def sides(pairs: list[Pair]) -> tuple[list[float], list[float], list[bool]]:
-    return [p.a[KEY] for p in pairs], [p.b[KEY] for p in pairs], [p.a_first for p in pairs]
+    return [a.metrics[KEY] for a, _ in pairs], [b.metrics[KEY] for _, b in pairs], [a.first for a, _ in pairs]
 
 
 def test_binomial_bounds_equal_known_values() -> None:

@@ -15,8 +15,7 @@ import pytest
 from ab_made_up import arm_run, load_run, made_report, made_runs, sample
 
 from gapless.lab.arms import arms_from_flags, arms_from_urls
-from gapless.lab.report_html import render_html
-from gapless.lab.report_markdown import p_value, percent, render_markdown, with_spread
+from gapless.lab.report_pages import p_value, percent, render_html, render_markdown, with_spread
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = '</script><img src=x onerror="document.title=1">'

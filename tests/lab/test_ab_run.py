@@ -113,7 +113,7 @@ class Made:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ab, "PairedLoad", Made)
-    monkeypatch.setattr(ab, "live", lambda arm, seconds: nullcontext(Live(arm.url, {})))
+    monkeypatch.setattr(ab, "live", lambda arm: nullcontext(Live(arm.url, {})))
 
 
 @pytest.mark.usefixtures("made")
@@ -132,7 +132,7 @@ def test_runs_stop_when_the_first_metric_is_decided() -> None:
 def test_new_servers_are_started_for_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
 
-    def started(arm: Arm, seconds: float) -> Any:
+    def started(arm: Arm) -> Any:
         starts.append(arm.letter)
         return nullcontext(Live("", {}))
 

@@ -12,7 +12,7 @@ import pytest
 from lab.scripted import Model, Network, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
-from gapless.lab import probe, words
+from gapless.lab import probe, workload
 from gapless.lab.arrivals import Arrivals, Burst, Ramp
 from gapless.lab.bench import LoadPlan, bench_serve, raised_priority
 from gapless.lab.datasets import Prompt, WordSource, Workload
@@ -66,17 +66,9 @@ def test_rates_and_ramps_are_in_the_result():
     assert report.json()["ramp_up_end_rps"] == 3.0 and report.json()["schedule"]["gap_cv"] > 0
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"concurrency": 0}, "max-concurrency"),
-        ({"num_warmups": -1}, "num-warmups"),
-        ({"arrivals": Arrivals(-1.0)}, "request-rate"),
-    ],
-)
-def test_plans_that_cannot_be(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        LoadPlan(**fields)
+def test_a_plan_refuses_a_rate_that_cannot_be():
+    with pytest.raises(ConfigError, match="request-rate"):
+        LoadPlan(arrivals=Arrivals(-1.0))
 
 
 def fails(message, model=None, kind=ServerError, **fields):
@@ -202,20 +194,25 @@ def test_texts_are_cut_to_length_where_words_are_several_tokens():
 def test_a_cut_text_is_counted_again():
     """A tokenizer that reads one token more into every text that was cut."""
 
-    async def encode(text):
+    async def encode(client, text):
         return list(text)
 
-    async def decode(tokens):
+    async def decode(client, tokens):
         return "".join(tokens) + "!"
 
     prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
-    cut, whole = play(words.exact(words.Codec(encode, decode), prompts))
+
+    def cut_by(decode):
+        source = workload.PromptSource(WordSource(["x"]), codec=workload.Codec(encode, decode))
+        return play(workload.cut(WORK, source, prompts, None))
+
+    cut, whole = cut_by(decode)
     assert cut.content == "some w!" and whole.content == "as it is"
 
-    async def mute(tokens):
+    async def mute(client, tokens):
         return None
 
-    assert play(words.exact(words.Codec(encode, mute), prompts)) == prompts
+    assert cut_by(mute) == prompts
 
 
 def test_lengths_by_usage_where_nothing_tokenizes():
@@ -237,14 +234,14 @@ def test_words_that_are_one_token():
     async def count(text):  # one token a word, but three for words with an e
         return sum(3 if "e" in word else 1 for word in text.split())
 
-    found = play(words.single_tokens(count, ["a", "be", "c", "d", "ef", "g", "h"]))
+    found = play(workload.single_tokens(count, ["a", "be", "c", "d", "ef", "g", "h"]))
     assert found == ["a", "c", "d", "g", "h"]
 
     async def unanswered(text):
         return None
 
-    assert play(words.single_tokens(unanswered, words.WORDS)) == []
-    assert len(set(words.WORDS)) == len(words.WORDS) > 150
+    assert play(workload.single_tokens(unanswered, workload.WORDS)) == []
+    assert len(set(workload.WORDS)) == len(workload.WORDS) > 150
     assert WordSource(["x"]).draw(random.Random(0), 0) == ()
 
 

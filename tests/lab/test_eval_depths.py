@@ -6,9 +6,8 @@ import asyncio
 from typing import Any
 
 from gapless import AsyncLLM
-from gapless.lab.eval_compare import compare
 from gapless.lab.eval_questions import Question, demo_questions
-from gapless.lab.eval_report import EvalResult, mark
+from gapless.lab.eval_report import EvalResult, compare, mark
 from gapless.lab.eval_run import EvalFlags, ask_engine
 
 QUESTIONS = demo_questions(64, 11)

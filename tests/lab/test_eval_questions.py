@@ -16,10 +16,11 @@ from gapless.lab.eval_questions import (
     demo_questions,
     demo_shots,
     examples_for,
+    find,
+    is_right,
     load_questions,
     split_shots,
 )
-from gapless.lab.eval_rules import find, is_right
 
 SUM = {"question": "One and one?", "answer": "1 + 1 = 2\n#### 2"}
 PICK = {"question": "Which?", "options": ["red ", "blue", "green"], "answer": "B", "category": "colour"}

@@ -13,9 +13,8 @@ import pytest
 from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
-from gapless.lab.eval_compare import compare, mcnemar, read_result
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import EvalResult, Share, mark
+from gapless.lab.eval_report import EvalResult, Share, compare, mark, mcnemar, read_result
 from gapless.lab.eval_run import Answered, EvalFlags, ask_server, prompt_hash
 from gapless.lab.target import Target
 

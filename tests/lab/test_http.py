@@ -8,7 +8,7 @@ import pytest
 from lab.scripted import HEAD, Model, Network, chunk, event, play, respond
 
 from gapless.base.errors import ConfigError
-from gapless.lab.http import Chunked, Client, HttpError, framing, parse_head
+from gapless.lab.http import Client, HttpError, parse_head
 from gapless.lab.reply import read_reply, server_events
 from gapless.lab.target import Target
 
@@ -35,17 +35,15 @@ def test_chunks_come_out_whole_wherever_the_stream_is_cut():
         + chunk(b"\r\n0\r\n\r\n")
         + b"0\r\nTrailer: 1\r\n\r\n"
     )
-    for cut in range(len(wire)):
-        taker = Chunked()
-        first = taker.feed(wire[:cut])
-        assert not taker.done
-        assert first + taker.feed(wire[cut:]) == body and taker.done
+    for cut in range(1, len(wire)):
+        answer = ask([(0.0, HEAD), (1.0, wire[:cut]), (1.0, wire[cut:])])
+        assert (answer.body, answer.ended) == (body, 1002.0)
 
 
 @pytest.mark.parametrize("wire", [b"zz\r\n", b"-5\r\n", b"5\r\nhelloXX", b"FFFFFFFFFF\r\n", b"1" * 70000])
 def test_a_broken_chunk_is_an_error(wire):
-    with pytest.raises(HttpError):
-        Chunked().feed(wire)
+    with pytest.raises(HttpError, match=r"chunk|bytes"):
+        ask([(0.0, HEAD), (0.0, wire)])
 
 
 def test_pieces_keep_the_time_at_which_they_were_read():
@@ -95,7 +93,9 @@ def test_a_connection_is_given_up_when_its_server_says_close():
 
 
 def test_a_body_without_bytes_is_done_at_once():
-    assert framing(204, {}).done and framing(200, {"content-length": "0"}).done
+    for head in (b"HTTP/1.1 204 No Content\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"):
+        answer = ask([(0.0, head), (5.0, b"")])
+        assert (answer.body, answer.ended) == (b"", 1000.0)
     assert parse_head(b"HTTP/1.1 200 OK\r\nX-Y:  z ") == (200, {"x-y": "z"})
 
 

@@ -50,7 +50,7 @@ def test_progress_that_is_not_wanted_prints_nothing(total, wanted):
 
 
 def test_without_rich_there_are_lines(clock, monkeypatch):
-    monkeypatch.setitem(module.sys.modules, "rich.progress", None)
+    monkeypatch.setitem(module.sys.modules, "rich", None)
     out = Terminal()
     with progress("x", 50, stream=out) as advance:
         clock[0] += 11.0

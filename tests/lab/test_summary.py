@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 from gapless.base.errors import ConfigError
-from gapless.lab.block import block, remarks
 from gapless.lab.datasets import Prompt
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.stats import percentile, spread
 from gapless.lab.summary import (
     METRICS,
     QUEUE_METRICS,
+    block,
     detailed_json,
     parse_goodput,
     parse_percentiles,
     peak_concurrency,
     peak_tokens,
+    remarks,
     result_json,
     summarise,
 )

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gapless.lab.exposition import Page, grown, quantiles
-from gapless.lab.top import known, view
-from gapless.lab.top_text import bar, block, duration, line, rows
+from gapless.lab.top import Page, bar, block, duration, grown, known, line, quantiles, rows, view
 
 TEXTS = [(Path(__file__).parent / f"vllm_0.32_page_{n}.txt").read_text(encoding="utf-8") for n in (1, 2)]
 BEFORE, NOW = map(Page, TEXTS)

@@ -12,7 +12,7 @@ from gapless.base.errors import ConfigError
 from gapless.cli.main import main
 from gapless.engine.trace import COLUMNS, ChunkRecord, Recording, RequestRecord, StepRecord, StepTable, chrome_trace
 from gapless.lab import trace
-from gapless.lab.trace_summary import summarise, text_of
+from gapless.lab.trace import summarise, text_of
 
 KEYS = np.array([7, 2**62], np.int64)
 

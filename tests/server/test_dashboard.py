@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.lab.exposition import Page
+from gapless.lab.top import Page
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "gapless.json"
 FIXED = Path(__file__).parent / "metrics_page.txt"
