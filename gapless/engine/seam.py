@@ -266,6 +266,13 @@ class Started(NamedTuple):
     cached: int
 
 
+class EngineView(NamedTuple):
+    """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
+
+    steps: StepTable
+    pages: bytes
+
+
 class Core(Protocol):
     """The back side: one loop, one device, one model. Not thread-safe; one thread drives it."""
 
@@ -360,15 +367,12 @@ class Sink(Protocol):
         """Steps that have completed since the last call; only while MessageBackend.watch is on."""
         ...
 
-    def view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        """Take what the MessageBackend.look of this number found; `pages` is as in Core.page_map."""
-        ...
-
     def page_events(self, events: Sequence[PageEvent]) -> None:
         """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
 
-    def changed(self, number: int, error: Exception | None) -> None:
-        """Take the outcome of the MessageBackend.change_adapter or update_weights of this number."""
+    def answered(self, number: int, answer: EngineView | Exception | None) -> None:
+        """Take the answer to what the MessageBackend asked under this number: what `look` found, or the outcome of
+        `change_adapter` or `update_weights`."""
         ...
 
     def died(self, error: Exception) -> None:

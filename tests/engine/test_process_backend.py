@@ -65,7 +65,7 @@ class Recorder:
         self.refusals[key] = error
         self._news.set()
 
-    def changed(self, number, error):
+    def answered(self, number, answer):
         self._news.set()
 
     def died(self, error):
