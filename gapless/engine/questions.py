@@ -16,7 +16,7 @@ class Questions:
         self.waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, post: Callable[[int], None]) -> Any:
-        """Return the answer to what `post` asks by its number. Raises an error that is the answer, or EngineDeadError."""
+        """Return the answer to what `post` asks by its number. Raises it if it is an error; EngineDeadError."""
         number = next(self._numbers)
         future = self.waiting[number] = asyncio.get_running_loop().create_future()
         try:

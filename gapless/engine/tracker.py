@@ -5,12 +5,13 @@ Nothing here depends on asyncio or a core; AsyncLLM and LLM both use it. One thr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from gapless.base.clock import monotonic
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
-from gapless.engine.history import History, RequestRecord
+from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
     CompletionOutput,
@@ -353,7 +354,7 @@ class Tracker:
         """Requests with at least one open completion, by request id."""
         self.detok_ns = 0
         """Time spent on making text of tokens."""
-        self._history = History()
+        self._ended: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
 
     def open(self, request: OpenRequest) -> None:
         """Begin to follow a request; its id must not be open."""
@@ -411,8 +412,9 @@ class Tracker:
         self.detok_ns += monotonic() - now
 
     def latest(self, limit: int) -> list[RequestRecord]:
-        """The newest requests, open and ended, newest last."""
-        return self._history.latest([request.record for request in self.requests.values()], limit)
+        """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""
+        known = [*self._ended, *(request.record for request in self.requests.values())]
+        return sorted(known, key=lambda record: record.arrival)[-min(limit, KEPT_REQUESTS) :]
 
     def _reader_failed(self, request: OpenRequest, error: Exception) -> None:
         """End a request whose reader raised. Let through, it would look like a fault of the engine and end them all."""
@@ -443,7 +445,7 @@ class Tracker:
         del self.requests[request.request_id]
         for completion in request.completions:
             del completion.owner  # which holds it: without a cycle, its memory is free when its reader is done
-        self._history.add(request.record)
+        self._ended.append(request.record)
         if not self.requests:
             self._idle()
 
