@@ -30,15 +30,6 @@ class Resolved(NamedTuple):
     requests: tuple[Request, ...]
 
 
-class Routing(NamedTuple):
-    """How a request is served, beside what it samples: fields of Request."""
-
-    priority: int
-    salt: str
-    adapter: str
-    transfer: KVTransfer
-
-
 class ModelLimits(NamedTuple):
     """Limits of what an engine accepts. `eos_ids` end a sequence unless it ignores them; `seed` is the engine's."""
 
@@ -67,9 +58,34 @@ class Resolver:
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
-        text, ids = self._prompt(prompt)
-        _check_context(len(ids), params, self.limits.max_model_len)
-        return self._resolved(text, ids, params, Routing(priority, salt, adapter, transfer))
+        text, tokens = self._prompt(prompt)
+        _check_context(len(tokens), params, self.limits.max_model_len)
+        room = self.limits.max_model_len - len(tokens)
+        wanted = params.max_tokens if params.max_tokens is not None else room
+        first = Request(
+            key=0,
+            tokens=tokens,
+            params=params,
+            seed=self._seed(params.seed),
+            stop_ids=stop_ids(params, self.limits),
+            min_len=len(tokens) + params.min_tokens,
+            max_len=len(tokens) + min(wanted, room),
+            priority=priority,
+            salt=salt,
+            bad_words=self._bad_words(params),
+            adapter=adapter,
+            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
+            transfer=transfer,
+        )
+        _check_ids(params, first.stop_ids, self.limits.vocab_size)
+        # The prompt is scored once; the other completions may find it in the prefix cache.
+        others = params.replace(prompt_logprobs=None) if params.n > 1 else params
+        other = first._replace(params=others, transfer=transfer._replace(offer=""))
+        requests = tuple(
+            (other if index else first)._replace(key=next(self.keys), seed=child_seed(first.seed, index))
+            for index in range(params.n)
+        )
+        return Resolved(text, tokens, params, requests)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
@@ -88,31 +104,6 @@ class Resolver:
         if not len(tokens):
             raise RequestError("the prompt is empty: it must have at least one token", "prompt")
         return text, tokens
-
-    def _resolved(self, text: str | None, tokens: Int32s, params: SamplingParams, routing: Routing) -> Resolved:
-        room = self.limits.max_model_len - len(tokens)
-        wanted = params.max_tokens if params.max_tokens is not None else room
-        first = Request(
-            key=0,
-            tokens=tokens,
-            params=params,
-            seed=self._seed(params.seed),
-            stop_ids=stop_ids(params, self.limits),
-            min_len=len(tokens) + params.min_tokens,
-            max_len=len(tokens) + min(wanted, room),
-            bad_words=self._bad_words(params),
-            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
-            **routing._asdict(),
-        )
-        _check_ids(params, first.stop_ids, self.limits.vocab_size)
-        # The prompt is scored once; the other completions may find it in the prefix cache.
-        others = params.replace(prompt_logprobs=None) if params.n > 1 else params
-        other = first._replace(params=others, transfer=first.transfer._replace(offer=""))
-        requests = tuple(
-            (other if index else first)._replace(key=next(self.keys), seed=child_seed(first.seed, index))
-            for index in range(params.n)
-        )
-        return Resolved(text, tokens, params, requests)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of bad words: as the output may begin with them, and as they follow a space."""

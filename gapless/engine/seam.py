@@ -58,11 +58,13 @@ Answer = Callable[[GaplessError | None], None]
 
 
 class Stats(NamedTuple):
-    """Gauges and counters of the loop at one moment. Counters only grow."""
+    """Gauges and counters of the loop at one moment: gauges first, and from `steps` on counters, which only grow."""
 
     running: int = 0
     waiting: int = 0
     in_flight: int = 0
+    depth: int = 0
+    """Steps in flight allowed now."""
     pages_total: int = 0
     """Summed over all page groups; so are the counts by state below."""
     pages_free: int = 0
@@ -71,6 +73,22 @@ class Stats(NamedTuple):
     pages_owned: int = 0
     pages_fenced: int = 0
     """Given up by their request, still reachable by a step in flight."""
+    grammars_waiting: int = 0
+    """Requests that wait for the grammar of their form of output."""
+    tier_slots: int = 0
+    """Pages of which the host tier can hold a copy, of all page groups; so are all counts of its pages."""
+    tier_used: int = 0
+    tier_loading: int = 0
+    """Pages on their way from the host tier to the device."""
+    tier_storing: int = 0
+    lower_used_bytes: tuple[int, ...] = ()
+    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
+    lower_size_bytes: tuple[int, ...] = ()
+    lower_loading: tuple[int, ...] = ()
+    """Pages that each is loading."""
+    lower_storing: tuple[int, ...] = ()
+    lower_waiting: tuple[int, ...] = ()
+    """Pages that wait for their store."""
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -112,8 +130,6 @@ class Stats(NamedTuple):
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
     """Prompt tokens among these that the prefix index gave."""
-    depth: int = 0
-    """Steps in flight allowed now."""
     wall_ns: int = 0
     """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
     busy_ns: int = 0
@@ -133,8 +149,6 @@ class Stats(NamedTuple):
     step_tokens_sum: int = 0
     step_tokens: tuple[int, ...] = ()
     """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
-    grammars_waiting: int = 0
-    """Requests that wait for the grammar of their form of output."""
     grammars_compiled: int = 0
     grammars_ns: int = 0
     """Time that compiling them took."""
@@ -142,66 +156,38 @@ class Stats(NamedTuple):
     """Requests whose grammar had been compiled before."""
     grammars_refused: int = 0
     """Requests refused since their grammar cannot be honoured, or took too long."""
-    tier_slots: int = 0
-    """Pages of which the host tier can hold a copy, of all page groups; so are the counts of pages below."""
-    tier_used: int = 0
-    tier_loading: int = 0
-    """Pages on their way from the host tier to the device."""
-    tier_storing: int = 0
-    tier_hit: int = 0
-    """Pages of prompts that the device lacked and the host tier had."""
-    tier_missed: int = 0
-    """Pages of prompts that were computed all the same."""
+    # What the other counts of the host tier are, memory.copies.HostCounts says.
     tier_read_bytes: int = 0
     tier_read_ns: int = 0
     """Time that transfers to the device took, side by side or not."""
     tier_written_bytes: int = 0
     tier_written_ns: int = 0
+    tier_hit: int = 0
+    tier_missed: int = 0
     tier_stored: int = 0
     tier_loaded: int = 0
     tier_refused: int = 0
-    """Pages that were loaded and not used: their checksum was another, or they had come in doubt."""
     tier_evicted: int = 0
-    """Copies that made room for others."""
     tier_late: int = 0
-    """Requests that stopped waiting for a load, and computed."""
     tier_slower: int = 0
-    """Loads that were not begun, since they would have taken longer than computing."""
     tier_dropped_full: int = 0
-    """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0
-    """Pages that were not stored, since the device had given them away before."""
     tier_dropped_failed: int = 0
-    """Pages that were not stored, since their transfer raised an error."""
-    lower_used_bytes: tuple[int, ...] = ()
-    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
-    lower_size_bytes: tuple[int, ...] = ()
-    lower_loading: tuple[int, ...] = ()
-    """Pages that each is loading."""
-    lower_storing: tuple[int, ...] = ()
-    lower_waiting: tuple[int, ...] = ()
-    """Pages that wait for their store."""
+    # And those of the tiers below it, memory.below.LowerCounts.
     lower_hits: tuple[int, ...] = ()
-    """Pages that the tiers had when requests asked."""
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()
     lower_loaded: tuple[int, ...] = ()
     lower_failed: tuple[int, ...] = ()
-    """Loads of which the tier could not read a page."""
     lower_refused: tuple[int, ...] = ()
-    """Pages that came back as something else than was stored."""
     lower_late: tuple[int, ...] = ()
-    """Requests that stopped waiting for the tier."""
     lower_dropped_busy: tuple[int, ...] = ()
-    """Pages that were not stored: too many waited, those before took too long, the host tier gave them away before, or
-    the tier could not."""
     lower_dropped_slow: tuple[int, ...] = ()
     lower_dropped_gone: tuple[int, ...] = ()
     lower_dropped_failed: tuple[int, ...] = ()
     lower_read_bytes: tuple[int, ...] = ()
     lower_written_bytes: tuple[int, ...] = ()
     lower_read_ns: tuple[int, ...] = ()
-    """Time that loads took."""
     lower_written_ns: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
@@ -226,29 +212,7 @@ class Stats(NamedTuple):
         return {phase: getattr(self, f"{phase}_ns") for phase in PHASES}
 
 
-GAUGES = frozenset(
-    [
-        "running",
-        "waiting",
-        "in_flight",
-        "depth",
-        "grammars_waiting",
-        "pages_total",
-        "pages_free",
-        "pages_cached",
-        "pages_owned",
-        "pages_fenced",
-        "tier_slots",
-        "tier_used",
-        "tier_loading",
-        "tier_storing",
-        "lower_used_bytes",
-        "lower_size_bytes",
-        "lower_loading",
-        "lower_storing",
-        "lower_waiting",
-    ]
-)
+GAUGES = frozenset(Stats._fields[: Stats._fields.index("steps")])
 
 
 def _sum(one: Any, other: Any) -> Any:
