@@ -51,7 +51,6 @@ class GroupEvents:
         self.removed_since.clear()
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
-        """See PageEvents.describe."""
         size, digests, window = self.pool.page_size, chain.digests, self.pool.group.window
         for number in range(first, end) if self.silent else ():
             if digests[number] in self.silent:

@@ -47,9 +47,7 @@ class Slots:
         return len(self.free)
 
     def take(self) -> int:
-        """A slot for one row."""
         return self.free.pop()
 
     def retire(self, slot: int, last_step: int) -> None:
-        """The row leaves; `last_step` is the last step that can touch the slot."""
         self._ledger.retire(((Clock.COMPUTE, last_step),), self.free.append, slot)
