@@ -16,10 +16,9 @@ from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.fits import check_fits
-from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
-from gapless.loop.settle import of_decode_rows, one_by_one
+from gapless.loop.settle import of_decode_rows, one_by_one, settle, with_failures
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.adapters import lease_name
@@ -462,7 +461,6 @@ class Loop:
 
     @property
     def records(self) -> StepRing:
-        """The latest steps."""
         return self.log.records
 
     @property
@@ -480,9 +478,7 @@ class Loop:
         self.counters.captures_refused = refused
 
     def forget(self) -> None:
-        """Reset all counters; they begin again from now."""
         self.log.forget()
 
     def account(self) -> Timeline:
-        """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
         return self.log.account(at_rest=not self.flights and not self.planner.wanting)

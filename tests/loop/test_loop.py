@@ -416,7 +416,7 @@ def test_counters_add_up_after_all_requests():
     counters = loop.counters
     assert counters.generation_tokens == sum(map(len, tokens)) == 35
     assert counters.prompt_tokens == counters.prefix_queries == 30 and counters.prefix_hits == 0
-    assert counters.steps == loop.records[-1].step
+    assert counters.steps == loop.records.after(0)[-1].step
     assert sum(record.chunk_tokens for record in loop.records) == 30
 
 
@@ -465,7 +465,7 @@ def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
     loop.planner.step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
-    assert loop.records[-1].step > 2**31
+    assert loop.records.after(0)[-1].step > 2**31
     check_at_rest(loop)
 
 
