@@ -37,7 +37,6 @@ class MessageBackend:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the engine."""
         raise NotImplementedError
 
     def watch(self, on: bool) -> None:

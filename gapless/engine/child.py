@@ -40,9 +40,8 @@ _on_control = msgspec.json.Decoder(m.OnControl).decode
 class Child:
     """Starts one engine process, carries its messages, and tells how it ended."""
 
-    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None], silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._receive = receive
-        self._silence = silence
         self._listener: socket.socket | None = None
         self._wire: Wire | None = None
         self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: no other user can connect
@@ -253,9 +252,9 @@ class Child:
     async def _kill_when_silent(self) -> None:
         strikes = 0
         while strikes < 2:  # two in a row: if it was this loop that slept, one round of reading settles it
-            await asyncio.sleep(min(1.0, self._silence / 4))
-            strikes = strikes + 1 if time.monotonic() - self._heard > self._silence else 0
-        self.condemn(f"the engine process gave no sign of life for {self._silence:g} s and was killed")
+            await asyncio.sleep(min(1.0, SILENCE_SECONDS / 4))
+            strikes = strikes + 1 if time.monotonic() - self._heard > SILENCE_SECONDS else 0
+        self.condemn(f"the engine process gave no sign of life for {SILENCE_SECONDS:g} s and was killed")
 
     def condemn(self, reason: str) -> None:
         """Kill the process, for this reason."""

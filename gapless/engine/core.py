@@ -125,7 +125,6 @@ class EngineCore:
         self.loop.abort(key)
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
-        """See `Core.change_adapter`."""
 
         def done(error: GaplessError | None) -> None:
             if self.loop.adapters is not None:
@@ -138,7 +137,6 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        """See `Core.update_weights`."""
         if self._updates is None:
             answer(RequestError("this engine has no weights to replace", "model_path"))
         else:
@@ -239,7 +237,6 @@ class EngineCore:
         )
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
-        """The steps later than `step`, committed at or after `since`, oldest first; those that are kept."""
         return self.loop.records.after(step, since)
 
     def page_map(self) -> bytes:

@@ -204,6 +204,5 @@ class EngineDriver:
             self._out.append(m.StatsReport(self._core.stats()))
 
     def _show(self, rest: bool = False) -> None:
-        """Send step records to those who watch."""
         if self._feed.on and (records := self._feed.take(rest)):
             self._out.append(m.pack_steps(records))

@@ -30,9 +30,6 @@ class Control:
         os.dup2(2, 1)  # a library that prints must not speak on the control pipe
         os.set_blocking(self._fd, False)
 
-    def beat(self) -> None:
-        self.say(b"")
-
     def say(self, line: bytes) -> None:
         """Write one line; a line that does not fit is lost, for the parent has stopped reading."""
         with contextlib.suppress(OSError):
@@ -60,7 +57,7 @@ class Pulse:
 
     def _run(self) -> None:
         while True:
-            self._control.beat()
+            self._control.say(b"")
             time.sleep(BEAT_SECONDS)
 
     def _give_up(self, limit: float) -> None:

@@ -13,7 +13,7 @@ from gapless.base.params import PREFIX_FUNCTION
 from gapless.base.records import Request
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
-from gapless.engine.child import SILENCE_SECONDS, WORKER, Child
+from gapless.engine.child import WORKER, Child
 from gapless.engine.seam import Sink
 
 log = logging.getLogger("gapless.engine")
@@ -36,13 +36,11 @@ class ProcessBackend(MessageBackend):
         config: EngineConfig,
         *,
         worker: Sequence[str] = WORKER,
-        silence: float = SILENCE_SECONDS,
         on_give_up: Callable[[GaplessError], None] | None = None,
     ) -> None:
         super().__init__()
         self._config = config
         self._worker = worker
-        self._silence = silence
         self._on_give_up = on_give_up
         self._child: Child | None = None
         self._weights: str | None = None
@@ -54,7 +52,6 @@ class ProcessBackend(MessageBackend):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine that runs now."""
         return self._child.pid if self._child else None
 
     async def start(self, sink: Sink) -> None:
@@ -111,7 +108,7 @@ class ProcessBackend(MessageBackend):
             await child.stop()
 
     async def _launch(self) -> None:
-        child = Child(self.receive, self._silence)
+        child = Child(self.receive)
         self._child = child
         try:
             await child.start(self._config, self._worker)

@@ -85,7 +85,6 @@ class OpenRequest:
 
     @property
     def record(self) -> RequestRecord:
-        """Return a record of the request as it is now."""
         reason = "error" if self.failed else self.completions[0].finish_reason
         return RequestRecord(
             self.request_id,
@@ -115,7 +114,6 @@ class OpenRequest:
         self._new[completion.index] = completion
 
     def announce(self) -> None:
-        """Wake the reader, if there is something for it."""
         if self.has_news:
             self.wake()
 
@@ -177,24 +175,6 @@ class OpenRequest:
 
 class Completion:
     """A completion: its tokens, its text, and how it ended."""
-
-    __slots__ = (
-        "_detokenizer",
-        "_parts",
-        "_stops",
-        "_taken_parts",
-        "_taken_tokens",
-        "cumulative_logprob",
-        "finish_reason",
-        "index",
-        "key",
-        "logprobs",
-        "min_tokens",
-        "owner",
-        "started",
-        "stop_reason",
-        "token_ids",
-    )
 
     def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer) -> None:
         params = owner.resolved.params

@@ -128,7 +128,6 @@ class Planner:
 
     @property
     def running(self) -> int:
-        """Sequences that hold a row."""
         return self.room.running
 
     @property
@@ -244,7 +243,6 @@ class Planner:
                 self.bounds.enter(seq.row)
 
     def leave(self, seq: Sequence) -> None:
-        """Out of the decode set."""
         del self.decode[seq.row]
         self._decode_rows = None
         self.bounds.leave(seq.row)

@@ -224,8 +224,9 @@ def test_a_turn_that_never_comes_back_ends_the_process():
     assert b"not on the control pipe" in done.stderr and b"most recent call first" in done.stderr
 
 
-async def test_a_stopped_process_is_noticed():
-    async with running(silence=1.5) as (backend, sink):
+async def test_a_stopped_process_is_noticed(monkeypatch):
+    monkeypatch.setattr("gapless.engine.child.SILENCE_SECONDS", 1.5)
+    async with running() as (backend, sink):
         at = time.monotonic()
         os.kill(backend.pid, signal.SIGSTOP)
         await sink.until(lambda: sink.deaths)
