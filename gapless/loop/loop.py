@@ -21,7 +21,6 @@ from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.settle import of_decode_rows, one_by_one, settle, with_failures
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
-from gapless.memory.adapters import lease_name
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
@@ -116,7 +115,7 @@ class Loop:
         if request.adapter:
             request = self._by_digest(request)
             seq.adapter = request.adapter
-            seq.leases += (lease_name(request.adapter),)
+            seq.leases += (request.adapter,)
         idle = not self.planner.wanting
         self.planner.add(seq)
         self.planner.room.begin(seq)
