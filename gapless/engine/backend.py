@@ -23,8 +23,6 @@ class MessageBackend:
         self._stats = Stats()
         self._before = Stats()
         """Counters of the cores that ran before this one."""
-        self._updates: dict[int, str] = {}
-        """Weights that the core was asked to load, by the number of the question"""
 
     def submit(self, request: Request) -> None:
         self._post(m.pack_request(request))
@@ -62,17 +60,10 @@ class MessageBackend:
 
     def update_weights(self, number: int, path: str) -> None:
         """Have the weights of this directory loaded, and Sink.answered called with this number."""
-        self._updates[number] = path
         self._post(m.UpdateWeights(number, path))
-
-    def updated(self, path: str) -> None:
-        """The core uses these weights: one that follows it must too, whether their caller still waits or not."""
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         """Take the core's answer to a change."""
-        path = self._updates.pop(number, None)
-        if path is not None and refusal is None:
-            self.updated(path)
         self.sink.answered(number, refusal)
 
     def came_up(self) -> None:

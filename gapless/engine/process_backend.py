@@ -43,8 +43,10 @@ class ProcessBackend(MessageBackend):
         self._worker = worker
         self._on_give_up = on_give_up
         self._child: Child | None = None
-        self._weights: str | None = None
-        """The directory of the weights that have taken the place of the model's own"""
+        self.weights: str | None = None
+        """The directory of the weights that have taken the place of the model's own: the next child gets them too."""
+        self._updates: dict[int, str] = {}
+        """Weights that the child was asked to load, by the number of the question"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -76,18 +78,21 @@ class ProcessBackend(MessageBackend):
         if error is not None:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
-    def updated(self, path: str) -> None:
-        self._weights = path
+    def update_weights(self, number: int, path: str) -> None:
+        self._updates[number] = path
+        super().update_weights(number, path)
 
     def came_up(self) -> None:
         # It has started as its first predecessor did, and gets the weights in the same way: all else stays as it was.
-        if self._weights is None:
+        if self.weights is None:
             super().came_up()
         else:
-            self._post(m.UpdateWeights(SAME_WEIGHTS, self._weights))
+            self._post(m.UpdateWeights(SAME_WEIGHTS, self.weights))
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         if number != SAME_WEIGHTS:
+            path = self._updates.pop(number, self.weights)
+            self.weights = path if refusal is None else self.weights
             super().changed(number, refusal)
         elif refusal is None:
             super().came_up()

@@ -245,25 +245,21 @@ class Core(Protocol):
     @property
     def bell(self) -> Bell:
         """The bell. Any thread may ring it when it has something to submit or to ask: that ends the wait of step()."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError; RequestError when it can never fit.
 
         One with a form of output is queued once its matcher is there; `failures` says so if there is none.
         """
-        ...
 
     def abort(self, key: int) -> None:
         """End a request without further tokens. Unknown keys are ignored: it may have ended already."""
-        ...
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
         """Load or unload an adapter. `answer` is called when that is done, here or in a step; `info` knows it then.
 
         Requests that were taken before keep their adapter until they end.
         """
-        ...
 
     def update_weights(self, path: str, answer: Answer) -> None:
         """Replace the model's weights by those of a checkpoint of the same architecture. `answer` is called when that
@@ -271,45 +267,36 @@ class Core(Protocol):
 
         Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
         """
-        ...
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""
-        ...
 
     def has_work(self) -> bool:
         """Return whether step() has anything to launch, observe or capture."""
-        ...
 
     def rest(self) -> bool:
         """Look, without work, for something to prepare. Returns whether step() now has something to do."""
-        ...
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
-        ...
 
     def failures(self) -> Sequence[tuple[int, GaplessError]]:
         """Return the requests that the last step ended by themselves, and why."""
-        ...
 
     def stats(self) -> Stats: ...
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         """The steps later than `step` that were committed at or after `since`, oldest first; those that are
         kept."""
-        ...
 
     def page_map(self) -> bytes:
         """The state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
-        ...
 
     def page_events(self) -> PageEvents | None:
         """Collect, from now on, what enters and leaves the prefix index; None where there is no index.
 
         A second call begins again.
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -321,15 +308,12 @@ class Sink(Protocol):
 
     def tokens(self, *steps: StepTokens) -> None:
         """Take what these steps settled, oldest first: all of one delivery, so that it is passed on as one."""
-        ...
 
     def refused(self, key: int, error: Exception) -> None:
         """The back would not take this request, or not go on with it (QueueFullError, RequestError)."""
-        ...
 
     def steps(self, steps: StepTable) -> None:
         """Steps that have completed since the last call; only while MessageBackend.watch is on."""
-        ...
 
     def page_events(self, events: Sequence[PageEvent]) -> None:
         """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
@@ -337,8 +321,6 @@ class Sink(Protocol):
     def answered(self, number: int, answer: EngineView | Exception | None) -> None:
         """Take the answer to what the MessageBackend asked under this number: what `look` found, or the outcome of
         `change_adapter` or `update_weights`."""
-        ...
 
     def died(self, error: Exception) -> None:
         """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
-        ...

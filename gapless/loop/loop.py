@@ -15,7 +15,6 @@ from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, Ste
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
-from gapless.loop.fits import check_fits
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
 from gapless.loop.settle import of_decode_rows, one_by_one, settle, with_failures
@@ -25,6 +24,7 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
+from gapless.plan.room import check_fits
 from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher

@@ -283,10 +283,6 @@ class LowerTiers:
         for job in self.jobs.values():
             job.doubted.add(key)
 
-    def refused(self, place: int) -> None:
-        """What this tier gave was not what it had been given."""
-        self.counts[place].refused += 1
-
     # For the loop.
 
     @property

@@ -293,7 +293,7 @@ class HostTier:
             copy.lose()
             return
         if copy.source is not None:
-            self.below.refused(copy.source)
+            self.below.counts[copy.source].refused += 1
         if not copy.gone:
             copy.group.hidden(copy.digest)
 

@@ -42,15 +42,12 @@ class PageWatcher(Protocol):
 
     def published(self, page: int, digest: bytes) -> None:
         """The page is indexed; `PagePool.settled` says when a transfer may read it."""
-        ...
 
     def hidden(self, digest: bytes) -> None:
         """What the page of this digest holds is in doubt: no copy of it may be used."""
-        ...
 
     def forgotten(self) -> None:
         """The index was emptied: no copy may be used."""
-        ...
 
 
 class PageJournal(Protocol):
@@ -62,7 +59,6 @@ class PageJournal(Protocol):
 
     def cleared(self) -> None:
         """The index was emptied."""
-        ...
 
 
 class PagePool:

@@ -20,19 +20,15 @@ class Lease(Protocol):
     @property
     def free(self) -> Collection[int]:
         """Slots that may be given away: no step that can still run touches them for its rows."""
-        ...
 
     def available(self, name: str) -> int:
         """Return how many rows may take a slot now."""
-        ...
 
     def take(self, name: str) -> int:
         """Return a slot for one row."""
-        ...
 
     def retire(self, slot: int, last_step: int) -> None:
         """The row leaves; `last_step` is the last step that can touch the slot."""
-        ...
 
 
 class Slots:

@@ -1,15 +1,20 @@
-"""Decides whether a waiting sequence fits: what it may share, what it needs, and what running rows need to grow."""
+"""Decides whether a request fits at all, and whether a sequence fits now.
+
+That depends on what it may share, what it needs, and what running rows need to grow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
-from gapless.base.records import PageWrite
+from gapless.base.errors import RequestError
+from gapless.base.records import PageWrite, Request
 from gapless.memory.below import Search
 from gapless.memory.host import HostTier, LoadTicket
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
+from gapless.memory.rows import RowTable
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 
@@ -288,3 +293,17 @@ class Room:
             PageWrite(seq.row, entry, page, group)
             for group, held in enumerate(seq.by_group) for entry, page in enumerate(held) if page != NULL_PAGE
         ]  # fmt: skip
+
+
+def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:
+    """Raise RequestError where the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
+    if not 0 < len(request.tokens) < request.max_len:
+        raise RequestError(
+            f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
+            f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
+    pages = -(-(request.max_len - 1) // pool.page_size)
+    if pages > pool.size or request.max_len > rows.tokens.shape[1]:
+        room = min(pool.size * pool.page_size + 1, rows.tokens.shape[1])
+        raise RequestError(
+            f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
+            "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip
