@@ -100,7 +100,9 @@ class Child:
         if self._closed or full:
             return False
         self._unsent.append(message)
-        self._plan_flush()
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
         return True
 
     async def ended(self) -> GaplessError:
@@ -145,11 +147,6 @@ class Child:
             assert self._process.stdin is not None
             self._process.stdin.close()
             await self._process.wait()
-
-    def _plan_flush(self) -> None:
-        if not self._flush_planned:
-            self._flush_planned = True
-            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send what this turn of the event loop queued as one frame, unless an earlier one is still on its way."""

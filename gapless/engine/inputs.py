@@ -58,7 +58,8 @@ class Resolver:
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
-        text, tokens = self._prompt(prompt)
+        text, ids = _split(prompt)
+        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
         _check_context(len(tokens), params, self.limits.max_model_len)
         room = self.limits.max_model_len - len(tokens)
         wanted = params.max_tokens if params.max_tokens is not None else room
@@ -97,13 +98,6 @@ class Resolver:
             return self.tokenizer.encode(text, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
             raise RequestError("the prompt holds half a surrogate pair, which is not text", "prompt") from error
-
-    def _prompt(self, prompt: Prompt) -> tuple[str | None, Int32s]:
-        text, ids = _split(prompt)
-        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
-        if not len(tokens):
-            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
-        return text, tokens
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of bad words: as the output may begin with them, and as they follow a space."""
@@ -220,12 +214,14 @@ def _split(prompt: Prompt) -> tuple[str | None, Any]:
 
 
 def _token_ids(ids: Any, vocab_size: int) -> Int32s:
-    """The ids as int32, every one a whole number inside the vocabulary."""
+    """The ids as int32, at least one, and every one a whole number inside the vocabulary."""
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
         raise RequestError("prompt must be a string or a list of token ids (whole numbers)", "prompt")
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+    if not ids:
+        raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+    if not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         shown = wrong if abs(wrong) < 10**12 else "a far larger number"
         raise RequestError(f"the prompt holds token id {shown}, but ids go from 0 to {vocab_size - 1}", "prompt")

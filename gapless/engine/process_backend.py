@@ -156,7 +156,7 @@ class ProcessBackend(MessageBackend):
 
     async def _restart(self) -> bool:
         """Start another child, with back-off. False when it is time to give up."""
-        while not self._exhausted():
+        while len(self._crashes) < MAX_CRASHES:
             delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
             log.warning("restarting the engine in %g s", delay)
             await asyncio.sleep(delay)
@@ -186,6 +186,3 @@ class ProcessBackend(MessageBackend):
         now = time.monotonic()
         self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW] + [now]
         log.error("the engine died: %s", error)
-
-    def _exhausted(self) -> bool:
-        return len(self._crashes) >= MAX_CRASHES

@@ -460,7 +460,8 @@ class Planner:
                     fill -= words
                     self.waiting.unpark(self._rows.lends)
                     budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
-                    admissions.append(self._admission(seq))
+                    generation = int(self._rows.generation[seq.row])
+                    admissions.append(Admission(seq.row, generation, seq.key, seq.cached, seq.length))
                     for older in passed:
                         older.skips += 1
                 else:
@@ -472,10 +473,6 @@ class Planner:
         if passed and not (admissions or awaiting or loading or self.waiting.parked):
             self._refused_at = state
         return budget
-
-    def _admission(self, seq: Sequence) -> Admission:
-        generation = int(self._rows.generation[seq.row])
-        return Admission(seq.row, generation, seq.key, seq.cached, seq.length)
 
     def claim(self, seq: Sequence, matched: int) -> bool:
         """Give the sequence pages and a row, on which it is in prefill from now on."""
