@@ -26,7 +26,7 @@ class Questions:
             del self.waiting[number]
 
     def on_answer(self, number: int, answer: object) -> None:
-        """Take an answer. One that nobody waits for any more is ignored."""
+        """Take an answer. One that came too late is ignored."""
         future = self.waiting.get(number)
         if future is None or future.done():
             return
