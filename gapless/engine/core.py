@@ -210,7 +210,7 @@ class EngineCore:
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
         matched = len(self._matched)
         return Stats(
-            running=loop.planner.running,
+            running=loop.planner.room.running,
             waiting=len(loop.planner.waiting) + matched * self.paused,
             in_flight=loop.in_flight,
             pages_total=sum(pages),
@@ -351,7 +351,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
-                loop.compile()
+                loop.launcher.compile()
         if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
             step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)

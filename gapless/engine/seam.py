@@ -156,7 +156,7 @@ class Stats(NamedTuple):
     """Requests whose grammar had been compiled before."""
     grammars_refused: int = 0
     """Requests refused since their grammar cannot be honoured, or took too long."""
-    # What the other counts of the host tier are, memory.copies.HostCounts says.
+    # memory.copies.HostCounts says what the counts of the host tier are, where nothing is said here.
     tier_read_bytes: int = 0
     tier_read_ns: int = 0
     """Time that transfers to the device took, side by side or not."""
@@ -173,7 +173,7 @@ class Stats(NamedTuple):
     tier_dropped_full: int = 0
     tier_dropped_gone: int = 0
     tier_dropped_failed: int = 0
-    # And those of the tiers below it, memory.below.LowerCounts.
+    # memory.below.LowerCounts says what the counts of the tiers below it are.
     lower_hits: tuple[int, ...] = ()
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()

@@ -206,7 +206,7 @@ class Loop:
         try:
             if self.adapters is not None:
                 self.adapters.poll()
-            if self.transfers is not None and not self.planner.running:
+            if self.transfers is not None and not self.planner.room.running:
                 self.transfers.take()  # what came may be all that can run
             launched = self.launch(self.plan(), turn)
             if self.transfers is not None and self.flights:
@@ -462,22 +462,11 @@ class Loop:
     def records(self) -> StepRing:
         return self.log.records
 
-    @property
-    def timeline(self) -> Timeline:
-        return self.log.timeline
-
-    def compile(self) -> None:
-        """Compile what steps will launch, before the first; nothing on devices whose kernels are there."""
-        self.launcher.compile()
-
     def capture(self) -> None:
         """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
         refused = self.launcher.graphs.warm()
-        self.forget()
-        self.counters.captures_refused = refused
-
-    def forget(self) -> None:
         self.log.forget()
+        self.counters.captures_refused = refused
 
     def account(self) -> Timeline:
         return self.log.account(at_rest=not self.flights and not self.planner.wanting)

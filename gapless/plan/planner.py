@@ -127,10 +127,6 @@ class Planner:
         return len(self.waiting) > 0 and self.waiting.ready(self._rows.lends)
 
     @property
-    def running(self) -> int:
-        return self.room.running
-
-    @property
     def wanting(self) -> int:
         """Sequences that need more steps than are in flight."""
         return len(self.by_key) - len(self.ending)
