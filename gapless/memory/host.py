@@ -94,19 +94,15 @@ class HostTier:
         """Requests that peers name, which have ended, and the digests of their pages"""
         self.below = LowerTiers((), _no_slot, clock, late_ns, LOOKUP_NS, self.gate)
         """Tiers that have what this one has given away; none before `attach`"""
-        for group in self.groups:
-            group.doubted = self.doubted
 
     def attach(
         self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
         self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
+        for group in self.groups:
+            group.doubted = self.below.drop
         return self.below
-
-    def doubted(self, key: bytes) -> None:
-        """What the page of this key holds is in doubt: no tier below may have it."""
-        self.below.drop(key)
 
     # For the planner.
 

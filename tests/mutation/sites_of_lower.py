@@ -10,7 +10,6 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
 from gapless.memory.below import LowerTiers
-from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 
 
@@ -68,7 +67,7 @@ def all_pages_came() -> AbstractContextManager[None]:
 
 def doubtful_pages_stay_below() -> AbstractContextManager[None]:
     """A page that is in doubt stays in the tiers below."""
-    return replaced(HostTier, "doubted", lambda original, self, key: None)
+    return replaced(LowerTiers, "drop", lambda original, self, key: None)
 
 
 def stored_in_doubt() -> AbstractContextManager[None]:
