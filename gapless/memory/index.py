@@ -129,8 +129,9 @@ class PrefixIndex:
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
         """A sequence with these tokens holds its pages first..end, wherever they came from."""
-        for group in self.events.groups if self.events is not None else ():
-            group.describe(chain, tokens, first, end)
+        if self.events is not None:
+            for group in self.events.groups:
+                group.describe(chain, tokens, first, end)
 
 
 def first_entry(pool: PagePool, position: int) -> int:
