@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 
 from gapless.base.clock import monotonic
-from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.inputs import Resolved
@@ -191,7 +190,9 @@ class Completion:
         self._parts: list[str] = []
         self._taken_parts = 0
         self._taken_tokens = 0
-        self._detokenizer = _detokenizer(owner, params, tokenizer)
+        self._detokenizer: Detokenizer | None = None
+        if params.detokenize:
+            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
         self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output) if params.stop else None
 
     @property
@@ -307,12 +308,6 @@ def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Toke
         if other >= 0 and other != token:
             found[other] = Logprob(logprob, rank, texts[other])
     return found
-
-
-def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:
-    if not params.detokenize:
-        return None
-    return Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
 
 
 class Tracker:
