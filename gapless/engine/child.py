@@ -275,10 +275,7 @@ def _environment() -> dict[str, str]:
 
 
 def _exit_text(code: int, tail: bytes) -> str:
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"exited with code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = tail.decode(errors="replace").strip().splitlines()
     said = f"; last line of its log: {lines[-1][:500]}" if lines else ""
     return f"the engine process {how}{said}"

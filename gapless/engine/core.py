@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -51,8 +51,6 @@ from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, dr
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
-
-T = TypeVar("T")
 
 SMALL_MODEL = 50_000_000
 """Parameters below which one CPU thread computes a step: more of them would take the core that the loop needs."""
