@@ -43,16 +43,15 @@ class Pulse:
         self.turn_began = 0.0
         """When the turn that runs now began, monotonic seconds; 0 between turns."""
         self.watchdog: Watchdog | None = None
+        self._limit = 0.0
         self._control = control
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def arm(self, watchdog_seconds: float) -> None:
         """Let one turn take this long, and a little more; 0 means for ever."""
         if watchdog_seconds:
-            limit = watchdog_seconds + GRACE_SECONDS
-            self.watchdog = Watchdog(
-                limit, lambda: self.turn_began, lambda: self.turn_began > 0, lambda _: self._give_up(limit)
-            )
+            self._limit = watchdog_seconds + GRACE_SECONDS
+            self.watchdog = Watchdog(self._limit, lambda: self.turn_began, lambda: self.turn_began > 0, self._give_up)
             self.watchdog.start()
 
     def _run(self) -> None:
@@ -60,9 +59,9 @@ class Pulse:
             self._control.say(b"")
             time.sleep(BEAT_SECONDS)
 
-    def _give_up(self, limit: float) -> None:
+    def _give_up(self, stall: Exception) -> None:
         faulthandler.dump_traceback(all_threads=True)
-        text = f"one turn of the loop took more than {limit:g} s; stacks are on stderr"
+        text = f"one turn of the loop took more than {self._limit:g} s; stacks are on stderr"
         self._control.say(b'{"type":"Died","kind":"StalledError","text":"' + text.encode() + b'"}')
         os._exit(EXIT_STALLED)
 

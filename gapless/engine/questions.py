@@ -16,7 +16,7 @@ class Questions:
         self.waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, post: Callable[[int], None]) -> Any:
-        """Return the answer to what `post` asks by its number. Raises it if it is an error; EngineDeadError."""
+        """Return the core's answer to what `post` asks by its number; raise it where it is an error."""
         number = next(self._numbers)
         future = self.waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -36,6 +36,6 @@ class Questions:
             future.set_result(answer)
 
     def on_death(self, error: Callable[[], Exception]) -> None:
-        """The engine is gone."""
+        """The engine is gone: each question is answered with an error of its own."""
         for number in self.waiting:
             self.on_answer(number, error())
