@@ -169,7 +169,7 @@ def engines() -> Iterator[str]:
             ratios = []
             for turn in range(-1, 3):
                 for arm, core in (("depth auto", captured), ("depth 1", reference)):
-                    core.loop.forget()
+                    core.loop.log.forget()
                     got = drive(core, load, seed=turn + 1)
                     if turn < 0:
                         continue  # compiles and captures what this load needs

@@ -66,7 +66,7 @@ def engines() -> Iterator[str]:
             speeds: dict[str, list[float]] = {name: [] for name in arms}
             for turn in range(2):
                 for name, core in arms.items():
-                    core.loop.forget()
+                    core.loop.log.forget()
                     got = drive(core, load, seed=turn)
                     speeds[name].append(got.tokens_per_s)
                     yield say("engine", rows=load.rows, arm=name, tokens_per_s=got.tokens_per_s, step_us=got.step_us,

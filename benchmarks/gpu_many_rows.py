@@ -37,7 +37,7 @@ def line(count: int, cores: dict[str, EngineCore]) -> str:
     found: dict[str, list[Result]] = {name: [] for name in cores}
     for turn in range(ROUNDS + 1):
         for name, core in cores.items():
-            core.loop.forget()
+            core.loop.log.forget()
             found[name].append(drive(core, Load(count, PROMPT, OUTPUT), seed=turn))
     kept = [results[1:] for results in found.values()]
     steps = [f"{statistics.median(r.step_us for r in results):.0f}" for results in kept]

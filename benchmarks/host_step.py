@@ -87,7 +87,7 @@ def steady_loop(
     loop.capture()
     for key in range(rows + waiting):
         loop.submit(request(key, length))
-    while loop.planner.running < rows or loop.in_flight < (depth or 2) - 1:
+    while loop.planner.room.running < rows or loop.in_flight < (depth or 2) - 1:
         loop.turn()
     for _ in range(16):
         loop.turn()

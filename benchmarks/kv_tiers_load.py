@@ -45,8 +45,9 @@ class Pump:
         pages = [loop.pool.take() for _ in range(PAGES)]
         self.page_bytes = transfers.slots[0][0].nbytes
         self.ways: dict[TransferWay, MoveBatch] = {}
+        group = transfers.host.groups[0]
         for number, name in enumerate(both):
-            moves = [PageMove(0, page, PageCopy(b"", number * PAGES + i)) for i, page in enumerate(pages)]
+            moves = [PageMove(0, page, PageCopy(group, b"", number * PAGES + i)) for i, page in enumerate(pages)]
             half = moves[number * PAGES // 2 : (number + 1) * PAGES // 2] if len(both) > 1 else moves
             self.ways[getattr(transfers, name)] = MoveBatch(0, half)
         self.bytes = dict.fromkeys(both, 0)
@@ -104,7 +105,8 @@ def begins(engine: Callable[..., EngineCore]) -> None:
     slots = device.host_memory(4 * words).view(torch.int32).view(MOST_BATCH, 64)
     way = TransferWay(device, AtOnce(device.bulk_out), True, transfers.bulk_out.copy_pages, [tiny], [slots])
     for count in (1, 32, MOST_BATCH):
-        batch, spent = MoveBatch(0, [PageMove(0, page, PageCopy(b"", page)) for page in range(count)]), list[int]()
+        moves = [PageMove(0, page, PageCopy(transfers.host.groups[0], b"", page)) for page in range(count)]
+        batch, spent = MoveBatch(0, moves), list[int]()
         for _ in range(100):
             before = time.thread_time_ns()
             way.begin(batch, time.monotonic_ns())

@@ -233,7 +233,7 @@ def capture_all(loop: Loop) -> None:
     wanted |= {CutKey(size, filters) for size in lanes for filters in asked}
     wanted |= {ScoreKey(size, width) for size in lanes for width in WIDTHS}
     graphs.capture(tuple(key for key in wanted if key is not None and not graphs.has(key)))
-    loop.forget()
+    loop.log.forget()
 
 
 class Run(Player):

@@ -17,11 +17,11 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER, KVTransfer, PageEvent
 from gapless.engine.backend import MessageBackend
 from gapless.engine.build import build_core
-from gapless.engine.changes import ChangesUnderWay
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
+from gapless.engine.questions import Questions
 from gapless.engine.seam import AdapterChange, EngineInfo, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
@@ -55,8 +55,8 @@ class AsyncLLM:
         self.backend = backend
         self.front = front
         self.config = config
-        self.watch = StepWatcher(backend)
-        self._changes = ChangesUnderWay()
+        self._questions = Questions()
+        self.watch = StepWatcher(backend, self._questions)
         self._on_page_events: OnPageEvents = _ignore
         self._seed = seed
         self._idle = asyncio.Event()
@@ -96,7 +96,7 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(TrackerSink(self._tracker, self.watch, self._changes, self._on_page_events))
+        await self.backend.start(TrackerSink(self._tracker, self.watch, self._questions, self._on_page_events))
         info = self.backend.info
         limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed, info.processors)
         self.resolver = Resolver(self.front.tokenizer, limits)
@@ -113,7 +113,7 @@ class AsyncLLM:
         if self._start is not None:
             self._start.cancel()
         self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
-        self._changes.on_death(lambda: EngineDeadError("the engine was closed"))
+        self._questions.on_death(lambda: EngineDeadError("the engine was closed"))
         await self.backend.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -224,7 +224,7 @@ class AsyncLLM:
         while draining.
         """
         self._check_up()
-        await self._changes.make(lambda number: self.backend.change_adapter(number, change))
+        await self._questions.ask(lambda number: self.backend.change_adapter(number, change))
 
     async def update_weights(self, path: str) -> None:
         """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
@@ -235,7 +235,7 @@ class AsyncLLM:
         Raises RequestError for what is refused, which changes nothing, EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
-        await self._changes.make(lambda number: self.backend.update_weights(number, path))
+        await self._questions.ask(lambda number: self.backend.update_weights(number, path))
 
     # Text
 
@@ -334,14 +334,13 @@ class TrackerSink:
     """Receives what the backend delivers."""
 
     def __init__(
-        self, tracker: Tracker, watch: StepWatcher, changes: ChangesUnderWay, on_page_events: OnPageEvents = _ignore
+        self, tracker: Tracker, watch: StepWatcher, questions: Questions, on_page_events: OnPageEvents = _ignore
     ) -> None:
         self._tracker = tracker
         self._watch = watch
-        self._changes = changes
-        self.changed = changes.on_answer
+        self._questions = questions
+        self.answered = questions.on_answer
         self.steps = watch.on_steps
-        self.view = watch.on_view
         self.started = tracker.on_started
         self.tokens = tracker.on_tokens
         self.refused = tracker.fail
@@ -349,8 +348,8 @@ class TrackerSink:
 
     def died(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: _dead(error))
-        self._watch.on_death(lambda: _dead(error))
-        self._changes.on_death(lambda: _dead(error))
+        self._watch.on_death()
+        self._questions.on_death(lambda: _dead(error))
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gapless.base.errors import GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, EngineView, Sink, Stats
 
 
 class MessageBackend:
@@ -23,8 +23,6 @@ class MessageBackend:
         self._stats = Stats()
         self._before = Stats()
         """Counters of the cores that ran before this one."""
-        self._updates: dict[int, str] = {}
-        """Weights that the core was asked to load, by the number of the question"""
 
     def submit(self, request: Request) -> None:
         self._post(m.pack_request(request))
@@ -37,7 +35,6 @@ class MessageBackend:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """End the engine."""
         raise NotImplementedError
 
     def watch(self, on: bool) -> None:
@@ -54,27 +51,20 @@ class MessageBackend:
         self._post(m.SendPageEvents())
 
     def look(self, number: int, since: int) -> None:
-        """Have Sink.view called, with this number, the step records since `since` (ns) and the page map."""
+        """Have Sink.answered called, with this number, the step records since `since` (ns) and the page map."""
         self._post(m.Look(number, since))
 
     def change_adapter(self, number: int, change: AdapterChange) -> None:
-        """Have an adapter loaded or unloaded, and Sink.changed called with this number."""
+        """Have an adapter loaded or unloaded, and Sink.answered called with this number."""
         self._post(m.ChangeAdapter(number, change))
 
     def update_weights(self, number: int, path: str) -> None:
-        """Have the weights of this directory loaded, and Sink.changed called with this number."""
-        self._updates[number] = path
+        """Have the weights of this directory loaded, and Sink.answered called with this number."""
         self._post(m.UpdateWeights(number, path))
-
-    def updated(self, path: str) -> None:
-        """The core uses these weights: one that follows it must too, whether their caller still waits or not."""
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         """Take the core's answer to a change."""
-        path = self._updates.pop(number, None)
-        if path is not None and refusal is None:
-            self.updated(path)
-        self.sink.changed(number, refusal)
+        self.sink.answered(number, refusal)
 
     def came_up(self) -> None:
         """Let requests go to the core, and have it send what the one before it sent."""
@@ -116,7 +106,7 @@ class MessageBackend:
                     case m.Steps():
                         sink.steps(m.unpack_steps(message))
                     case m.View(number, steps, pages):
-                        sink.view(number, m.unpack_steps(steps), pages)
+                        sink.answered(number, EngineView(m.unpack_steps(steps), pages))
                     case m.PageEventList(events):
                         sink.page_events(events)
                     case m.Changed(number, names, refusal):

@@ -25,15 +25,12 @@ class AllowedTokens:
         self._vocab = vocab
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that were sampled."""
         self._ids += tokens
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens."""
         del self._ids[len(self._ids) - count :]
 
     def copy(self) -> AllowedTokens:
-        """Return another that has followed the same tokens."""
         other = copy(self)
         other._ids = [*self._ids]
         return other

@@ -40,9 +40,8 @@ _on_control = msgspec.json.Decoder(m.OnControl).decode
 class Child:
     """Starts one engine process, carries its messages, and tells how it ended."""
 
-    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None], silence: float = SILENCE_SECONDS) -> None:
+    def __init__(self, receive: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._receive = receive
-        self._silence = silence
         self._listener: socket.socket | None = None
         self._wire: Wire | None = None
         self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: no other user can connect
@@ -101,7 +100,9 @@ class Child:
         if self._closed or full:
             return False
         self._unsent.append(message)
-        self._plan_flush()
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
         return True
 
     async def ended(self) -> GaplessError:
@@ -146,11 +147,6 @@ class Child:
             assert self._process.stdin is not None
             self._process.stdin.close()
             await self._process.wait()
-
-    def _plan_flush(self) -> None:
-        if not self._flush_planned:
-            self._flush_planned = True
-            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send what this turn of the event loop queued as one frame, unless an earlier one is still on its way."""
@@ -253,9 +249,9 @@ class Child:
     async def _kill_when_silent(self) -> None:
         strikes = 0
         while strikes < 2:  # two in a row: if it was this loop that slept, one round of reading settles it
-            await asyncio.sleep(min(1.0, self._silence / 4))
-            strikes = strikes + 1 if time.monotonic() - self._heard > self._silence else 0
-        self.condemn(f"the engine process gave no sign of life for {self._silence:g} s and was killed")
+            await asyncio.sleep(min(1.0, SILENCE_SECONDS / 4))
+            strikes = strikes + 1 if time.monotonic() - self._heard > SILENCE_SECONDS else 0
+        self.condemn(f"the engine process gave no sign of life for {SILENCE_SECONDS:g} s and was killed")
 
     def condemn(self, reason: str) -> None:
         """Kill the process, for this reason."""
@@ -279,10 +275,7 @@ def _environment() -> dict[str, str]:
 
 
 def _exit_text(code: int, tail: bytes) -> str:
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"exited with code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = tail.decode(errors="replace").strip().splitlines()
     said = f"; last line of its log: {lines[-1][:500]}" if lines else ""
     return f"the engine process {how}{said}"

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -51,8 +51,6 @@ from gapless.step.speculation import PromptLookup, Speculation, SuffixLookup, dr
 
 if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
-
-T = TypeVar("T")
 
 SMALL_MODEL = 50_000_000
 """Parameters below which one CPU thread computes a step: more of them would take the core that the loop needs."""
@@ -125,7 +123,6 @@ class EngineCore:
         self.loop.abort(key)
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
-        """See `Core.change_adapter`."""
 
         def done(error: GaplessError | None) -> None:
             if self.loop.adapters is not None:
@@ -138,7 +135,6 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        """See `Core.update_weights`."""
         if self._updates is None:
             answer(RequestError("this engine has no weights to replace", "model_path"))
         else:
@@ -212,7 +208,7 @@ class EngineCore:
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
         matched = len(self._matched)
         return Stats(
-            running=loop.planner.running,
+            running=loop.planner.room.running,
             waiting=len(loop.planner.waiting) + matched * self.paused,
             in_flight=loop.in_flight,
             pages_total=sum(pages),
@@ -239,7 +235,6 @@ class EngineCore:
         )
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
-        """The steps later than `step`, committed at or after `since`, oldest first; those that are kept."""
         return self.loop.records.after(step, since)
 
     def page_map(self) -> bytes:
@@ -354,7 +349,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
-                loop.compile()
+                loop.launcher.compile()
         if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
             step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)

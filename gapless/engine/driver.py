@@ -30,28 +30,22 @@ class Port(Protocol):
     @property
     def open(self) -> bool:
         """False once the front is gone."""
-        ...
 
     @property
     def clear(self) -> bool:
         """Whether the front has read, as far as can be seen, what was sent."""
-        ...
 
     def ring_with(self, ring: Callable[[], None]) -> None:
         """Call `ring` for every later message that arrives between two calls of `receive`, or for more of them."""
-        ...
 
     def wake(self) -> None:
         """End the wait of `receive`, the present one or the next; from any thread."""
-        ...
 
     def receive(self, seconds: float) -> Sequence[m.ToCore]:
         """Everything that has come; when that is nothing, waits for something or `wake`, `seconds` at most."""
-        ...
 
     def send(self, messages: list[m.FromCore]) -> None:
         """Pass these on and go on with what earlier calls left over. Never waits for the front."""
-        ...
 
 
 class StepFeed:
@@ -204,6 +198,5 @@ class EngineDriver:
             self._out.append(m.StatsReport(self._core.stats()))
 
     def _show(self, rest: bool = False) -> None:
-        """Send step records to those who watch."""
         if self._feed.on and (records := self._feed.take(rest)):
             self._out.append(m.pack_steps(records))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 KEPT_REQUESTS = 500
@@ -26,18 +25,3 @@ class RequestRecord(NamedTuple):
     """waiting, running or done"""
     finish_reason: str | None
     """Finish reason of its first completion; "error" when the whole request failed."""
-
-
-class History:
-    """The latest requests that have ended."""
-
-    def __init__(self) -> None:
-        self._ended: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
-
-    def add(self, record: RequestRecord) -> None:
-        self._ended.append(record)
-
-    def latest(self, running: list[RequestRecord], limit: int) -> list[RequestRecord]:
-        """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""
-        known = sorted([*self._ended, *running], key=lambda record: record.arrival)
-        return known[-min(limit, KEPT_REQUESTS) :]

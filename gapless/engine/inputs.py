@@ -30,15 +30,6 @@ class Resolved(NamedTuple):
     requests: tuple[Request, ...]
 
 
-class Routing(NamedTuple):
-    """How a request is served, beside what it samples: fields of Request."""
-
-    priority: int
-    salt: str
-    adapter: str
-    transfer: KVTransfer
-
-
 class ModelLimits(NamedTuple):
     """Limits of what an engine accepts. `eos_ids` end a sequence unless it ignores them; `seed` is the engine's."""
 
@@ -67,9 +58,35 @@ class Resolver:
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
-        text, ids = self._prompt(prompt)
-        _check_context(len(ids), params, self.limits.max_model_len)
-        return self._resolved(text, ids, params, Routing(priority, salt, adapter, transfer))
+        text, ids = _split(prompt)
+        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
+        _check_context(len(tokens), params, self.limits.max_model_len)
+        room = self.limits.max_model_len - len(tokens)
+        wanted = params.max_tokens if params.max_tokens is not None else room
+        first = Request(
+            key=0,
+            tokens=tokens,
+            params=params,
+            seed=self._seed(params.seed),
+            stop_ids=stop_ids(params, self.limits),
+            min_len=len(tokens) + params.min_tokens,
+            max_len=len(tokens) + min(wanted, room),
+            priority=priority,
+            salt=salt,
+            bad_words=self._bad_words(params),
+            adapter=adapter,
+            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
+            transfer=transfer,
+        )
+        _check_ids(params, first.stop_ids, self.limits.vocab_size)
+        # The prompt is scored once; the other completions may find it in the prefix cache.
+        others = params.replace(prompt_logprobs=None) if params.n > 1 else params
+        other = first._replace(params=others, transfer=transfer._replace(offer=""))
+        requests = tuple(
+            (other if index else first)._replace(key=next(self.keys), seed=child_seed(first.seed, index))
+            for index in range(params.n)
+        )
+        return Resolved(text, tokens, params, requests)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
@@ -81,38 +98,6 @@ class Resolver:
             return self.tokenizer.encode(text, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
             raise RequestError("the prompt holds half a surrogate pair, which is not text", "prompt") from error
-
-    def _prompt(self, prompt: Prompt) -> tuple[str | None, Int32s]:
-        text, ids = _split(prompt)
-        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
-        if not len(tokens):
-            raise RequestError("the prompt is empty: it must have at least one token", "prompt")
-        return text, tokens
-
-    def _resolved(self, text: str | None, tokens: Int32s, params: SamplingParams, routing: Routing) -> Resolved:
-        room = self.limits.max_model_len - len(tokens)
-        wanted = params.max_tokens if params.max_tokens is not None else room
-        first = Request(
-            key=0,
-            tokens=tokens,
-            params=params,
-            seed=self._seed(params.seed),
-            stop_ids=stop_ids(params, self.limits),
-            min_len=len(tokens) + params.min_tokens,
-            max_len=len(tokens) + min(wanted, room),
-            bad_words=self._bad_words(params),
-            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
-            **routing._asdict(),
-        )
-        _check_ids(params, first.stop_ids, self.limits.vocab_size)
-        # The prompt is scored once; the other completions may find it in the prefix cache.
-        others = params.replace(prompt_logprobs=None) if params.n > 1 else params
-        other = first._replace(params=others, transfer=first.transfer._replace(offer=""))
-        requests = tuple(
-            (other if index else first)._replace(key=next(self.keys), seed=child_seed(first.seed, index))
-            for index in range(params.n)
-        )
-        return Resolved(text, tokens, params, requests)
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of bad words: as the output may begin with them, and as they follow a space."""
@@ -229,12 +214,14 @@ def _split(prompt: Prompt) -> tuple[str | None, Any]:
 
 
 def _token_ids(ids: Any, vocab_size: int) -> Int32s:
-    """The ids as int32, every one a whole number inside the vocabulary."""
+    """The ids as int32, at least one, and every one a whole number inside the vocabulary."""
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
         raise RequestError("prompt must be a string or a list of token ids (whole numbers)", "prompt")
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+    if not ids:
+        raise RequestError("the prompt is empty: it must have at least one token", "prompt")
+    if not (min(ids) >= 0 and max(ids) < vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         shown = wrong if abs(wrong) < 10**12 else "a far larger number"
         raise RequestError(f"the prompt holds token id {shown}, but ids go from 0 to {vocab_size - 1}", "prompt")

@@ -12,6 +12,8 @@ import queue
 import threading
 import time
 
+from gapless.loop.watchdog import Watchdog
+
 EXIT_FAILED = 1
 EXIT_STALLED = 3
 EXIT_ORPHANED = 4
@@ -28,9 +30,6 @@ class Control:
         os.dup2(2, 1)  # a library that prints must not speak on the control pipe
         os.set_blocking(self._fd, False)
 
-    def beat(self) -> None:
-        self.say(b"")
-
     def say(self, line: bytes) -> None:
         """Write one line; a line that does not fit is lost, for the parent has stopped reading."""
         with contextlib.suppress(OSError):
@@ -38,39 +37,29 @@ class Control:
 
 
 class Pulse:
-    """Beats each second, and ends the process when one turn of the loop never comes back.
-
-    It counts the beats of a turn: the time on the clock would also pass while the whole process is stopped.
-    """
+    """Beats each second, and ends the process when one turn of the loop never comes back."""
 
     def __init__(self, control: Control) -> None:
         self.turn_began = 0.0
         """When the turn that runs now began, monotonic seconds; 0 between turns."""
+        self.watchdog: Watchdog | None = None
         self._limit = 0.0
-        self._seen = 0.0
-        self._beats = 0
-        """Beats in a row that found the turn that began at `_seen`."""
         self._control = control
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def arm(self, watchdog_seconds: float) -> None:
         """Let one turn take this long, and a little more; 0 means for ever."""
-        self._limit = watchdog_seconds + GRACE_SECONDS if watchdog_seconds else 0.0
+        if watchdog_seconds:
+            self._limit = watchdog_seconds + GRACE_SECONDS
+            self.watchdog = Watchdog(self._limit, lambda: self.turn_began, lambda: self.turn_began > 0, self._give_up)
+            self.watchdog.start()
 
     def _run(self) -> None:
         while True:
-            self._control.beat()
-            if self.look(self.turn_began):
-                self._give_up()
+            self._control.say(b"")
             time.sleep(BEAT_SECONDS)
 
-    def look(self, began: float) -> bool:
-        """Return whether the turn that began then has taken too long."""
-        self._beats = self._beats + 1 if began and began == self._seen else 0
-        self._seen = began
-        return bool(self._limit) and self._beats * BEAT_SECONDS > self._limit
-
-    def _give_up(self) -> None:
+    def _give_up(self, stall: Exception) -> None:
         faulthandler.dump_traceback(all_threads=True)
         text = f"one turn of the loop took more than {self._limit:g} s; stacks are on stderr"
         self._control.say(b'{"type":"Died","kind":"StalledError","text":"' + text.encode() + b'"}')

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cache
+from itertools import groupby
 from typing import Any, get_args
 
 import msgspec
@@ -155,15 +156,12 @@ class StatsReport(Message, frozen=True):
 class Steps(Message, frozen=True):
     """Core to front: a loop.records.StepTable.
 
-    `rows` are its numbers, [steps] of STEP. `groups` is [n, 2] int64: from which place on the decode rows are these,
-    and how many they are; `keys` are their requests, one group after the other. `chunks` is [n, 4] int64: place of the
-    step, key, start, size.
+    `rows` are its numbers, [steps] of STEP. `runs` are steps with the same decode rows: how many, and the rows' keys.
     """
 
     rows: bytes
-    groups: bytes
-    keys: bytes
-    chunks: bytes
+    runs: tuple[tuple[int, Int64s], ...]
+    chunks: tuple[tuple[ChunkRecord, ...], ...]
 
 
 class View(Message, frozen=True):
@@ -230,56 +228,25 @@ def pack_request(request: Request) -> Add:
 
 def unpack_request(add: Add) -> Request:
     """The request as it was before pack_request; its parameters are checked again."""
-    return Request(
-        add.key,
-        add.tokens,
-        SamplingParams.from_dict(add.params),
-        add.seed,
-        add.stop_ids,
-        add.min_len,
-        add.max_len,
-        add.priority,
-        add.salt,
-        add.bad_words,
-        adapter=add.adapter,
-        processors=add.processors,
-        transfer=add.transfer,
-    )
+    key, tokens, params, *rest = msgspec.structs.astuple(add)
+    return Request(key, tokens, SamplingParams.from_dict(params), *rest)
 
 
 def pack_steps(steps: StepTable) -> Steps:
-    groups: list[tuple[int, int]] = []
-    members: list[Int64s] = []
-    for place, decode in enumerate(steps.decode):
-        if not members or decode is not members[-1]:
-            members.append(decode)
-            groups.append((place, len(decode)))
-    chunks = [(place, *chunk) for place, taken in enumerate(steps.chunks) for chunk in taken]
-    keys = np.concatenate(members) if members else ()
-    return Steps(steps.rows.tobytes(), *(np.array(column, "<i8").tobytes() for column in (groups, keys, chunks)))
+    runs = [list(same) for _, same in groupby(steps.decode, key=id)]
+    return Steps(steps.rows.tobytes(), tuple([(len(run), run[0]) for run in runs]), tuple(steps.chunks))
 
 
 def unpack_steps(message: Steps) -> StepTable:
     """Raises ValueError when the parts do not fit together."""
     rows = np.frombuffer(message.rows, STEP)
-    groups, keys, chunks = _table(message.groups, 2), _table(message.keys, 1)[:, 0], _table(message.chunks, 4)
-    begins, sizes, places = groups[:, 0], groups[:, 1], chunks[:, 0]
-    lasting = np.diff(begins, append=len(rows))
-    fits = (sizes >= 0).all() and sizes.sum() == len(keys) and (rows.view("<i8") >= 0).all()
-    fits = fits and (lasting > 0).all() and begins[:1].tolist() == [0][: len(rows)]
-    if not (fits and (places >= 0).all() and (places < len(rows)).all()):
+    whole = all([count > 0 and keys.ndim == 1 for count, keys in message.runs])
+    if not (whole and sum([count for count, _ in message.runs]) == len(rows) == len(message.chunks)):
         raise ValueError("the parts of a message of steps do not fit together")
-    members = np.split(keys, np.cumsum(sizes)[:-1]) if len(sizes) else []
-    decode = [group for group, steps in zip(members, lasting.tolist(), strict=True) for _ in range(steps)]
-    of_step: list[tuple[ChunkRecord, ...]] = [()] * len(rows)
-    for place, *chunk in chunks.tolist():
-        of_step[place] += (ChunkRecord(*chunk),)
-    return StepTable(rows, decode, of_step)
-
-
-def _table(data: bytes, width: int) -> Int64s:
-    """[n, width] int64; ValueError when the bytes are no whole number of lines."""
-    return np.frombuffer(data, dtype="<i8").astype(np.int64, copy=False).reshape(-1, width)
+    if not (rows.view("<i8") >= 0).all():
+        raise ValueError("a step's number or time is negative, which does not fit")
+    decode = [keys for count, keys in message.runs for _ in range(count)]
+    return StepTable(rows, decode, [*message.chunks])
 
 
 def revive(kind: str, text: str) -> GaplessError:

@@ -13,7 +13,7 @@ from gapless.base.params import PREFIX_FUNCTION
 from gapless.base.records import Request
 from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
-from gapless.engine.child import SILENCE_SECONDS, WORKER, Child
+from gapless.engine.child import WORKER, Child
 from gapless.engine.seam import Sink
 
 log = logging.getLogger("gapless.engine")
@@ -36,17 +36,17 @@ class ProcessBackend(MessageBackend):
         config: EngineConfig,
         *,
         worker: Sequence[str] = WORKER,
-        silence: float = SILENCE_SECONDS,
         on_give_up: Callable[[GaplessError], None] | None = None,
     ) -> None:
         super().__init__()
         self._config = config
         self._worker = worker
-        self._silence = silence
         self._on_give_up = on_give_up
         self._child: Child | None = None
-        self._weights: str | None = None
-        """The directory of the weights that have taken the place of the model's own"""
+        self.weights: str | None = None
+        """The directory of the weights that have taken the place of the model's own: the next child gets them too."""
+        self._updates: dict[int, str] = {}
+        """Weights that the child was asked to load, by the number of the question"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
@@ -54,7 +54,6 @@ class ProcessBackend(MessageBackend):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine that runs now."""
         return self._child.pid if self._child else None
 
     async def start(self, sink: Sink) -> None:
@@ -79,18 +78,21 @@ class ProcessBackend(MessageBackend):
         if error is not None:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
-    def updated(self, path: str) -> None:
-        self._weights = path
+    def update_weights(self, number: int, path: str) -> None:
+        self._updates[number] = path
+        super().update_weights(number, path)
 
     def came_up(self) -> None:
         # It has started as its first predecessor did, and gets the weights in the same way: all else stays as it was.
-        if self._weights is None:
+        if self.weights is None:
             super().came_up()
         else:
-            self._post(m.UpdateWeights(SAME_WEIGHTS, self._weights))
+            self._post(m.UpdateWeights(SAME_WEIGHTS, self.weights))
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         if number != SAME_WEIGHTS:
+            path = self._updates.pop(number, self.weights)
+            self.weights = path if refusal is None else self.weights
             super().changed(number, refusal)
         elif refusal is None:
             super().came_up()
@@ -111,7 +113,7 @@ class ProcessBackend(MessageBackend):
             await child.stop()
 
     async def _launch(self) -> None:
-        child = Child(self.receive, self._silence)
+        child = Child(self.receive)
         self._child = child
         try:
             await child.start(self._config, self._worker)
@@ -154,7 +156,7 @@ class ProcessBackend(MessageBackend):
 
     async def _restart(self) -> bool:
         """Start another child, with back-off. False when it is time to give up."""
-        while not self._exhausted():
+        while len(self._crashes) < MAX_CRASHES:
             delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
             log.warning("restarting the engine in %g s", delay)
             await asyncio.sleep(delay)
@@ -184,6 +186,3 @@ class ProcessBackend(MessageBackend):
         now = time.monotonic()
         self._crashes = [at for at in self._crashes if now - at < CRASH_WINDOW] + [now]
         log.error("the engine died: %s", error)
-
-    def _exhausted(self) -> bool:
-        return len(self._crashes) >= MAX_CRASHES

@@ -58,11 +58,13 @@ Answer = Callable[[GaplessError | None], None]
 
 
 class Stats(NamedTuple):
-    """Gauges and counters of the loop at one moment. Counters only grow."""
+    """Gauges and counters of the loop at one moment: gauges first, and from `steps` on counters, which only grow."""
 
     running: int = 0
     waiting: int = 0
     in_flight: int = 0
+    depth: int = 0
+    """Steps in flight allowed now."""
     pages_total: int = 0
     """Summed over all page groups; so are the counts by state below."""
     pages_free: int = 0
@@ -71,6 +73,22 @@ class Stats(NamedTuple):
     pages_owned: int = 0
     pages_fenced: int = 0
     """Given up by their request, still reachable by a step in flight."""
+    grammars_waiting: int = 0
+    """Requests that wait for the grammar of their form of output."""
+    tier_slots: int = 0
+    """Pages of which the host tier can hold a copy, of all page groups; so are all counts of its pages."""
+    tier_used: int = 0
+    tier_loading: int = 0
+    """Pages on their way from the host tier to the device."""
+    tier_storing: int = 0
+    lower_used_bytes: tuple[int, ...] = ()
+    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
+    lower_size_bytes: tuple[int, ...] = ()
+    lower_loading: tuple[int, ...] = ()
+    """Pages that each is loading."""
+    lower_storing: tuple[int, ...] = ()
+    lower_waiting: tuple[int, ...] = ()
+    """Pages that wait for their store."""
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -112,8 +130,6 @@ class Stats(NamedTuple):
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
     """Prompt tokens among these that the prefix index gave."""
-    depth: int = 0
-    """Steps in flight allowed now."""
     wall_ns: int = 0
     """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
     busy_ns: int = 0
@@ -133,8 +149,6 @@ class Stats(NamedTuple):
     step_tokens_sum: int = 0
     step_tokens: tuple[int, ...] = ()
     """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
-    grammars_waiting: int = 0
-    """Requests that wait for the grammar of their form of output."""
     grammars_compiled: int = 0
     grammars_ns: int = 0
     """Time that compiling them took."""
@@ -142,66 +156,38 @@ class Stats(NamedTuple):
     """Requests whose grammar had been compiled before."""
     grammars_refused: int = 0
     """Requests refused since their grammar cannot be honoured, or took too long."""
-    tier_slots: int = 0
-    """Pages of which the host tier can hold a copy, of all page groups; so are the counts of pages below."""
-    tier_used: int = 0
-    tier_loading: int = 0
-    """Pages on their way from the host tier to the device."""
-    tier_storing: int = 0
-    tier_hit: int = 0
-    """Pages of prompts that the device lacked and the host tier had."""
-    tier_missed: int = 0
-    """Pages of prompts that were computed all the same."""
+    # memory.copies.HostCounts says what the counts of the host tier are, where nothing is said here.
     tier_read_bytes: int = 0
     tier_read_ns: int = 0
     """Time that transfers to the device took, side by side or not."""
     tier_written_bytes: int = 0
     tier_written_ns: int = 0
+    tier_hit: int = 0
+    tier_missed: int = 0
     tier_stored: int = 0
     tier_loaded: int = 0
     tier_refused: int = 0
-    """Pages that were loaded and not used: their checksum was another, or they had come in doubt."""
     tier_evicted: int = 0
-    """Copies that made room for others."""
     tier_late: int = 0
-    """Requests that stopped waiting for a load, and computed."""
     tier_slower: int = 0
-    """Loads that were not begun, since they would have taken longer than computing."""
     tier_dropped_full: int = 0
-    """Pages that were not stored, since transfers held every slot."""
     tier_dropped_gone: int = 0
-    """Pages that were not stored, since the device had given them away before."""
     tier_dropped_failed: int = 0
-    """Pages that were not stored, since their transfer raised an error."""
-    lower_used_bytes: tuple[int, ...] = ()
-    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
-    lower_size_bytes: tuple[int, ...] = ()
-    lower_loading: tuple[int, ...] = ()
-    """Pages that each is loading."""
-    lower_storing: tuple[int, ...] = ()
-    lower_waiting: tuple[int, ...] = ()
-    """Pages that wait for their store."""
+    # memory.below.LowerCounts says what the counts of the tiers below it are.
     lower_hits: tuple[int, ...] = ()
-    """Pages that the tiers had when requests asked."""
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()
     lower_loaded: tuple[int, ...] = ()
     lower_failed: tuple[int, ...] = ()
-    """Loads of which the tier could not read a page."""
     lower_refused: tuple[int, ...] = ()
-    """Pages that came back as something else than was stored."""
     lower_late: tuple[int, ...] = ()
-    """Requests that stopped waiting for the tier."""
     lower_dropped_busy: tuple[int, ...] = ()
-    """Pages that were not stored: too many waited, those before took too long, the host tier gave them away before, or
-    the tier could not."""
     lower_dropped_slow: tuple[int, ...] = ()
     lower_dropped_gone: tuple[int, ...] = ()
     lower_dropped_failed: tuple[int, ...] = ()
     lower_read_bytes: tuple[int, ...] = ()
     lower_written_bytes: tuple[int, ...] = ()
     lower_read_ns: tuple[int, ...] = ()
-    """Time that loads took."""
     lower_written_ns: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
@@ -226,29 +212,7 @@ class Stats(NamedTuple):
         return {phase: getattr(self, f"{phase}_ns") for phase in PHASES}
 
 
-GAUGES = frozenset(
-    [
-        "running",
-        "waiting",
-        "in_flight",
-        "depth",
-        "grammars_waiting",
-        "pages_total",
-        "pages_free",
-        "pages_cached",
-        "pages_owned",
-        "pages_fenced",
-        "tier_slots",
-        "tier_used",
-        "tier_loading",
-        "tier_storing",
-        "lower_used_bytes",
-        "lower_size_bytes",
-        "lower_loading",
-        "lower_storing",
-        "lower_waiting",
-    ]
-)
+GAUGES = frozenset(Stats._fields[: Stats._fields.index("steps")])
 
 
 def _sum(one: Any, other: Any) -> Any:
@@ -266,6 +230,13 @@ class Started(NamedTuple):
     cached: int
 
 
+class EngineView(NamedTuple):
+    """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
+
+    steps: StepTable
+    pages: bytes
+
+
 class Core(Protocol):
     """The back side: one loop, one device, one model. Not thread-safe; one thread drives it."""
 
@@ -274,25 +245,21 @@ class Core(Protocol):
     @property
     def bell(self) -> Bell:
         """The bell. Any thread may ring it when it has something to submit or to ask: that ends the wait of step()."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError; RequestError when it can never fit.
 
         One with a form of output is queued once its matcher is there; `failures` says so if there is none.
         """
-        ...
 
     def abort(self, key: int) -> None:
         """End a request without further tokens. Unknown keys are ignored: it may have ended already."""
-        ...
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
         """Load or unload an adapter. `answer` is called when that is done, here or in a step; `info` knows it then.
 
         Requests that were taken before keep their adapter until they end.
         """
-        ...
 
     def update_weights(self, path: str, answer: Answer) -> None:
         """Replace the model's weights by those of a checkpoint of the same architecture. `answer` is called when that
@@ -300,45 +267,36 @@ class Core(Protocol):
 
         Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
         """
-        ...
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""
-        ...
 
     def has_work(self) -> bool:
         """Return whether step() has anything to launch, observe or capture."""
-        ...
 
     def rest(self) -> bool:
         """Look, without work, for something to prepare. Returns whether step() now has something to do."""
-        ...
 
     def step(self) -> tuple[list[Started], list[StepTokens]]:
         """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
-        ...
 
     def failures(self) -> Sequence[tuple[int, GaplessError]]:
         """Return the requests that the last step ended by themselves, and why."""
-        ...
 
     def stats(self) -> Stats: ...
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
         """The steps later than `step` that were committed at or after `since`, oldest first; those that are
         kept."""
-        ...
 
     def page_map(self) -> bytes:
         """The state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
-        ...
 
     def page_events(self) -> PageEvents | None:
         """Collect, from now on, what enters and leaves the prefix index; None where there is no index.
 
         A second call begins again.
         """
-        ...
 
     def close(self) -> None: ...
 
@@ -350,27 +308,19 @@ class Sink(Protocol):
 
     def tokens(self, *steps: StepTokens) -> None:
         """Take what these steps settled, oldest first: all of one delivery, so that it is passed on as one."""
-        ...
 
     def refused(self, key: int, error: Exception) -> None:
         """The back would not take this request, or not go on with it (QueueFullError, RequestError)."""
-        ...
 
     def steps(self, steps: StepTable) -> None:
         """Steps that have completed since the last call; only while MessageBackend.watch is on."""
-        ...
-
-    def view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        """Take what the MessageBackend.look of this number found; `pages` is as in Core.page_map."""
-        ...
 
     def page_events(self, events: Sequence[PageEvent]) -> None:
         """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
 
-    def changed(self, number: int, error: Exception | None) -> None:
-        """Take the outcome of the MessageBackend.change_adapter or update_weights of this number."""
-        ...
+    def answered(self, number: int, answer: EngineView | Exception | None) -> None:
+        """Take the answer to what the MessageBackend asked under this number: what `look` found, or the outcome of
+        `change_adapter` or `update_weights`."""
 
     def died(self, error: Exception) -> None:
         """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
-        ...

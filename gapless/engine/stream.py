@@ -22,7 +22,6 @@ class TokenSink(Protocol):
         Called while a reader waits in `next`, and never with what ends the request. What it raises ends the request,
         and `next` raises it.
         """
-        ...
 
 
 class OutputStream(OpenRequest):

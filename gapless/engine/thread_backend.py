@@ -53,7 +53,7 @@ class ThreadBackend(MessageBackend):
         try:
             core = self._factory()
         except BaseException as error:
-            port.call(self._finish_start, _as_exception(error))
+            port.call(self._finish_start, error if isinstance(error, Exception) else _dead(error))
             port.call(self._ended.set_result, None)
             return
         try:
@@ -99,7 +99,3 @@ def _dead(error: BaseException) -> EngineDeadError:
     dead = EngineDeadError(f"the engine stopped: {error or type(error).__name__}")
     dead.__cause__ = error
     return dead
-
-
-def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else _dead(error)

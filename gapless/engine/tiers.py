@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import sha256
 
-from gapless.base.bell import Bell
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.peers import with_key
@@ -35,7 +34,6 @@ class EngineTiers:
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
-        self._bell: Bell | None = None
         self.wake: Callable[[], None] | None = None
         """Ends the wait of an engine that has nothing to do, where there is one"""
 
@@ -71,23 +69,22 @@ class EngineTiers:
         transfers = loop.transfers
         if transfers is None or not self.kinds:
             return
-        self._bell = loop.bell
+
+        def ring() -> None:
+            """A tier has news: whatever the engine waits for, it takes these in now."""
+            loop.bell.ring()
+            if self.wake is not None:
+                self.wake()
+
         memory = tuple(transfers.memory)
         slot_bytes = tuple(transfers.stride(group) for group in range(len(memory)))
         for kind in self.kinds:
             tier = self._config.tiers[kind]
             setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
-            worker = self._open(kind, setup, self._ring)
+            worker = self._open(kind, setup, ring)
             worker.start()
             self._workers.append(worker)
         self._below = transfers.attach(self._workers)
-
-    def _ring(self) -> None:
-        """A tier has news: whatever the engine waits for, it takes these in now."""
-        if self._bell is not None:
-            self._bell.ring()
-        if self.wake is not None:
-            self.wake()
 
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":

@@ -57,7 +57,6 @@ class Recording(NamedTuple):
 
 
 def chrome_trace(recording: Recording) -> bytes:
-    """The recording as Chrome trace JSON."""
     steps = recording.steps
     groups = _groups(steps)
     events = [*_host(steps), *_device(steps, groups), *_counters(steps), *_requests(recording)]

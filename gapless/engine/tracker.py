@@ -5,12 +5,12 @@ Nothing here depends on asyncio or a core; AsyncLLM and LLM both use it. One thr
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from gapless.base.clock import monotonic
-from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, StepLogprobs, StepTokens
-from gapless.engine.history import History, RequestRecord
+from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
     CompletionOutput,
@@ -84,7 +84,6 @@ class OpenRequest:
 
     @property
     def record(self) -> RequestRecord:
-        """Return a record of the request as it is now."""
         reason = "error" if self.failed else self.completions[0].finish_reason
         return RequestRecord(
             self.request_id,
@@ -114,7 +113,6 @@ class OpenRequest:
         self._new[completion.index] = completion
 
     def announce(self) -> None:
-        """Wake the reader, if there is something for it."""
         if self.has_news:
             self.wake()
 
@@ -177,24 +175,6 @@ class OpenRequest:
 class Completion:
     """A completion: its tokens, its text, and how it ended."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_parts",
-        "_stops",
-        "_taken_parts",
-        "_taken_tokens",
-        "cumulative_logprob",
-        "finish_reason",
-        "index",
-        "key",
-        "logprobs",
-        "min_tokens",
-        "owner",
-        "started",
-        "stop_reason",
-        "token_ids",
-    )
-
     def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer) -> None:
         params = owner.resolved.params
         self.owner = owner
@@ -210,7 +190,9 @@ class Completion:
         self._parts: list[str] = []
         self._taken_parts = 0
         self._taken_tokens = 0
-        self._detokenizer = _detokenizer(owner, params, tokenizer)
+        self._detokenizer: Detokenizer | None = None
+        if params.detokenize:
+            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
         self._stops = StopMatcher(params.stop_strings, params.include_stop_str_in_output) if params.stop else None
 
     @property
@@ -328,12 +310,6 @@ def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Toke
     return found
 
 
-def _detokenizer(owner: OpenRequest, params: SamplingParams, tokenizer: Tokenizer) -> Detokenizer | None:
-    if not params.detokenize:
-        return None
-    return Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
-
-
 class Tracker:
     """Holds all open completions by key. `abort(key)` has the engine stop one that ended here; `idle()` is called
     whenever the last open request has ended.
@@ -353,7 +329,7 @@ class Tracker:
         """Requests with at least one open completion, by request id."""
         self.detok_ns = 0
         """Time spent on making text of tokens."""
-        self._history = History()
+        self._ended: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
 
     def open(self, request: OpenRequest) -> None:
         """Begin to follow a request; its id must not be open."""
@@ -411,8 +387,9 @@ class Tracker:
         self.detok_ns += monotonic() - now
 
     def latest(self, limit: int) -> list[RequestRecord]:
-        """The newest requests, open and ended, newest last."""
-        return self._history.latest([request.record for request in self.requests.values()], limit)
+        """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""
+        known = [*self._ended, *(request.record for request in self.requests.values())]
+        return sorted(known, key=lambda record: record.arrival)[-min(limit, KEPT_REQUESTS) :]
 
     def _reader_failed(self, request: OpenRequest, error: Exception) -> None:
         """End a request whose reader raised. Let through, it would look like a fault of the engine and end them all."""
@@ -443,7 +420,7 @@ class Tracker:
         del self.requests[request.request_id]
         for completion in request.completions:
             del completion.owner  # which holds it: without a cycle, its memory is free when its reader is done
-        self._history.add(request.record)
+        self._ended.append(request.record)
         if not self.requests:
             self._idle()
 

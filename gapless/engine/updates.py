@@ -31,30 +31,30 @@ class WeightUpdates:
         """Whether requests have to wait: new weights are there, and those in the loop end."""
         self._loop, self._model, self._device, self._name = loop, model, device, name
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
-        self._read: Future[NewWeights] | None = None
-        self._answer: Answer = _nobody
+        self._update: tuple[Future[NewWeights], Answer] | None = None
         self._parts: Iterator[bool] | None = None
 
     @property
     def under_way(self) -> bool:
-        return self._read is not None
+        return self._update is not None
 
     def begin(self, path: str, answer: Answer) -> None:
         """Begin to read. `answer` is called when the weights are in use, or why they are not; here or by `take`."""
         if self.under_way:
             answer(RequestError("another update of the weights is under way: wait for its answer", "model_path"))
             return
-        self._answer = answer
-        self._read = self._pool.submit(read_weights, Path(path), self._model.config, self._model.dtype)
-        self._read.add_done_callback(lambda _: self._loop.bell.ring())
+        read = self._pool.submit(read_weights, Path(path), self._model.config, self._model.dtype)
+        self._update = read, answer
+        read.add_done_callback(lambda _: self._loop.bell.ring())
 
     def take(self) -> bool:
         """Do what can be done now; return whether that was something. Raises DeviceError: half the weights are new."""
-        read = self._read
-        if read is None or not read.done():
+        if self._update is None or not self._update[0].done():
             return False
+        read, answer = self._update
         if (error := read.exception()) is not None:
-            self._end(self._refusal(error))
+            self._end()
+            answer(self._refusal(error))
             return True
         self.waits = True
         if self._loop.requests or self._loop.in_flight:
@@ -66,18 +66,17 @@ class WeightUpdates:
             return True
         if self._loop.planner.index is not None:
             self._loop.planner.index.rename(f"{self._name}|weights {read.result().digest}")
-        self._end(None)
+        self._end()
+        answer(None)
         return True
 
     def close(self) -> None:
         """End the thread, after the files that it reads."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _end(self, error: GaplessError | None) -> None:
-        answer, self._answer = self._answer, _nobody
-        self._read = self._parts = None
+    def _end(self) -> None:
+        self._update = self._parts = None
         self.waits = False
-        answer(error)
 
     @staticmethod
     def _refusal(error: BaseException) -> GaplessError:
@@ -85,7 +84,3 @@ class WeightUpdates:
             return RequestError(str(error), "model_path")
         log.error("weights could not be read", exc_info=error)
         return RequestError(f"model_path cannot be read: {type(error).__name__}: {error}", "model_path")
-
-
-def _nobody(error: GaplessError | None) -> None:
-    """Take an answer that no one waits for."""

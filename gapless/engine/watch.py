@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from gapless.base.errors import EngineDeadError
 from gapless.engine.backend import MessageBackend
+from gapless.engine.questions import Questions
+from gapless.engine.seam import EngineView
 from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
 LOOK_SECONDS = 10.0
 """A busy engine answers between two steps."""
-
-
-class EngineView(NamedTuple):
-    """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
-
-    steps: StepTable
-    pages: bytes
 
 
 class StepWatcher:
@@ -30,13 +23,11 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: MessageBackend) -> None:
+    def __init__(self, backend: MessageBackend, questions: Questions) -> None:
         self._backend = backend
+        self._questions = questions
         self._log = StepRing(LOG_STEPS)
         self.watchers = 0
-        self._numbers = itertools.count(1)
-        self.looks: dict[int, asyncio.Future[EngineView]] = {}
-        """Looks that wait for their answer, by number."""
 
     @property
     def place(self) -> int:
@@ -72,17 +63,12 @@ class StepWatcher:
 
         Raises EngineDeadError when the engine does not answer.
         """
-        number = next(self._numbers)
-        future: asyncio.Future[EngineView] = asyncio.get_running_loop().create_future()
-        self.looks[number] = future
         try:
-            self._backend.look(number, since)
             async with asyncio.timeout(LOOK_SECONDS):
-                return await future
+                view: EngineView = await self._questions.ask(lambda number: self._backend.look(number, since))
+                return view
         except TimeoutError:
             raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
-        finally:
-            del self.looks[number]
 
     # What the backend delivers.
 
@@ -90,14 +76,6 @@ class StepWatcher:
         if self.watchers:
             self._log.extend(steps)
 
-    def on_view(self, number: int, steps: StepTable, pages: bytes) -> None:
-        future = self.looks.get(number)
-        if future is not None and not future.done():
-            future.set_result(EngineView(steps, pages))
-
-    def on_death(self, error: Callable[[], Exception]) -> None:
+    def on_death(self) -> None:
         """The engine is gone, and its numbers begin again with the next one."""
         self._log.clear()
-        for future in self.looks.values():
-            if not future.done():
-                future.set_exception(error())

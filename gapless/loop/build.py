@@ -109,7 +109,11 @@ def build_loop(
     groups = model.groups()
     width = speculation.places if speculation else program.width
     ahead = AHEAD if speculation else 1
-    page_writes, row_writes = [len(groups) * most for most in _most_writes(sizes, max_pages, width * ahead)]
+    page_writes = len(groups) * most_page_writes(
+        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width * ahead
+    )
+    # Wherever the tokens of a row that gets pages begin in a page, they touch no more.
+    row_writes = len(groups) * -(-(width * ahead + sizes.page_size - 1) // sizes.page_size)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
@@ -155,16 +159,6 @@ def build_loop(
         planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
         transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
-
-
-def _most_writes(sizes: Sizes, max_pages: int, width: int) -> tuple[int, int]:
-    """Return the most page table entries that a step writes in one page group, and those of one row in a captured step.
-
-    `width` is the most tokens of a row for which it gets pages at a time.
-    """
-    page_writes = most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width)
-    # Wherever these tokens begin in a page, they touch no more.
-    return page_writes, -(-(width + sizes.page_size - 1) // sizes.page_size)
 
 
 def _host_tier(

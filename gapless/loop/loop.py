@@ -15,18 +15,16 @@ from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, Ste
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
-from gapless.loop.fits import check_fits
-from gapless.loop.logprobs import settle, with_failures
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
-from gapless.loop.settle import of_decode_rows, one_by_one
+from gapless.loop.settle import of_decode_rows, one_by_one, settle, with_failures
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
-from gapless.memory.adapters import lease_name
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.planner import Planner
+from gapless.plan.room import check_fits
 from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
@@ -117,7 +115,7 @@ class Loop:
         if request.adapter:
             request = self._by_digest(request)
             seq.adapter = request.adapter
-            seq.leases += (lease_name(request.adapter),)
+            seq.leases += (request.adapter,)
         idle = not self.planner.wanting
         self.planner.add(seq)
         self.planner.room.begin(seq)
@@ -208,7 +206,7 @@ class Loop:
         try:
             if self.adapters is not None:
                 self.adapters.poll()
-            if self.transfers is not None and not self.planner.running:
+            if self.transfers is not None and not self.planner.room.running:
                 self.transfers.take()  # what came may be all that can run
             launched = self.launch(self.plan(), turn)
             if self.transfers is not None and self.flights:
@@ -462,27 +460,13 @@ class Loop:
 
     @property
     def records(self) -> StepRing:
-        """The latest steps."""
         return self.log.records
-
-    @property
-    def timeline(self) -> Timeline:
-        return self.log.timeline
-
-    def compile(self) -> None:
-        """Compile what steps will launch, before the first; nothing on devices whose kernels are there."""
-        self.launcher.compile()
 
     def capture(self) -> None:
         """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
         refused = self.launcher.graphs.warm()
-        self.forget()
+        self.log.forget()
         self.counters.captures_refused = refused
 
-    def forget(self) -> None:
-        """Reset all counters; they begin again from now."""
-        self.log.forget()
-
     def account(self) -> Timeline:
-        """The timeline up to now, where nothing is in flight; else up to the end of the last step observed."""
         return self.log.account(at_rest=not self.flights and not self.planner.wanting)

@@ -9,18 +9,7 @@ from typing import Any
 
 from gapless.base.host import usable_cores
 from gapless.device import build
-from gapless.kernels.layout import (
-    MAIL_AHEAD,
-    MAIL_ALONG,
-    MAIL_DRAFTED,
-    MAIL_DRAFTS,
-    MAIL_EXPECTED,
-    MAIL_MASK,
-    MAIL_RUN,
-    MAIL_TAG,
-    MAIL_TOKENS,
-    MAIL_TOLD,
-)
+from gapless.kernels import layout
 from gapless.step.mail import MOST_TOKENS, Mail
 
 log = logging.getLogger("gapless.loop")
@@ -54,8 +43,8 @@ def geometry(mail: Mail) -> tuple[int, list[int], tuple[int, int], int]:
     """Return where the first record is, at which words its parts are, how many records of how many bytes there are,
     and the bytes of a mask."""
     parts = [
-        MAIL_TAG, MAIL_TOLD, MAIL_TOKENS, MAIL_DRAFTED, MAIL_DRAFTS, MAIL_ALONG, MAIL_AHEAD, MAIL_EXPECTED, MAIL_RUN,
-        MAIL_MASK, MOST_TOKENS,
+        layout.MAIL_TAG, layout.MAIL_TOLD, layout.MAIL_TOKENS, layout.MAIL_DRAFTED, layout.MAIL_DRAFTS,
+        layout.MAIL_ALONG, layout.MAIL_AHEAD, layout.MAIL_EXPECTED, layout.MAIL_RUN, layout.MAIL_MASK, MOST_TOKENS,
     ]  # fmt: skip
     slots, words = mail.words.shape
     return mail.words.data_ptr(), parts, (slots, 4 * words), mail.new_mask().nbytes

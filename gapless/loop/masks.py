@@ -115,7 +115,6 @@ class Masks:
 
     @property
     def written(self) -> int:
-        """Number of masks written."""
         return self._written + (self.threads.written if self.threads else 0)
 
     @property

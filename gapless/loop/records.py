@@ -214,11 +214,7 @@ class StepRing:
         return found[int(np.searchsorted(found.rows["committed_at"], since)) :] if since else found
 
     def clear(self) -> None:
-        """Forget all steps that have ended."""
         self._first = self.ended
-
-    def __getitem__(self, place: int) -> StepRecord:
-        return self.table(self.oldest)[place]
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(self.table(self.oldest))

@@ -142,7 +142,6 @@ class StepLog:
         self._observed_at, self._waited = self._clock(), waited
 
     def counted(self, flight: Flight) -> None:
-        """The observed step counts among those that ran."""
         counters = self.counters
         counters.steps += 1
         counters.graph_steps += flight.captured
@@ -172,7 +171,6 @@ class StepLog:
         return Measured(flight.launched_at - flight.packed_at + now - observed_at, end - start, min(1.0, held))
 
     def left(self) -> None:
-        """The turn ends."""
         self._left_at = self._clock()
 
     # Numbers.

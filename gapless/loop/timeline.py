@@ -102,7 +102,6 @@ class Timeline:
 
     @property
     def idle(self) -> dict[Cause, int]:
-        """Idle time by cause."""
         return dict(zip(CAUSES, self._idle.tolist(), strict=True))
 
     @property
@@ -147,7 +146,6 @@ class Timeline:
         self.busy += int((reached - edges[4]).sum())
 
     def _count(self, decode: Int64s, chunk: Int64s) -> None:
-        """Steps by kind and by size."""
         prefill = int(np.count_nonzero(chunk))
         mixed = int(np.count_nonzero(decode.astype(bool) & chunk.astype(bool))) if prefill else 0
         self.decode_steps += len(chunk) - prefill

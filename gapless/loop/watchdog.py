@@ -25,7 +25,8 @@ def patience(seconds: float, operations: float, kind: str) -> float:
 class Watchdog:
     """Looks on from a thread of its own; touches nothing while there is progress.
 
-    `progress` counts completed steps and `busy` says whether more should complete: both are read without a lock.
+    `progress` changes with each completed step and `busy` says whether more should complete: both are read without a
+    lock.
     `on_stall` gets the error, once; the watchdog ends after it.
 
     It counts looks, which come at a steady pace while the process runs. The time on the clock would also pass while
@@ -33,7 +34,7 @@ class Watchdog:
     """
 
     def __init__(
-        self, seconds: float, progress: Callable[[], int], busy: Callable[[], bool],
+        self, seconds: float, progress: Callable[[], float], busy: Callable[[], bool],
         on_stall: Callable[[StalledError], None],
     ) -> None:  # fmt: skip
         assert seconds > 0

@@ -19,7 +19,8 @@ class AdapterLoad(NamedTuple):
 
 
 class AdapterSlots:
-    """Rows of one adapter share its slot. A slot is loaded again only when all steps of its rows have completed.
+    """Rows of one adapter share its slot, which they lease under its digest. A slot is loaded again only when all steps
+    of its rows have completed.
 
     An adapter that no slot holds is wanted as soon as a request asks for it. If every slot is in use then, the adapter
     that was taken least recently takes no more rows, so that others wait no longer than its rows run.
@@ -27,12 +28,13 @@ class AdapterSlots:
 
     def __init__(self, count: int, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.free = list(range(count, NO_SLOT, -1))
+        self.unused = list(range(count, NO_SLOT, -1))
+        """Slots that hold no adapter."""
         self.size = count
         self.held: OrderedDict[str, int] = OrderedDict()
         """Adapters that have been loaded, and their slots; the least recently taken first."""
-        self.rows: Counter[str] = Counter()
-        """Rows of each adapter whose last step has not completed."""
+        self.rows: Counter[int] = Counter()
+        """Rows of each slot whose last step has not completed."""
         self.requests: Counter[str] = Counter()
         """Requests for each adapter that have not ended."""
         self._fresh: set[str] = set()
@@ -45,22 +47,28 @@ class AdapterSlots:
         self._closing = ""
         """The adapter that takes no more rows."""
 
-    def asked(self, adapter: str) -> bool:
-        """Return whether a row may take the adapter now. If no slot holds it, it is wanted from now on."""
+    @property
+    def free(self) -> list[int]:
+        """Slots that no step in flight may read: unused, idle, or being loaded."""
+        idle = [slot for slot in self.held.values() if not self.rows[slot]]
+        return [*self.unused, *idle, *([self._loading.slot] if self._loading else [])]
+
+    def available(self, adapter: str) -> int:
+        """Return how many rows may take the adapter now. If no slot holds it, it is wanted from now on."""
         if adapter not in self.held and not (self._loading and adapter == self._loading.adapter):
             self.wanted[adapter] = None
-        return adapter in self.held and adapter != self._closing
+        return self.size if adapter in self.held and adapter != self._closing else 0
 
     def take(self, adapter: str) -> int:
         """Return the adapter's slot, for one more row."""
         self.held.move_to_end(adapter)
-        self.rows[adapter] += 1
+        slot = self.held[adapter]
+        self.rows[slot] += 1
         self._fresh.discard(adapter)
-        return self.held[adapter]
+        return slot
 
-    def retire(self, adapter: str, last_step: int) -> None:
-        """The row leaves; `last_step` is the last step that reads the slot for it."""
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self._left, adapter)
+    def retire(self, slot: int, last_step: int) -> None:
+        self._ledger.retire(((Clock.COMPUTE, last_step),), self._left, slot)
 
     def next_load(self) -> AdapterLoad | None:
         """Return the load to begin now: one at a time, into a free slot or one that no step in flight reads."""
@@ -69,39 +77,35 @@ class AdapterSlots:
         self.wanted = {adapter: None for adapter in self.wanted if self.requests[adapter]}
         if not self.wanted:
             self._closing = ""
-        if not self.wanted or not (self.free or self._evict()):
+        if not self.wanted or not (self.unused or self._evict()):
             return None
         adapter = next(iter(self.wanted))
         del self.wanted[adapter]
         self.loads += 1
-        self._loading = load = AdapterLoad(self.loads, adapter, self.free.pop())
+        self._loading = load = AdapterLoad(self.loads, adapter, self.unused.pop())
         self._ledger.retire(((Clock.ADAPTERS, load.number),), self._loaded, load)
         return load
 
     def forget(self, adapter: str) -> bool:
         """Give up the adapter's slot. False, and nothing done, while a request, a step or a load may touch it."""
-        if self.requests[adapter] or self.rows[adapter] or (self._loading and self._loading.adapter == adapter):
+        read = self.rows[self.held.get(adapter, NO_SLOT)]
+        if self.requests[adapter] or read or (self._loading and self._loading.adapter == adapter):
             return False
         if adapter in self.held:
-            self.free.append(self.held.pop(adapter))
+            self.unused.append(self.held.pop(adapter))
         self.wanted.pop(adapter, None)
         self._fresh.discard(adapter)
         return True
 
-    def reusable(self) -> list[int]:
-        """Return the slots that no step in flight may read: free, idle, or being loaded."""
-        idle = [slot for adapter, slot in self.held.items() if not self.rows[adapter]]
-        return [*self.free, *idle, *([self._loading.slot] if self._loading else [])]
-
     def _evict(self) -> bool:
         """Free a slot, or close the adapter whose slot is to be freed next."""
-        for adapter in self.held:
+        for adapter, slot in self.held.items():
             # One that was just loaded is for requests that are about to take it.
-            if not self.rows[adapter] and not (adapter in self._fresh and self.requests[adapter]):
-                self.free.append(self.held.pop(adapter))
+            if not self.rows[slot] and not (adapter in self._fresh and self.requests[adapter]):
+                self.unused.append(self.held.pop(adapter))
                 self._closing = ""
                 return True
-        self._closing = next((adapter for adapter in self.held if self.rows[adapter]), "")
+        self._closing = next((adapter for adapter, slot in self.held.items() if self.rows[slot]), "")
         return False
 
     def _loaded(self, load: AdapterLoad) -> None:
@@ -109,32 +113,5 @@ class AdapterSlots:
         self._fresh.add(load.adapter)
         self._loading = None
 
-    def _left(self, adapter: str) -> None:
-        self.rows[adapter] -= 1
-
-
-class AdapterLease:
-    """What rows of one adapter lease; stands in `RowTable.slots` under the adapter's own name."""
-
-    def __init__(self, slots: AdapterSlots, adapter: str) -> None:
-        self._slots = slots
-        self._adapter = adapter
-        self.size = slots.size
-
-    @property
-    def free(self) -> list[int]:
-        return self._slots.reusable()
-
-    def available(self) -> int:
-        return self.size if self._slots.asked(self._adapter) else 0
-
-    def take(self) -> int:
-        return self._slots.take(self._adapter)
-
-    def retire(self, slot: int, last_step: int) -> None:
-        self._slots.retire(self._adapter, last_step)
-
-
-def lease_name(adapter: str) -> str:
-    """Return the name of what rows of this adapter lease."""
-    return f"adapter {adapter}"
+    def _left(self, slot: int) -> None:
+        self.rows[slot] -= 1

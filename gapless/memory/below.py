@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
@@ -88,31 +88,21 @@ class LowerCounts:
     written_ns: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Search:
     """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
 
-    __slots__ = ("claims", "fetched", "found", "late_at", "open", "weighed")
-
-    def __init__(self, claims: bool = False) -> None:
-        self.claims = claims
-        """Whether a peer computes what it asks for"""
-        self.found: dict[bytes, int] = {}
-        """The first tier that has it, by key"""
-        self.open: dict[int, int] = {}
-        """Questions and jobs that have not ended, each with its tier"""
-        self.late_at = 0
-        self.fetched = False
-        """Whether loads from there have begun"""
-        self.weighed: tuple[int, int, float] | None = None
-        """What the gate was asked before: tokens, pages, and what tiers below take"""
-
-
-class LowerMove(NamedTuple):
-    """One copy that a tier below reads or writes."""
-
-    group: GroupCopies
-    copy: PageCopy
-    key: bytes
+    claims: bool = False
+    """Whether a peer computes what it asks for"""
+    found: dict[bytes, int] = field(default_factory=dict)
+    """The first tier that has it, by key"""
+    open: dict[int, int] = field(default_factory=dict)
+    """Questions and jobs that have not ended, each with its tier"""
+    late_at: int = 0
+    fetched: bool = False
+    """Whether loads from there have begun"""
+    weighed: tuple[int, int, float] | None = None
+    """What the gate was asked before: tokens, pages, and what tiers below take"""
 
 
 class LowerJob(NamedTuple):
@@ -120,7 +110,7 @@ class LowerJob(NamedTuple):
 
     place: int
     """The tier"""
-    moves: list[LowerMove]
+    copies: list[PageCopy]
     loads: bool
     doubted: set[bytes]
     """Keys that came in doubt after it was sent"""
@@ -147,7 +137,7 @@ class LowerTiers:
         self.jobs: dict[int, LowerJob] = {}
         self._coming: dict[bytes, int] = {}
         """The load of each key that is on its way"""
-        self._fresh: list[deque[LowerMove | str]] = [deque() for _ in lines]
+        self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
         """Copies to store; and names of requests, whose end peers learn when all before them is stored"""
         self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerLine)}
         self._giving = [place for place, line in self._peers.items() if line.gives]
@@ -185,25 +175,25 @@ class LowerTiers:
     def fetch(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
         """Load what the host tier lacks of these pages, the first ones first, as far as it has slots. The search finds
         nothing any more: what does not come is computed."""
-        had = [(group, copy) for group, digest in missing if (copy := group.find(digest)) is not None]
-        for _, copy in had:
+        had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
+        for copy in had:
             copy.pins += 1  # what is to come must not take its slot
-        wanted: dict[int, list[LowerMove]] = {}
+        wanted: dict[int, list[PageCopy]] = {}
         for group, digest in missing:
             key = key_of(group.number, digest)
             if (job := self._coming.get(key)) is not None:
                 search.open[job] = self.jobs[job].place
                 self._waiting[job].append(search)
             elif digest not in group.copies and key in search.found:
-                if (copy := group.take(digest)) is None:
+                if (new := group.take(digest)) is None:
                     break
-                wanted.setdefault(search.found[key], []).append(LowerMove(group, copy, key))
-        for place, moves in wanted.items():
+                wanted.setdefault(search.found[key], []).append(new)
+        for place, copies in wanted.items():
             most = self._job_pages(place, True)
-            for first in range(0, len(moves), most):
-                self.load(search, place, moves[first : first + most])
-        for group, copy in had:
-            group.unpin(copy)
+            for first in range(0, len(copies), most):
+                self.load(search, place, copies[first : first + most])
+        for copy in had:
+            copy.unpin()
         search.found, search.fetched = {}, True
         search.late_at = self._clock() + self._patience(search)
 
@@ -217,14 +207,14 @@ class LowerTiers:
     def _patience(self, search: Search) -> int:
         return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
 
-    def load(self, search: Search, place: int, moves: list[LowerMove]) -> None:
+    def load(self, search: Search, place: int, copies: list[PageCopy]) -> None:
         """Have a tier fill these copies; the search waits for it."""
         number = self._wait(search, place)
-        self.jobs[number] = LowerJob(place, moves, True, set())
-        for _, copy, key in moves:
+        self.jobs[number] = LowerJob(place, copies, True, set())
+        for copy in copies:
             copy.source = place
-            self._coming[key] = number
-        self.lines[place].load(number, self._pages(moves), self._patience(search) / 1e9)
+            self._coming[copy.key] = number
+        self.lines[place].load(number, self._pages(copies), self._patience(search) / 1e9)
 
     def _wait(self, search: Search, place: int) -> int:
         self._number += 1
@@ -232,8 +222,8 @@ class LowerTiers:
         self._waiting[self._number] = [search]
         return self._number
 
-    def _pages(self, moves: Sequence[LowerMove]) -> list[TierPage]:
-        return [TierPage(key, self._slot(group.number, copy.slot), copy.checksum or 0) for group, copy, key in moves]
+    def _pages(self, copies: Sequence[PageCopy]) -> list[TierPage]:
+        return [TierPage(copy.key, self._slot(copy.group.number, copy.slot), copy.checksum or 0) for copy in copies]
 
     def patience(self) -> float | None:
         """Return in how many seconds the next request stops waiting; None while none waits."""
@@ -247,30 +237,30 @@ class LowerTiers:
 
     # For the host tier.
 
-    def offer(self, group: GroupCopies, copy: PageCopy) -> None:
+    def offer(self, copy: PageCopy) -> None:
         """A copy is complete: every tier that keeps up stores it."""
         for place in range(len(self.lines)):
             if place not in self._peers or place in self._giving:
-                self._offer(place, LowerMove(group, copy, key_of(group.number, copy.digest)))
+                self._offer(place, copy)
 
-    def _offer(self, place: int, move: LowerMove) -> None:
+    def _offer(self, place: int, copy: PageCopy) -> None:
         fresh, counts = self._fresh[place], self.counts[place]
         if len(fresh) >= MOST_WAITING:
             counts.dropped_busy += 1
         elif len(fresh) * self._page_seconds[place] > BRAKE_SECONDS:
             counts.dropped_slow += 1
         else:
-            fresh.append(move)
+            fresh.append(copy)
 
     def begin(self, name: str) -> None:
         """A request of this name has come, whose pages peers may take."""
         for place in self._giving:
             self._peers[place].begin(name)
 
-    def give(self, group: GroupCopies, copy: PageCopy) -> None:
+    def give(self, copy: PageCopy) -> None:
         """Peers may take this copy, which may have been offered long ago."""
         for place in self._giving:
-            self._offer(place, LowerMove(group, copy, key_of(group.number, copy.digest)))
+            self._offer(place, copy)
 
     def end(self, name: str, whole: bool) -> None:
         """No more is offered of the request of this name; where it is `whole`, peers wait for what has been."""
@@ -292,10 +282,6 @@ class LowerTiers:
             line.drop([key])
         for job in self.jobs.values():
             job.doubted.add(key)
-
-    def refused(self, place: int) -> None:
-        """What this tier gave was not what it had been given."""
-        self.counts[place].refused += 1
 
     # For the loop.
 
@@ -332,11 +318,11 @@ class LowerTiers:
         """Return what each tier has done and does now, by the names of engine.seam.Stats."""
         loading = [0 for _ in self.lines]
         for job in self.jobs.values():
-            loading[job.place] += len(job.moves) if job.loads else 0
+            loading[job.place] += len(job.copies) if job.loads else 0
         rooms, each = [line.room() for line in self.lines], [vars(one) for one in self.counts]
         now = {"loading": loading, "storing": self._storing, "waiting": [len(fresh) for fresh in self._fresh]}
         now |= {"used_bytes": [used for used, _ in rooms], "size_bytes": [size for _, size in rooms]}
-        now |= {name: [one[name] for one in each] for name in each[0]}
+        now |= {name: [one[name] for one in each] for name in vars(LowerCounts())}
         return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
 
     def flush(self) -> None:
@@ -366,19 +352,19 @@ class LowerTiers:
             self.loaded(place, job, end)
         else:
             self.stored(place, job, end)
-        for group, copy, _ in job.moves:
-            group.unpin(copy)
+        for copy in job.copies:
+            copy.unpin()
 
     def loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """What came is a copy from now on, unless it has come in doubt meanwhile; the rest is found no more."""
         counts, good = self.counts[place], len(end.checksums)
-        for checksum, (_, copy, _) in zip(end.checksums, job.moves, strict=False):
+        for checksum, copy in zip(end.checksums, job.copies, strict=False):
             if not copy.gone:
                 copy.checksum = checksum
-        for group, copy, _ in job.moves[good:]:
-            group.lose(copy)
-        for _, _, key in job.moves:
-            del self._coming[key]
+        for copy in job.copies[good:]:
+            copy.lose()
+        for copy in job.copies:
+            del self._coming[copy.key]
         counts.loaded += good
         if good:
             self._gate.moved(place, good, 1e9 * end.seconds)
@@ -386,36 +372,36 @@ class LowerTiers:
         counts.read_ns += round(1e9 * end.seconds)
         if end.failed:
             counts.failed += 1
-            self.lines[place].drop([job.moves[good].key])  # it would be found again, and fail again
+            self.lines[place].drop([job.copies[good].key])  # it would be found again, and fail again
 
     def store(self, place: int) -> None:
         """Begin the next store, of copies that are still there."""
-        fresh, moves = self._fresh[place], list[LowerMove]()
-        while fresh and not isinstance(move := fresh[0], str):
-            if len(moves) >= min(self._job_pages(place, False), most_stored(move.group)):
+        fresh, copies = self._fresh[place], list[PageCopy]()
+        while fresh and not isinstance(copy := fresh[0], str):
+            if len(copies) >= min(self._job_pages(place, False), most_stored(copy.group)):
                 break
             fresh.popleft()
-            if move.copy.gone:
+            if copy.gone:
                 self.counts[place].dropped_gone += 1
             else:
-                move.copy.pins += 1
-                moves.append(move)
-        if moves:
+                copy.pins += 1
+                copies.append(copy)
+        if copies:
             self._number += 1
-            self._storing[place] += len(moves)
-            self.jobs[self._number] = LowerJob(place, moves, False, set())
-            self.lines[place].store(self._number, self._pages(moves))
+            self._storing[place] += len(copies)
+            self.jobs[self._number] = LowerJob(place, copies, False, set())
+            self.lines[place].store(self._number, self._pages(copies))
 
     def stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """Count what a tier has stored, and have it drop what came in doubt meanwhile."""
         counts, line = self.counts[place], self.lines[place]
-        self._storing[place] -= len(job.moves)
+        self._storing[place] -= len(job.copies)
         counts.stored += len(end.checksums)
-        counts.dropped_failed += len(job.moves) - len(end.checksums)
+        counts.dropped_failed += len(job.copies) - len(end.checksums)
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
-        self._page_seconds[place] += (end.seconds / len(job.moves) - self._page_seconds[place]) / 8
-        if bad := [key for _, _, key in job.moves if key in job.doubted]:
+        self._page_seconds[place] += (end.seconds / len(job.copies) - self._page_seconds[place]) / 8
+        if bad := [copy.key for copy in job.copies if copy.key in job.doubted]:
             line.drop(bad)
 
 

@@ -7,23 +7,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gapless.memory.pages import PagePool
+from gapless.tiers.seam import key_of
 
 
+@dataclass(slots=True, eq=False)
 class PageCopy:
     """The copy of one page, in a slot of host memory. It is readable when it has a checksum."""
 
-    __slots__ = ("checksum", "digest", "gone", "pins", "slot", "source")
+    group: GroupCopies
+    digest: bytes
+    slot: int
+    checksum: int | None = None
+    pins: int = 1
+    """Transfers that read or write it; it begins with the one that fills it."""
+    gone: bool = False
+    """Whether it is found no more: it made room, or what it holds is in doubt."""
+    source: int | None = None
+    """The tier below that it was loaded from"""
 
-    def __init__(self, digest: bytes, slot: int) -> None:
-        self.digest = digest
-        self.slot = slot
-        self.checksum: int | None = None
-        self.pins = 1
-        """Transfers that read or write it; it begins with the one that fills it."""
-        self.gone = False
-        """Whether it is found no more: it made room, or what it holds is in doubt."""
-        self.source: int | None = None
-        """The tier below that it was loaded from"""
+    @property
+    def key(self) -> bytes:
+        """The page's key in the tiers below."""
+        return key_of(self.group.number, self.digest)
+
+    def lose(self) -> None:
+        """It is found no more; its slot comes back when no transfer uses it."""
+        if not self.gone:
+            del self.group.copies[self.digest]
+            self.gone = True
+            self._free_unless_pinned()
+
+    def unpin(self) -> None:
+        """A transfer has left it alone for good."""
+        self.pins -= 1
+        self._free_unless_pinned()
+
+    def _free_unless_pinned(self) -> None:
+        if self.gone and not self.pins:
+            self.group.free.append(self.slot)
 
 
 @dataclass
@@ -65,7 +86,7 @@ class GroupCopies:
         self.fresh: deque[tuple[int, bytes]] = deque()
         """Pages to store, in the order in which they were published."""
         self.doubted: Callable[[bytes], None] | None = None
-        """Called with the digest of a page that is in doubt: tiers below may have it too."""
+        """Called with the key of a page that is in doubt: tiers below may have it too."""
         self._counts = counts
         pool.watcher = self
 
@@ -81,15 +102,14 @@ class GroupCopies:
     def hidden(self, digest: bytes) -> None:
         """What the page of this digest holds is in doubt, and so are its copies."""
         if (copy := self.copies.get(digest)) is not None:
-            self.lose(copy)
+            copy.lose()
         if self.doubted is not None:
-            self.doubted(digest)
+            self.doubted(key_of(self.number, digest))
 
     def forgotten(self) -> None:
-        """The index was emptied."""
         self.fresh.clear()
         for copy in [*self.copies.values()]:
-            self.lose(copy)
+            copy.lose()
 
     # Copies.
 
@@ -105,22 +125,6 @@ class GroupCopies:
             if idle is None:
                 return None
             self._counts.evicted += 1
-            self.lose(idle)
-        copy = self.copies[digest] = PageCopy(digest, self.free.pop())
+            idle.lose()
+        copy = self.copies[digest] = PageCopy(self, digest, self.free.pop())
         return copy
-
-    def lose(self, copy: PageCopy) -> None:
-        """The copy is found no more; its slot comes back when no transfer uses it."""
-        if not copy.gone:
-            del self.copies[copy.digest]
-            copy.gone = True
-            self._free_unless_pinned(copy)
-
-    def unpin(self, copy: PageCopy) -> None:
-        """A transfer has left the copy alone for good."""
-        copy.pins -= 1
-        self._free_unless_pinned(copy)
-
-    def _free_unless_pinned(self, copy: PageCopy) -> None:
-        if copy.gone and not copy.pins:
-            self.free.append(copy.slot)

@@ -51,7 +51,7 @@ class GroupEvents:
         self.removed_since.clear()
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
-        """See PageEvents.describe."""
+        """Pages first..end of a sequence with these tokens have the digests of `chain`: they may be announced."""
         size, digests, window = self.pool.page_size, chain.digests, self.pool.group.window
         for number in range(first, end) if self.silent else ():
             if digests[number] in self.silent:
@@ -89,11 +89,6 @@ class PageEvents:
         self._cleared = True
         for group in self.groups:
             group.restart()
-
-    def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
-        """Pages first..end of a sequence with these tokens have the digests of `chain`: they may be announced."""
-        for group in self.groups:
-            group.describe(chain, tokens, first, end)
 
     def take(self) -> list[PageEvent]:
         """Return what has changed since the last call, in an order in which it may be applied."""

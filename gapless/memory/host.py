@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
@@ -41,29 +42,23 @@ class MoveBatch(NamedTuple):
     moves: list[PageMove]
 
 
+@dataclass(slots=True, eq=False)
 class LoadTicket:
     """What a request waits for."""
 
-    __slots__ = ("asked_at", "given_up", "left")
-
-    def __init__(self, asked_at: int) -> None:
-        self.asked_at = asked_at
-        """The time of the device's clock, ns"""
-        self.left = 0
-        """Pages that have neither come nor been refused"""
-        self.given_up = False
-        """Whether the request waits no more"""
+    asked_at: int
+    """The time of the device's clock, ns"""
+    left: int = 0
+    """Pages that have neither come nor been refused"""
+    given_up: bool = False
+    """Whether the request waits no more"""
 
 
-class PageLoad:
+class PageLoad(NamedTuple):
     """A copy to load, and the tickets of the requests that wait for it."""
 
-    __slots__ = ("copy", "group", "tickets")
-
-    def __init__(self, group: GroupCopies, copy: PageCopy) -> None:
-        self.group = group
-        self.copy = copy
-        self.tickets: list[LoadTicket] = []
+    copy: PageCopy
+    tickets: list[LoadTicket]
 
 
 class HostTier:
@@ -97,8 +92,8 @@ class HostTier:
         """When a load ended last"""
         self._ending: list[tuple[str, list[bytes]]] = []
         """Requests that peers name, which have ended, and the digests of their pages"""
-        self.below: LowerTiers | None = None
-        """Tiers that have what this one has given away, where there are some"""
+        self.below = LowerTiers((), _no_slot, clock, late_ns, LOOKUP_NS, self.gate)
+        """Tiers that have what this one has given away; none before `attach`"""
 
     def attach(
         self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
@@ -106,13 +101,8 @@ class HostTier:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
         self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
         for group in self.groups:
-            group.doubted = lambda digest, number=group.number: self.doubted(key_of(number, digest))
+            group.doubted = self.below.drop
         return self.below
-
-    def doubted(self, key: bytes) -> None:
-        """What the page of this key holds is in doubt: no tier below may have it."""
-        if self.below is not None:
-            self.below.drop(key)
 
     # For the planner.
 
@@ -127,7 +117,7 @@ class HostTier:
             load = self._load_of(self._group_of[pool], digest)
             load.tickets.append(ticket)
             ticket.left += 1
-        if self.below is not None:
+        if self.below.lines:
             self.below.touch([self.key(pool, digest) for pool, digest in missing])
         return ticket
 
@@ -138,7 +128,7 @@ class HostTier:
             assert copy is not None, "a load of what the tier lacks"
             group.copies.move_to_end(digest)
             copy.pins += 1
-            self._coming[place] = load = PageLoad(group, copy)
+            self._coming[place] = load = PageLoad(copy, [])
             self._waiting.append(load)
         return self._coming[place]
 
@@ -149,47 +139,38 @@ class HostTier:
     def fetch(self, search: Search, missing: Sequence[tuple[PagePool, bytes]]) -> bool:
         """Have the tiers below load what this one lacks of these pages; false where it lacks none that they have."""
         wanted = [(self._group_of[pool], digest) for pool, digest in missing]
-        if self.below is None or not search.found or all([group.find(digest) for group, digest in wanted]):
+        if not search.found or all([group.find(digest) for group, digest in wanted]):
             return False
         self.below.fetch(search, wanted)
         return True
 
-    def begin(self, name: str) -> None:
-        """A request of this name has come, whose pages peers may take."""
-        if self.below is not None:
-            self.below.begin(name)
-
     def end(self, name: str, digests: Sequence[bytes]) -> None:
         """The request of this name has ended: peers get its pages, which have these digests. Where there are none,
         they get no more than they have."""
-        if self.below is None:
-            return
-        if not digests:
+        if not digests or not self.below.lines:
             self.below.end(name, whole=False)
             return
         for group in self.groups:
             for digest in digests:
                 if (copy := group.find(digest)) is not None:
-                    self.below.give(group, copy)
+                    self.below.give(copy)
                 elif digest not in group.copies and (page := group.pool.find(digest)) is not None:
                     group.fresh.append((page, digest))  # its copy made room
         self._ending.append((name, [*digests]))
-        self._end_stored(self.below)
+        self._end_stored()
 
-    def _end_stored(self, below: LowerTiers) -> None:
+    def _end_stored(self) -> None:
         """Let requests end whose pages have all been offered to the tiers below, or never will be."""
-        if not self._ending:
-            return
         coming = {digest for group in self.groups for _, digest in group.fresh}
         coming |= {digest for group in self.groups for digest, copy in group.copies.items() if copy.checksum is None}
         for name, digests in [one for one in self._ending if coming.isdisjoint(one[1])]:
             self._ending.remove((name, digests))
-            below.end(name, whole=True)
+            self.below.end(name, whole=True)
 
     def waits(self, ticket: LoadTicket | Search) -> bool:
         """Return whether a request should still wait for its load."""
         if isinstance(ticket, Search):
-            return self.below is not None and self.below.waits(ticket)
+            return self.below.waits(ticket)
         if not ticket.left:
             return False
         if self._clock() < max(ticket.asked_at, self._progress_at) + self._late_ns:
@@ -212,8 +193,8 @@ class HostTier:
 
     def next_store(self, most: int = BATCH_PAGES) -> MoveBatch | None:
         """Begin the next transfer of settled pages to their copies, `most` at most, if there are some."""
-        if self.below is not None:
-            self._end_stored(self.below)
+        if self._ending:
+            self._end_stored()
         moves: list[PageMove] = []
         at = ((Clock.BULK_OUT, self._stores + 1),)
         for number, group in enumerate(self.groups):
@@ -244,15 +225,15 @@ class HostTier:
         """The host has seen the end of a transfer to the copies; `checksums` are those of the pages, in order, None
         where it failed."""
         for move, checksum in zip(batch.moves, checksums, strict=True):
-            group, copy = self.groups[move.group], move.copy
+            copy = move.copy
             copy.checksum = checksum
             if checksum is None:
-                group.lose(copy)
+                copy.lose()
             self.counts.stored += checksum is not None
             self.counts.dropped_failed += checksum is None
-            group.unpin(copy)
-            if self.below is not None and not copy.gone:
-                self.below.offer(group, copy)
+            copy.unpin()
+            if self.below.lines and not copy.gone:
+                self.below.offer(copy)
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
     def next_load(self, most: int = BATCH_PAGES) -> MoveBatch | None:
@@ -261,13 +242,13 @@ class HostTier:
         moves: list[PageMove] = []
         while self._waiting and len(moves) < most:
             load = self._waiting[0]
-            pool = load.group.pool
-            wanted = pool.find(load.copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
+            copy, pool = load.copy, load.copy.group.pool
+            wanted = pool.find(copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
             if wanted and pool.available() <= self.running:
                 break
             self._waiting.popleft()
             if wanted:
-                moves.append(PageMove(load.group.number, pool.take(Pin.LOAD), load.copy))
+                moves.append(PageMove(copy.group.number, pool.take(Pin.LOAD), copy))
             else:
                 self._end(load)
         if not moves:
@@ -278,10 +259,10 @@ class HostTier:
         return MoveBatch(self._loads, moves)
 
     def _end(self, load: PageLoad) -> None:
-        del self._coming[load.group.number, load.copy.digest]
+        del self._coming[load.copy.group.number, load.copy.digest]
         for ticket in load.tickets:
             ticket.left -= 1
-        load.group.unpin(load.copy)
+        load.copy.unpin()
 
     def loaded(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
         """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order, None
@@ -291,26 +272,26 @@ class HostTier:
         and its copy is dropped: no request asks for it again.
         """
         for move, checksum in zip(batch.moves, checksums, strict=True):
-            group, copy = self.groups[move.group], move.copy
+            copy = move.copy
             good = not copy.gone and copy.checksum == checksum
             self.counts.loaded += good
             if not good:
-                group.pool.refuse(move.page)
-                self._doubt(group, copy, checksum)
+                copy.group.pool.refuse(move.page)
+                self._doubt(copy, checksum)
             self._end(self._coming[move.group, copy.digest])
         self._loads_ended, self._progress_at = batch.number, self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
 
-    def _doubt(self, group: GroupCopies, copy: PageCopy, checksum: int | None) -> None:
+    def _doubt(self, copy: PageCopy, checksum: int | None) -> None:
         """A copy did not arrive as it was stored. One whose transfer failed makes room, and tiers below keep theirs."""
         self.counts.refused += 1
         if checksum is None:
-            group.lose(copy)
+            copy.lose()
             return
-        if self.below is not None and copy.source is not None:
-            self.below.refused(copy.source)
+        if copy.source is not None:
+            self.below.counts[copy.source].refused += 1
         if not copy.gone:
-            group.hidden(copy.digest)
+            copy.group.hidden(copy.digest)
 
     # What may be seen.
 
@@ -320,18 +301,21 @@ class HostTier:
 
     def totals(self) -> dict[str, Any]:
         """Return sizes and counts by the names of engine.seam.Stats."""
-        counts: dict[str, Any] = {f"tier_{name}": count for name, count in vars(self.counts).items()}
-        if self.below is not None:
-            counts |= self.below.totals()
-        return {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used(), **counts}
+        counts = {f"tier_{name}": count for name, count in vars(self.counts).items()}
+        sizes = {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used()}
+        return {**sizes, **counts, **self.below.totals()}
 
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""
-        moving = [(load.group, load.copy) for load in self._coming.values()]
-        for job in self.below.jobs.values() if self.below is not None else ():
-            moving += [(group, copy) for group, copy, _ in job.moves]
+        moving = {load.copy for load in self._coming.values()}
+        moving.update(*[job.copies for job in self.below.jobs.values()])
         for group in self.groups:
             held = [copy.slot for copy in group.copies.values()]
-            held += [copy.slot for copy in {copy for owner, copy in moving if owner is group} if copy.gone]
+            held += [copy.slot for copy in moving if copy.group is group and copy.gone]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"
+
+
+def _no_slot(group: int, slot: int) -> memoryview:
+    """Stand for the memory of slots where no tier below is given any."""
+    return memoryview(b"")

@@ -130,7 +130,8 @@ class PrefixIndex:
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
         """A sequence with these tokens holds its pages first..end, wherever they came from."""
         if self.events is not None:
-            self.events.describe(chain, tokens, first, end)
+            for group in self.events.groups:
+                group.describe(chain, tokens, first, end)
 
 
 def first_entry(pool: PagePool, position: int) -> int:

@@ -31,7 +31,7 @@ class RowTable:
         self.length = np.zeros(rows + 1, np.int64)
         self.tokens = np.zeros((rows + 1, max_len), np.int32)
         self.slots: dict[str, Lease] = {}
-        """What rows may lease, by its name: a parameter whose column holds the slot, or an adapter."""
+        """What rows may lease, by its name: a parameter whose column holds the slot, or the digest of an adapter."""
         self.leased: dict[int, dict[str, int]] = {}
         """Row -> the slots that it leases, by the same names."""
 
@@ -40,12 +40,12 @@ class RowTable:
 
     def lends(self, leases: Iterable[str]) -> bool:
         """Return whether each of these has a free slot."""
-        return all([self.slots[name].available() for name in leases])
+        return all([self.slots[name].available(name) for name in leases])
 
     def take(self, key: int, tokens: Int32s, leases: Iterable[str] = ()) -> int:
         """A row, with a slot for each of `leases`, for a request whose known tokens are these."""
         row = self.free.pop()
-        self.leased[row] = {name: self.slots[name].take() for name in leases}
+        self.leased[row] = {name: self.slots[name].take(name) for name in leases}
         self.key[row] = key
         self.generation[row] += 1
         self.length[row] = len(tokens)

@@ -12,7 +12,7 @@ NO_SLOT = 0
 
 
 class Lease(Protocol):
-    """Something on the device that a row may lease a slot of."""
+    """Slots on the device that rows may lease, under one name or several: `AdapterSlots` has one for each adapter."""
 
     size: int
     """Slots in all; 0 where there are none"""
@@ -20,19 +20,15 @@ class Lease(Protocol):
     @property
     def free(self) -> Collection[int]:
         """Slots that may be given away: no step that can still run touches them for its rows."""
-        ...
 
-    def available(self) -> int:
+    def available(self, name: str) -> int:
         """Return how many rows may take a slot now."""
-        ...
 
-    def take(self) -> int:
+    def take(self, name: str) -> int:
         """Return a slot for one row."""
-        ...
 
     def retire(self, slot: int, last_step: int) -> None:
         """The row leaves; `last_step` is the last step that can touch the slot."""
-        ...
 
 
 class Slots:
@@ -43,13 +39,11 @@ class Slots:
         self.free = list(range(count, NO_SLOT, -1))
         self.size = count
 
-    def available(self) -> int:
+    def available(self, name: str) -> int:
         return len(self.free)
 
-    def take(self) -> int:
-        """A slot for one row."""
+    def take(self, name: str) -> int:
         return self.free.pop()
 
     def retire(self, slot: int, last_step: int) -> None:
-        """The row leaves; `last_step` is the last step that can touch the slot."""
         self._ledger.retire(((Clock.COMPUTE, last_step),), self.free.append, slot)

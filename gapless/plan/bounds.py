@@ -43,11 +43,6 @@ class Bounds:
         self._ends, self._fills = np.full((2, len(length)), NEVER)
         self._resumes = np.zeros_like(length)
 
-    @property
-    def pages(self) -> Int64s:
-        """[rows] entries of each row's page table that have a page."""
-        return -(-(self.room - 1) // self._page_size)
-
     def begin(self, row: int, prompt: int, shared: int, limit: int, held: bool = False) -> None:
         """The row begins to serve a request, none of whose known tokens has run; others had the first `shared`.
 

@@ -56,7 +56,7 @@ class Planner:
         self._decode_rows: tuple[int, ...] | None = ()
         self._decode_pages = 0
         """Upper bound of the pages of any row in the decode set."""
-        self.prefill = Prefill(self.waiting.rank)
+        self.prefill = Prefill(self.waiting.rank, self._run)
         self.entering: list[Sequence] = []
         self.ending: dict[int, Sequence] = {}
         self.leaving: list[Sequence] = []
@@ -127,11 +127,6 @@ class Planner:
         return len(self.waiting) > 0 and self.waiting.ready(self._rows.lends)
 
     @property
-    def running(self) -> int:
-        """Sequences that hold a row."""
-        return self.room.running
-
-    @property
     def wanting(self) -> int:
         """Sequences that need more steps than are in flight."""
         return len(self.by_key) - len(self.ending)
@@ -160,12 +155,12 @@ class Planner:
             budget = self._limits.tokens - len(self.decode)
             if self.decode:
                 budget = min(budget, self.beside)
-            budget = self.prefill.begin(budget, joining > 0, self._run_or_preempt)
+            budget = self.prefill.begin(budget, joining > 0)
             # Pages go to running rows first, so a step that preempts, or starves a row, admits no request.
             starved = self.entering or self.leaving or self._starved or self.preemptions > preemptions
             if joining and not starved:
                 budget = self._admit(budget, admissions)
-            self.prefill.fill_up(budget, self._run)
+            self.prefill.fill_up(budget)
         if not self.decode and not self.prefill.begun:
             assert not self._writes
             return self.plan() if self.preemptions > preemptions else None  # who left may be admitted now
@@ -244,7 +239,6 @@ class Planner:
                 self.bounds.enter(seq.row)
 
     def leave(self, seq: Sequence) -> None:
-        """Out of the decode set."""
         del self.decode[seq.row]
         self._decode_rows = None
         self.bounds.leave(seq.row)
@@ -408,7 +402,7 @@ class Planner:
 
     # Prefill and admission.
 
-    def _run(self, seq: Sequence, most: int, preempt: bool = False) -> int:
+    def _run(self, seq: Sequence, most: int, preempt: bool) -> int:
         """Plan up to `most` more known tokens of a row in prefill for the coming step; returns how many."""
         size = min(seq.length - seq.computed, most)
         if self._windows:
@@ -424,9 +418,6 @@ class Planner:
             self.publish(seq, min(seq.computed, seq.length - 1), self.step + 1)
             self.prefill.expect(seq, self._next_digest(seq))
         return size
-
-    def _run_or_preempt(self, seq: Sequence, most: int) -> int:
-        return self._run(seq, most, preempt=True)
 
     def _next_digest(self, seq: Sequence) -> bytes | None:
         """The digest of the page that a row in prefill computes next."""
@@ -461,8 +452,9 @@ class Planner:
                 elif self.claim(seq, matched):
                     fill -= words
                     self.waiting.unpark(self._rows.lends)
-                    budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0, self._run)
-                    admissions.append(self._admission(seq))
+                    budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0)
+                    generation = int(self._rows.generation[seq.row])
+                    admissions.append(Admission(seq.row, generation, seq.key, seq.cached, seq.length))
                     for older in passed:
                         older.skips += 1
                 else:
@@ -474,10 +466,6 @@ class Planner:
         if passed and not (admissions or awaiting or loading or self.waiting.parked):
             self._refused_at = state
         return budget
-
-    def _admission(self, seq: Sequence) -> Admission:
-        generation = int(self._rows.generation[seq.row])
-        return Admission(seq.row, generation, seq.key, seq.cached, seq.length)
 
     def claim(self, seq: Sequence, matched: int) -> bool:
         """Give the sequence pages and a row, on which it is in prefill from now on."""

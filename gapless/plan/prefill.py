@@ -7,8 +7,8 @@ from collections.abc import Callable
 from gapless.base.records import Chunk
 from gapless.plan.sequence import Sequence
 
-Run = Callable[[Sequence, int], int]
-"""Plans up to N more tokens of a row, and returns how many it has planned."""
+Run = Callable[[Sequence, int, bool], int]
+"""Plans up to N more tokens of a row, which may preempt others for that or not; returns how many it has planned."""
 
 
 class Prefill:
@@ -17,11 +17,11 @@ class Prefill:
     So a short prompt gets its first token soon; what is left of the budget in the end goes to the first in rank.
     """
 
-    def __init__(self, rank: Callable[[Sequence], tuple[int, int]]) -> None:
+    def __init__(self, rank: Callable[[Sequence], tuple[int, int]], run: Run) -> None:
         self.begun: dict[Sequence, int] = {}
         """Rows with a chunk in the step being planned, and where it starts."""
         self._rows: dict[int, Sequence] = {}
-        self._rank = rank
+        self._rank, self._run = rank, run
         self.coming: dict[bytes, Sequence] = {}
         """Rows by the digest of the page that they compute next."""
 
@@ -33,25 +33,25 @@ class Prefill:
         del self._rows[seq.row]
         self.expect(seq, None)
 
-    def begin(self, budget: int, waiting: bool, run: Run) -> int:
+    def begin(self, budget: int, waiting: bool) -> int:
         """Plan chunks of the rows in prefill; `waiting` is whether others may join. Returns what is left."""
         self.begun.clear()
         order = self._order()
         for seq in order:
             if seq.row in self._rows:  # a row before it may have preempted it
-                budget -= self._chunk(seq, budget, waiting or len(order) > 1, run)
+                budget -= self._chunk(seq, budget, waiting or len(order) > 1, preempt=True)
         return budget
 
-    def admit(self, seq: Sequence, budget: int, waiting: bool, run: Run) -> int:
+    def admit(self, seq: Sequence, budget: int, waiting: bool) -> int:
         """A row joins, with its first chunk; returns the chunk's tokens."""
         self._rows[seq.row] = seq
-        return self._chunk(seq, budget, waiting or len(self._rows) > 1, run)
+        return self._chunk(seq, budget, waiting or len(self._rows) > 1)
 
-    def fill_up(self, budget: int, run: Run) -> None:
+    def fill_up(self, budget: int) -> None:
         """The budget that is left goes to the rows that can take it, the first in rank first."""
         if budget > 0:
             for seq in self._order():
-                budget -= self._chunk(seq, budget, False, run)
+                budget -= self._chunk(seq, budget, False)
 
     def take(self) -> tuple[Chunk, ...]:
         """The chunks of the step, those that sample first."""
@@ -79,9 +79,9 @@ class Prefill:
     def _order(self) -> list[Sequence]:
         return sorted(self._rows.values(), key=self._rank) if len(self._rows) > 1 else list(self._rows.values())
 
-    def _chunk(self, seq: Sequence, budget: int, others: bool, run: Run) -> int:
+    def _chunk(self, seq: Sequence, budget: int, others: bool, preempt: bool = False) -> int:
         most, start = -(-budget // 2) if others else budget, seq.computed
-        count = run(seq, most) if most > 0 and start < seq.length else 0
+        count = self._run(seq, most, preempt) if most > 0 and start < seq.length else 0
         if count:
             self.begun.setdefault(seq, start)
         return count

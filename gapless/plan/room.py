@@ -1,15 +1,20 @@
-"""Decides whether a waiting sequence fits: what it may share, what it needs, and what running rows need to grow."""
+"""Decides whether a request fits at all, and whether a sequence fits now.
+
+That depends on what it may share, what it needs, and what running rows need to grow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Pools
 from typing import NamedTuple
 
-from gapless.base.records import PageWrite
-from gapless.memory.below import LowerTiers, Search
+from gapless.base.errors import RequestError
+from gapless.base.records import PageWrite, Request
+from gapless.memory.below import Search
 from gapless.memory.host import HostTier, LoadTicket
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
+from gapless.memory.rows import RowTable
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 
@@ -75,7 +80,7 @@ class Room:
     def begin(self, seq: Sequence) -> None:
         """A sequence was queued: peers may wait for its pages."""
         if seq.transfer.offer and self.host is not None:
-            self.host.begin(seq.transfer.offer)
+            self.host.below.begin(seq.transfer.offer)
 
     def end(self, seq: Sequence, whole: bool) -> None:
         """A sequence has ended. Where it is `whole`, its prompt has been computed, and peers get the pages of it."""
@@ -140,7 +145,7 @@ class Room:
         most = self.cacheable(seq)
         if most - matched < host.least_pages:
             return False
-        if host.below is not None and seq.search is None and self._asks_below(host, host.below, seq, most):
+        if host.below.lines and seq.search is None and self._asks_below(host, seq, most):
             return True
         found = seq.search.found if seq.search is not None else {}
 
@@ -182,7 +187,7 @@ class Room:
         seq.loads_begun += 1
         return True
 
-    def _asks_below(self, host: HostTier, below: LowerTiers, seq: Sequence, most: int) -> bool:
+    def _asks_below(self, host: HostTier, seq: Sequence, most: int) -> bool:
         """Ask the tiers below for what is neither here nor on the host, if that is worth a load."""
         assert self.index is not None and seq.chain is not None and seq.tokens is not None
         count, _ = self.index.match(seq.chain, seq.tokens, most, host.has)
@@ -190,15 +195,14 @@ class Room:
         if pages < host.least_pages:
             return False
         tokens, missing = pages * self._page_size, pages * len(self._pools)
-        weighed = None if seq.transfer.claim else (tokens, missing, below.least_ns(missing))
+        weighed = None if seq.transfer.claim else (tokens, missing, host.below.least_ns(missing))
         if weighed and not host.gate.pays(*weighed):
             self._decline(host, seq, tokens)
             seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
-        seq.ticket = seq.search = below.ask(
-            [host.key(pool, digest) for pool in self._pools for digest in digests], seq.transfer
-        )
+        keys = [host.key(pool, digest) for pool in self._pools for digest in digests]
+        seq.ticket = seq.search = host.below.ask(keys, seq.transfer)
         seq.search.weighed = weighed
         return True
 
@@ -289,3 +293,17 @@ class Room:
             PageWrite(seq.row, entry, page, group)
             for group, held in enumerate(seq.by_group) for entry, page in enumerate(held) if page != NULL_PAGE
         ]  # fmt: skip
+
+
+def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:
+    """Raise RequestError where the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
+    if not 0 < len(request.tokens) < request.max_len:
+        raise RequestError(
+            f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
+            f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
+    pages = -(-(request.max_len - 1) // pool.page_size)
+    if pages > pool.size or request.max_len > rows.tokens.shape[1]:
+        room = min(pool.size * pool.page_size + 1, rows.tokens.shape[1])
+        raise RequestError(
+            f"prompt and output need {request.max_len} tokens of KV memory, the engine has {room}: "
+            "shorten the prompt or max_tokens", "max_tokens")  # fmt: skip

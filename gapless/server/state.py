@@ -12,7 +12,7 @@ from typing import TypeVar
 from gapless.base.errors import ConfigError, QueueFullError
 from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.watch import EngineView
+from gapless.engine.seam import EngineView
 from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics

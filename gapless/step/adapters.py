@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gapless.base.bell import Bell
 from gapless.device import Device, Fence
-from gapless.memory.adapters import AdapterLease, AdapterLoad, AdapterSlots, lease_name
+from gapless.memory.adapters import AdapterLoad, AdapterSlots
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
@@ -70,7 +70,7 @@ class AdapterLoader:
         self.names[name] = digest = contents.digest
         if digest not in self.contents:
             self.contents[digest] = contents
-            self._leases[lease_name(digest)] = AdapterLease(self.slots, digest)
+            self._leases[digest] = self.slots
         self._forget()
 
     def drop(self, name: str) -> None:
@@ -86,7 +86,7 @@ class AdapterLoader:
         self._nameless = self.contents.keys() - self.names.values()
         for digest in filter(self.slots.forget, [*self._nameless]):
             self._nameless.remove(digest)
-            del self.contents[digest], self._leases[lease_name(digest)]
+            del self.contents[digest], self._leases[digest]
 
     def poll(self) -> None:
         """Note a load that has ended, and begin the next one. Never waits."""

@@ -40,7 +40,6 @@ from gapless.kernels.layout import (
     STOP_IDS,
     TENANT,
 )  # fmt: skip
-from gapless.memory.adapters import lease_name
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.logprobs import PROMPT_WORDS
@@ -199,7 +198,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
     params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
     params[MASKED], params[DRAFTS], params[TENANT] = request.matcher is not None, most_drafts(request), 0
-    params[ADAPTER_SLOT] = leased.get(lease_name(request.adapter), NO_SLOT)
+    params[ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
     write_params(params, PARAMS, PARAM_OF, request.params, leased)
     params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
     assert len(request.stop_ids) <= MAX_STOP_IDS

@@ -83,7 +83,7 @@ class Transfers:
     @property
     def busy(self) -> bool:
         """Return whether a transfer is on its way or has to begin."""
-        news = self.host.below is not None and self.host.below.has_news
+        news = bool(self.host.below.lines) and self.host.below.has_news
         return self.bulk_in.on_its_way or self.bulk_out.on_its_way or self.host.busy or news
 
     def poll(self) -> bool:
@@ -121,7 +121,7 @@ class Transfers:
             self.host.gate.moved(HOST, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
-        came = self.host.below is not None and self.host.below.poll()
+        came = bool(self.host.below.lines) and self.host.below.poll()
         return came or loaded is not None or stored is not None
 
     def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
@@ -151,14 +151,14 @@ class Transfers:
     @property
     def awaited(self) -> bool:
         """Return whether a request waits for a tier below."""
-        return self.host.below is not None and self.host.below.patience() is not None
+        return self.host.below.patience() is not None
 
     def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
         """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
         whether something has ended or was waited for. Only the loop's observe does."""
         if self.wait(bell):
             return True
-        patience = self.host.below.patience() if self.host.below is not None else None
+        patience = self.host.below.patience()
         if patience is not None:
             bell.wait(min(seconds, patience))
         return patience is not None
@@ -167,7 +167,7 @@ class Transfers:
         """Move null pages there and back, and wait: what copies and kernels fetch for themselves, they then have. How
         long they take after that is what the gate begins with; what warm-up requests have counted is forgotten."""
         moves = [
-            PageMove(number, NULL_PAGE, PageCopy(b"", slot % group.size))
+            PageMove(number, NULL_PAGE, PageCopy(group, b"", slot % group.size))
             for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
         ]  # fmt: skip
         vars(self.host.counts).update(vars(HostCounts()))

@@ -80,7 +80,7 @@ def gauges(loop: Loop) -> Gauges:
     planner, launcher = loop.planner, loop.launcher
     slots = launcher.executor.slots_in_use() if isinstance(launcher, Launcher) else {}
     pages = tuple(pool.counts() for pool in loop.pools)
-    return Gauges(len(planner.waiting), planner.running, loop.in_flight, loop.rows.available(), pages, slots)
+    return Gauges(len(planner.waiting), planner.room.running, loop.in_flight, loop.rows.available(), pages, slots)
 
 
 def check_pages(loop: Loop) -> None:

@@ -182,4 +182,4 @@ async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
         await run(llm, "", SHORT)
         loader = made[0].loop.adapters
         assert not loader.names and not loader.contents and not loader.slots.held
-        assert sorted(loader.slots.free) == [1, 2] and len(made[0].loop.rows.slots) == 1
+        assert sorted(loader.slots.unused) == [1, 2] and len(made[0].loop.rows.slots) == 1

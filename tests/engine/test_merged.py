@@ -13,9 +13,9 @@ from gapless.base.records import Flag, PageChange, PageEvent, Request, StepToken
 from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM, TrackerSink
 from gapless.engine.backend import MessageBackend
-from gapless.engine.changes import ChangesUnderWay
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
+from gapless.engine.questions import Questions
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
@@ -151,7 +151,7 @@ class Delivered(MessageBackend):
         super().__init__()
         self.posted = []
         self.tracker = Tracker(TOKENIZER, self.abort)
-        self.sink = TrackerSink(self.tracker, StepWatcher(self), ChangesUnderWay())
+        self.sink = TrackerSink(self.tracker, StepWatcher(self, Questions()), Questions())
 
     def _post(self, message):
         self.posted.append(message)
@@ -199,7 +199,7 @@ async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again(monkeyp
 
 def test_page_events_go_to_who_asked_and_are_asked_for_again_of_every_new_engine():
     backend, seen = Delivered(), []
-    backend.sink = TrackerSink(backend.tracker, StepWatcher(backend), ChangesUnderWay(), seen.append)
+    backend.sink = TrackerSink(backend.tracker, StepWatcher(backend, Questions()), Questions(), seen.append)
     backend.send_page_events()
     events = (PageEvent(PageChange.CLEARED),)
     backend.receive([m.Ready(FakeCore().info), m.PageEventList(events)])

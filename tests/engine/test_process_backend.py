@@ -65,7 +65,7 @@ class Recorder:
         self.refusals[key] = error
         self._news.set()
 
-    def changed(self, number, error):
+    def answered(self, number, answer):
         self._news.set()
 
     def died(self, error):
@@ -224,8 +224,9 @@ def test_a_turn_that_never_comes_back_ends_the_process():
     assert b"not on the control pipe" in done.stderr and b"most recent call first" in done.stderr
 
 
-async def test_a_stopped_process_is_noticed():
-    async with running(silence=1.5) as (backend, sink):
+async def test_a_stopped_process_is_noticed(monkeypatch):
+    monkeypatch.setattr("gapless.engine.child.SILENCE_SECONDS", 1.5)
+    async with running() as (backend, sink):
         at = time.monotonic()
         os.kill(backend.pid, signal.SIGSTOP)
         await sink.until(lambda: sink.deaths)
@@ -261,7 +262,7 @@ async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serve
     monkeypatch.setattr(process_backend, "MAX_BACKOFF", 0.05)
     given_up = []
     async with running(on_give_up=given_up.append) as (backend, sink):
-        backend.updated("weights that are gone")
+        backend.weights = "weights that are gone"
         os.kill(backend.pid, signal.SIGKILL)
         await sink.until(lambda: sink.deaths)
         while not given_up:
@@ -270,15 +271,15 @@ async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serve
         assert "weights that were in use cannot be loaded again: this core has no weights" in str(given_up[0])
 
 
-async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not(monkeypatch):
-    known, backend = [], ProcessBackend(CONFIG)
+async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not():
+    backend = ProcessBackend(CONFIG)
     backend.sink, backend.info = Recorder(), FakeCore(VOCAB).info
-    monkeypatch.setattr(backend, "updated", known.append)
-    for number, refusal in ((1, RequestError("no", "model_path")), (2, None)):
+    for number, refusal, known in ((1, RequestError("no", "model_path"), None), (2, None, "weights 2")):
         backend.update_weights(number, f"weights {number}")
         backend.receive([messages.Changed(number, (), refusal)])
+        assert backend.weights == known
     backend.receive([messages.Changed(3, (), None)])
-    assert known == ["weights 2"]
+    assert backend.weights == "weights 2", "that was a change of adapters"
 
 
 async def test_a_start_that_fails_says_why_in_its_own_words(tmp_path):

@@ -15,7 +15,8 @@ from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.driver import StepFeed
 from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
-from gapless.engine.seam import Stats
+from gapless.engine.questions import Questions
+from gapless.engine.seam import EngineView, Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepRecord, StepTable
@@ -43,7 +44,7 @@ class Said:
 
 def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
-    watch = StepWatcher(backend)
+    watch = StepWatcher(backend, Questions())
     watch.on_steps(steps(1))
     assert not watch.records() and watch.place == 0, "what comes late is of no use to anybody"
     with watch.open():
@@ -56,7 +57,7 @@ def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
 
 
 def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
-    watch = StepWatcher(Said())
+    watch = StepWatcher(Said(), Questions())
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
             watch.on_steps(steps(*range(start, start + 64)))
@@ -71,26 +72,27 @@ def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
 
 
 async def test_a_look_gets_the_answer_with_its_number():
-    backend = Said()
-    watch = StepWatcher(backend)
+    backend, questions = Said(), Questions()
+    watch = StepWatcher(backend, questions)
     first, second = asyncio.create_task(watch.look(5)), asyncio.create_task(watch.look(6))
     await asyncio.sleep(0)
     assert backend.calls == [(1, 5), (2, 6)]
-    watch.on_view(2, steps(), b"f")
-    watch.on_view(99, steps(), b"x")
+    questions.on_answer(2, EngineView(steps(), b"f"))
+    questions.on_answer(99, EngineView(steps(), b"x"))
     assert (await second).pages == b"f" and not first.done()
-    watch.on_death(lambda: EngineDeadError("gone"))
+    questions.on_death(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await first
-    assert not watch.looks
+    assert not questions.waiting
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
-    watch = StepWatcher(Said())
+    questions = Questions()
+    watch = StepWatcher(Said(), questions)
     with pytest.raises(EngineDeadError, match="did not answer a status request"):
         await watch.look(0)
-    assert not watch.looks
+    assert not questions.waiting
 
 
 def test_the_feed_begins_with_the_steps_to_come(monkeypatch):

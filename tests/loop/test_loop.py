@@ -249,7 +249,7 @@ def test_a_bell_ends_the_turn_and_a_newcomer_is_launched_while_steps_fly(gated):
     while loop.has_work():
         settled += loop.turn().tokens
     assert [item.keys.tolist() for item in settled] == [[0], [1]]
-    waits = loop.timeline.wait
+    waits = loop.log.timeline.wait
     assert waits >= 40_000_000, "time that the host waited until the bell is waiting too"
     device.close()
 
@@ -321,7 +321,7 @@ def test_with_only_transfers_pending_a_turn_lasts_until_the_bell(native):
         assert loop.turn() == ([], [], []) and not loop.in_flight and not loop.bell.rung
         assert 0.05 <= (device.clock() - begin) / 1e9 < NEWS_SECONDS, "one turn a ring, and no later"
         ringing.join()
-    assert loop.timeline.wait >= 100_000_000
+    assert loop.log.timeline.wait >= 100_000_000
     acknowledge(loop, transfers)
     launched = loop.turn()
     assert launched.started == [(0, 0)]
@@ -416,7 +416,7 @@ def test_counters_add_up_after_all_requests():
     counters = loop.counters
     assert counters.generation_tokens == sum(map(len, tokens)) == 35
     assert counters.prompt_tokens == counters.prefix_queries == 30 and counters.prefix_hits == 0
-    assert counters.steps == loop.records[-1].step
+    assert counters.steps == loop.records.after(0)[-1].step
     assert sum(record.chunk_tokens for record in loop.records) == 30
 
 
@@ -465,7 +465,7 @@ def test_step_numbers_outgrow_int32():
     loop = checksum_loop(SimDevice(14), SHAPE, 4)
     loop.planner.step = loop.ledger.passed[Clock.COMPUTE] = 2**31 - 8
     assert finish(loop, request(0, [1, 2, 3], 20)) == [continue_prompt([1, 2, 3], 20, VOCAB)]
-    assert loop.records[-1].step > 2**31
+    assert loop.records.after(0)[-1].step > 2**31
     check_at_rest(loop)
 
 

@@ -17,7 +17,7 @@ from gapless.base.records import Chunk, Flag, Request, StepPlan
 from gapless.device import CpuDevice
 from gapless.loop import loop as loop_module
 from gapless.loop.build import Sizes, build_loop
-from gapless.loop.logprobs import settle
+from gapless.loop.settle import settle
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.plan.sequence import Sequence

@@ -214,10 +214,10 @@ def test_a_late_load_is_computed_and_its_slots_are_its_own_until_it_ends(engine)
     assert counts.late == 1 and not counts.loaded
     job = next(job for job in one.below.jobs.values() if job.loads)
     one.ask(*prompts()[1:3])
-    assert all(move.copy.pins == 1 and not move.copy.gone for move in job.moves)
+    assert all(copy.pins == 1 and not copy.gone for copy in job.copies)
     one.tiers[0].free = True
     one.settle()
-    assert counts.loaded >= len(job.moves) and not host.counts.refused
+    assert counts.loaded >= len(job.copies) and not host.counts.refused
     one.ask(*prompts())
 
 
@@ -322,7 +322,7 @@ def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
             tiers.fetch(search, [(group, digest) for digest in digests])
         else:
             for digest in digests:
-                tiers.offer(group, PageCopy(digest, 0))
+                tiers.offer(PageCopy(group, digest, 0))
             tiers.store(0)
         job, count = sent[0]
         tiers.ended(
@@ -361,7 +361,7 @@ def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
     assert device.host_now - begin < NEWS_SECONDS * 10**9, "the loop waited for the bell in vain"
     group.free += free
     for copy in pinned:
-        group.unpin(copy)
+        copy.unpin()
     host.check()
     device.close()
 
@@ -454,7 +454,7 @@ def test_a_request_whose_pages_load_slowly_from_host_and_below_counts_once(engin
         one.settle()
     host = one.loop.transfers.host
     for copy in [*host.groups[0].copies.values()][9:12]:
-        host.groups[0].lose(copy)
+        copy.lose()
     host.gate.weighs = True
     for source in (HOST, 0, HOST, 0):
         host.gate.moved(source, 1, 10**12)

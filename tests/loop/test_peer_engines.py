@@ -221,7 +221,7 @@ def test_what_the_shelf_has_given_up_is_given_again_with_the_next_request(side, 
             prefiller.tier.shelf.drop([key])
         group = prefiller.loop.transfers.host.groups[0]
         for copy in [] if copies else [*group.copies.values()]:
-            group.lose(copy)  # as if others had made room of it; the device has the page
+            copy.lose()  # as if others had made room of it; the device has the page
         prefiller.prefill(prompt, "second")
         assert len(prefiller.pages()) >= 10
         before = decoder.counts.loaded

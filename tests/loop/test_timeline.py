@@ -142,7 +142,7 @@ def test_steps_are_counted_by_kind_and_size():
 def test_a_planted_pause_without_work_is_no_work():
     device = SimDevice(0, mood="eager")
     loop = checksum_loop(device, SHAPE, 2)
-    loop.forget()
+    loop.log.forget()
     finish(loop, request(0))
     before = idle(loop.account())
     for _ in range(3):
@@ -178,7 +178,7 @@ def test_a_host_that_is_late_is_blamed_on_what_would_have_helped(depth, captured
     if captured:
         capture_all(loop)
     finish(loop, request(0))
-    loop.forget()
+    loop.log.forget()
     slow_host(loop, device, 10)
     finish(loop, request(1, new=40))
     found = idle(loop.account())
@@ -199,7 +199,7 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
     loop = checksum_loop(device, SHAPE, depth)
     capture_all(loop)
     finish(loop, request(0))
-    loop.forget()
+    loop.log.forget()
     launch = device.token_out.launch
     slow = iter(range(10**6))
 
@@ -214,14 +214,14 @@ def test_a_copy_that_comes_home_late_is_a_copy_wait(depth, share):
     assert 4 * share * LONG * 0.99 < found["copy_wait"] < 4 * share * LONG * 1.01
     assert abs(sum(found.values()) - 4 * LONG) < LONG * 0.01
     assert found["copy_wait"] + found["host_late"] > 4 * LONG * 0.99
-    assert loop.timeline.copy > 4 * LONG
+    assert loop.log.timeline.copy > 4 * LONG
 
 
 def test_a_device_that_begins_late_is_a_launch():
     device = SimDevice(0, mood="manual", maps_host=True)
     loop = checksum_loop(device, SHAPE, 4)
     finish(loop, request(0))
-    loop.forget()
+    loop.log.forget()
     loop.submit(request(1))
     loop.turn()
     device.host_now += LONG
@@ -241,7 +241,7 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
         device = SimDevice(seed, maps_host=seed % 2 == 0)
         loop = checksum_loop(device, sizes(seed), depth)
         device.host_now += 12_345
-        loop.forget()
+        loop.log.forget()
         begin = device.host_now
         shown = loop.account().totals()
         for round in range(3):
@@ -251,7 +251,7 @@ def test_busy_and_idle_are_all_the_time_there_was(depth):
             grown = (np.asarray(now[name]) - np.asarray(shown[name]) for name in now)
             assert all((growth >= 0).all() for growth in grown), "counters only grow"
             shown = now
-        timeline = loop.timeline
+        timeline = loop.log.timeline
         assert timeline.busy + sum(idle(timeline).values()) == timeline.covered - begin == shown["wall_ns"]
         assert 0 <= device.host_now - timeline.covered <= TICK_NS
         records = loop.records.after(0)
@@ -300,7 +300,7 @@ def test_on_real_threads_the_sums_are_the_wall_time(depth, captured, sleepy):
     capture_all(loop)
     finish(loop, request(0, new=4))
     model.ns, pauses = 0, 3
-    loop.forget()
+    loop.log.forget()
     begin = time.monotonic_ns()
     for key in range(pauses):
         finish(loop, request(key + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapless.memory.adapters import AdapterLease, AdapterSlots, lease_name
+from gapless.memory.adapters import AdapterSlots
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import RowTable
 
@@ -19,11 +19,11 @@ class World:
         self.ledger = Ledger()
         self.slots = AdapterSlots(slots, self.ledger)
         self.rows = RowTable(8, 4, self.ledger)
-        self.rows.slots = {lease_name(name): AdapterLease(self.slots, name) for name in "abcd"}
+        self.rows.slots = dict.fromkeys("abcd", self.slots)
         self.slots.requests.update("abcd")
 
     def lends(self, name):
-        return self.rows.lends((lease_name(name),))
+        return self.rows.lends((name,))
 
     def load(self):
         """Begin and end the next load; the adapter that it brings, or None."""
@@ -33,7 +33,7 @@ class World:
         return load and load.adapter
 
     def take(self, name):
-        return self.rows.take(1, TOKENS, (lease_name(name),))
+        return self.rows.take(1, TOKENS, (name,))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_an_adapter_is_loaded_when_it_is_asked_for_and_its_rows_share_the_slot(w
     assert world.slots.next_load() is None and not world.slots.wanted
     world.ledger.advance(Clock.ADAPTERS, load.number)
     one, other = world.take("a"), world.take("a")
-    assert world.rows.leased[one] == world.rows.leased[other] == {lease_name("a"): load.slot}
+    assert world.rows.leased[one] == world.rows.leased[other] == {"a": load.slot}
 
 
 def test_a_slot_is_loaded_again_when_the_last_step_of_its_rows_has_completed():
@@ -59,7 +59,7 @@ def test_a_slot_is_loaded_again_when_the_last_step_of_its_rows_has_completed():
     world.rows.retire(row, last_step=1)
     world.rows.retire(other, last_step=2)
     world.ledger.advance(Clock.COMPUTE, 1)
-    assert world.load() is None and not world.slots.reusable()
+    assert world.load() is None and not world.slots.free
     world.ledger.advance(Clock.COMPUTE, 2)
     assert world.load() == "b" and world.lends("b") and not world.lends("a")
 
@@ -102,6 +102,6 @@ def test_one_is_forgotten_when_no_request_load_or_step_needs_it(world):
     world.rows.retire(row, last_step=1)
     assert not world.slots.forget("a"), "a step in flight reads it"
     world.ledger.advance(Clock.COMPUTE, 1)
-    assert world.slots.forget("a") and sorted(world.slots.free) == [1, 2] and not world.slots.held
+    assert world.slots.forget("a") and sorted(world.slots.unused) == [1, 2] and not world.slots.held
     world.slots.requests["b"] = 0
     assert world.slots.forget("b"), "it was never loaded"

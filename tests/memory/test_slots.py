@@ -13,19 +13,19 @@ TOKENS = np.array([1], np.int32)
 
 def test_every_slot_is_handed_out_once_and_the_null_slot_never():
     slots = Slots(3, Ledger())
-    assert sorted(slots.take() for _ in range(3)) == [1, 2, 3] and NO_SLOT not in (1, 2, 3)
-    assert (slots.available(), slots.size) == (0, 3)
+    assert sorted(slots.take("bias") for _ in range(3)) == [1, 2, 3] and NO_SLOT not in (1, 2, 3)
+    assert (slots.available("bias"), slots.size) == (0, 3)
 
 
 def test_a_slot_comes_back_when_its_last_step_has_completed():
     ledger = Ledger()
     slots = Slots(1, ledger)
-    slot = slots.take()
+    slot = slots.take("bias")
     slots.retire(slot, last_step=2)
     ledger.advance(Clock.COMPUTE, 1)
-    assert slots.available() == 0
+    assert slots.available("bias") == 0
     ledger.advance(Clock.COMPUTE, 2)
-    assert slots.take() == slot
+    assert slots.take("bias") == slot
 
 
 def test_a_row_takes_its_slots_and_gives_them_up_with_itself():

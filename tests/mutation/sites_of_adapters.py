@@ -11,12 +11,13 @@ from simulation.scenario import CHANGES, Scenario
 from gapless.memory.adapters import AdapterLoad, AdapterSlots
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock
+from gapless.memory.slots import NO_SLOT
 from gapless.step.adapters import AdapterContents, AdapterLoader
 
 
 def loaded_over_its_readers() -> AbstractContextManager[None]:
     """A slot is loaded again as soon as its rows have left."""
-    return replaced(AdapterSlots, "retire", lambda retire, self, adapter, last_step: retire(self, adapter, 0))
+    return replaced(AdapterSlots, "retire", lambda retire, self, slot, last_step: retire(self, slot, 0))
 
 
 def taken_while_it_loads() -> AbstractContextManager[None]:
@@ -37,7 +38,7 @@ def loads_meet() -> AbstractContextManager[None]:
     def next_load(original: Any, self: AdapterSlots) -> AdapterLoad | None:
         load: AdapterLoad | None = original(self)
         if load is not None:
-            self.free.append(load.slot)
+            self.unused.append(load.slot)
         return load
 
     return replaced(AdapterSlots, "next_load", next_load)
@@ -61,7 +62,7 @@ def forgotten_at_once() -> AbstractContextManager[None]:
     """An adapter that has lost its name is dropped, although requests still need it."""
 
     def forget(original: Any, self: AdapterSlots, adapter: str) -> bool:
-        self.requests[adapter] = self.rows[adapter] = 0
+        self.requests[adapter] = self.rows[self.held.get(adapter, NO_SLOT)] = 0
         return bool(original(self, adapter))
 
     return replaced(AdapterSlots, "forget", forget)

@@ -10,7 +10,6 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
 from gapless.memory.below import LowerTiers
-from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 
 
@@ -32,12 +31,12 @@ def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
         before = set(self.jobs)
         original(self, *args)
         for number in self.jobs.keys() - before:
-            for group, copy, _ in self.jobs[number].moves:
-                group.unpin(copy)
+            for copy in self.jobs[number].copies:
+                copy.unpin()
 
     def ended(original: Callable[..., None], self: LowerTiers, place: int, end: Any) -> None:
         job = self.jobs[end.job]
-        for _, copy, _ in job.moves if job.loads == loads else ():
+        for copy in job.copies if job.loads == loads else ():
             copy.pins += 1
         original(self, place, end)
 
@@ -47,11 +46,11 @@ def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
 def found_before_it_came() -> AbstractContextManager[None]:
     """A copy can be loaded from the moment at which a tier below begins to fill it."""
 
-    def load(original: Callable[..., None], self: LowerTiers, search: Any, place: int, moves: list[Any]) -> None:
+    def load(original: Callable[..., None], self: LowerTiers, search: Any, place: int, copies: list[Any]) -> None:
         kept: Any = self.lines[place]
-        original(self, search, place, moves)
-        for _, copy, key in moves:
-            copy.checksum = kept.kept[key][1] if key in kept.kept else None
+        original(self, search, place, copies)
+        for copy in copies:
+            copy.checksum = kept.kept[copy.key][1] if copy.key in kept.kept else None
 
     return replaced(LowerTiers, "load", load)
 
@@ -60,7 +59,7 @@ def all_pages_came() -> AbstractContextManager[None]:
     """The pages of a load that stopped early count as loaded."""
 
     def loaded(original: Callable[..., None], self: LowerTiers, place: int, job: Any, end: Any) -> None:
-        lacking = len(job.moves) - len(end.checksums)
+        lacking = len(job.copies) - len(end.checksums)
         original(self, place, job, end._replace(checksums=(*end.checksums, *[0] * lacking), failed=False))
 
     return replaced(LowerTiers, "loaded", loaded)
@@ -68,7 +67,7 @@ def all_pages_came() -> AbstractContextManager[None]:
 
 def doubtful_pages_stay_below() -> AbstractContextManager[None]:
     """A page that is in doubt stays in the tiers below."""
-    return replaced(HostTier, "doubted", lambda original, self, key: None)
+    return replaced(LowerTiers, "drop", lambda original, self, key: None)
 
 
 def stored_in_doubt() -> AbstractContextManager[None]:

@@ -334,7 +334,7 @@ class Drive:
             reusable = {(group, page) for page in (*pool.free, *pool.cached)}
             for flight in self.flights:
                 assert not flight.pages & reusable, f"step {flight.plan.step} is in flight and a page of it is free"
-        assert self.planner.running == sum(seq is not None for seq in self.planner.by_row)
+        assert self.planner.room.running == sum(seq is not None for seq in self.planner.by_row)
         assert self.planner.bounds.promised == self.planner.bounds.limit.sum()
         waiting = [job.seq for job in self.jobs.values() if job.seq.state is State.WAITING and not job.done]
         room = self.planner.room
@@ -345,7 +345,7 @@ class Drive:
 
     def check_at_rest(self) -> None:
         planner = self.planner
-        assert not planner.has_work() and not self.flights and planner.running == 0
+        assert not planner.has_work() and not self.flights and planner.room.running == 0
         assert all((pool.counts().owned, pool.counts().fenced) == (0, 0) for pool in self.pools)
         assert self.rows.available() == self.rows.size
         left = [planner.decode, planner.prefill, planner.entering, planner.leaving, planner.ending]

@@ -268,7 +268,7 @@ def test_a_border_costs_in_proportion_to_the_rows_that_cross_it():
     drive = Drive(64, 256, 64 * 16 + 1, 16, 4096, 100, depth=2, prefix=False)
     for key in range(64):
         drive.add(Job(key, [1] * (1 + key % 16), 256, 10**9))
-    while drive.planner.running < 64 or drive.planner.entering or drive.planner.prefill:
+    while drive.planner.room.running < 64 or drive.planner.entering or drive.planner.prefill:
         drive.turn()
     for _ in range(32):
         plan = drive.turn()

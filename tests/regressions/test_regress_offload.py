@@ -261,13 +261,13 @@ def test_lifetime_L6_a_load_whose_requests_have_left_keeps_its_slots_until_it_ha
             others = [Job(request(20 + key, tokens(20 + key, 40), 5), 4 + 8 * key, None) for key in range(3)]
             given_to(SimDevice(leaves), jobs + others, dict(kept), delays=(9, 30))
 
-    def load(below, search, place, moves):
-        begun(below, search, place, moves)
-        for group, copy, _ in moves:
-            group.unpin(copy)
+    def load(below, search, place, copies):
+        begun(below, search, place, copies)
+        for copy in copies:
+            copy.unpin()
 
     def ended(below, place, end):
-        for _, copy, _ in below.jobs[end.job].moves if below.jobs[end.job].loads else ():
+        for copy in below.jobs[end.job].copies if below.jobs[end.job].loads else ():
             copy.pins += 1
         end_of(below, place, end)
 

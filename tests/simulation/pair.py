@@ -55,7 +55,7 @@ class Member(World):
             }
 
     def check_rest(self) -> None:
-        assert isinstance(self.loop.transfers, Transfers) and self.loop.transfers.host.below is not None
+        assert isinstance(self.loop.transfers, Transfers)
         while self.loop.transfers.host.below.jobs:
             self.loop.transfers.poll()
         super().check_rest()

@@ -431,7 +431,7 @@ class World:
             pool.retire([pool.take() for _ in range(pool.available())], 0)
         for group in self.loop.transfers.host.groups if self.loop.transfers is not None else ():
             for copy in [copy for copy in group.copies.values() if not copy.pins]:
-                group.lose(copy)
+                copy.lose()
 
     def _change_adapters(self, kind: str) -> None:
         """A name gets another adapter, or one goes or comes back: requests that have come keep theirs."""
@@ -552,9 +552,9 @@ class World:
         if self.loop.transfers is not None:
             self.hosted += self.loop.transfers.host.counts.loaded
             self.refused += self.loop.transfers.host.counts.refused
-            if (below := self.loop.transfers.host.below) is not None:
-                self.fetched += below.counts[0].loaded
-                self.disproved += below.counts[0].refused
+            for counts in self.loop.transfers.host.below.counts:
+                self.fetched += counts.loaded
+                self.disproved += counts.refused
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
             self.lent += self.tier.lent
