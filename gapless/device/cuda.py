@@ -15,13 +15,14 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.bell import HostBell
-from gapless.base.errors import CaptureError, ConfigError, DeviceError
+from gapless.base.errors import CaptureError, ConfigError
 from gapless.device import cudart
+from gapless.device.common import CommonDevice
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
 from gapless.device.seam import ATTENDANT, Program, Stream
-from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
+from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
 torch_cuda: Any = torch.cuda
@@ -250,17 +251,18 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
             gc.enable()
 
 
-class CudaDevice:
+class CudaDevice(CommonDevice):
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
     captures = True
     maps_host = False
     launch_queue = 1024
+    compute: CudaStream
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch_cuda.current_device())
-        self._fault = fault = Fault()
+        self.fault = fault = Fault()
         self.bell = HostBell(fault.check)
         fault.wakes(self.bell.ring)
         raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
@@ -359,15 +361,8 @@ class CudaDevice:
     def allocations(self) -> int:
         return _driver_calls(self.torch_device, "num_device_alloc", "num_device_free")
 
-    def run(self, program: Program, *args: Any) -> None:
-        self.compute.launch(program, *args)
-        self.compute.record().wait()
-
-    def fail(self, error: BaseException) -> None:
-        self._fault.set(error, "the device was failed")
-
     def drain(self) -> None:
-        self._fault.check()
+        self.fault.check()
         for fence in [stream.record() for stream in self._streams]:
             fence.wait()
         # Loading at start-up may have used the default stream, which our streams do not wait for.
@@ -406,10 +401,6 @@ def _take_again(device: torch.device, nbytes: int) -> None:
 
 def _shut(fault: Fault, registered: list[Tensor], *workers: Worker) -> None:
     failed = fault.error is not None
-    fault.set(DeviceError("it was closed"), "the device is gone")
-    try:
-        stop_all(workers)
-    finally:
-        switch_interval.restore()
+    shut(fault, workers)
     for memory in () if failed else registered:  # after an error CUDA does nothing more in this process
         torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(memory.data_ptr()))

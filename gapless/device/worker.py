@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gapless.base.errors import DeviceError
 from gapless.device.fault import Fault
 
 SWITCH_SECONDS = 50e-6
@@ -181,3 +182,12 @@ class _SwitchInterval:
 
 
 switch_interval = _SwitchInterval()
+
+
+def shut(fault: Fault, workers: Iterable[Worker]) -> None:
+    """End a device: also one that is collected, or there when the interpreter ends, where torch must not be running."""
+    fault.set(DeviceError("it was closed"), "the device is gone")
+    try:
+        stop_all(workers)
+    finally:
+        switch_interval.restore()
