@@ -97,14 +97,10 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
     if engine.max_model_len is None:
         return model.max_position_embeddings
     if engine.max_model_len > model.length_limit:
+        longest, scaled = model.max_position_embeddings, model.length_limit
         raise ConfigError(
             f"max_model_len ({engine.max_model_len}) must not exceed what the model is made for: "
-            f"max_position_embeddings is {model.max_position_embeddings}"
-            + (
-                f", with its rope scaling {model.length_limit}"
-                if model.length_limit > model.max_position_embeddings
-                else ""
-            )
+            f"max_position_embeddings is {longest}" + (f", with its rope scaling {scaled}" if scaled > longest else "")
         )
     return engine.max_model_len
 

@@ -27,12 +27,11 @@ from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.weights import load_weights, tensor_names
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     """Return the dtype that the engine computes in: `config.dtype`, or the checkpoint's own."""
-    return _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+    dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+    return dtype
 
 
 def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:

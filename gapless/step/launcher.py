@@ -15,7 +15,7 @@ from gapless.step.keys import CaptureOrder, ForwardKey, Order
 from gapless.step.kinds import kinds
 from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
-from gapless.step.logprobs import LogprobLines, LogprobShape
+from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.packet import Packer, max_words
 from gapless.step.program import StepProgram
@@ -38,23 +38,12 @@ class Flight(NamedTuple):
     """Requests of the decode rows."""
     packed_at: int
     launched_at: int
-    samples: int
-    """Rows that sampled a token."""
-    captured: bool
-    """Whether every program was the replay of a graph."""
-    missed: bool
-    """Whether some program ran eagerly, though a step of this kind is meant to be a replay."""
-    logprobs: LogprobShape | None = None
-    """Counts of the scores that were asked for."""
-    masked: bool = False
-    """Whether some row gets masks."""
-    batch: BatchShape = BatchShape(0, (), 0)
-    """What the step ran, filled up to its graph"""
+    decision: Decision
 
     @property
-    def places(self) -> int:
-        """Tokens of each decode row that the step ran."""
-        return self.batch.places
+    def batch(self) -> BatchShape:
+        """What the step ran, filled up to its graph."""
+        return self.decision.key.forward.batch
 
 
 class LaunchSizes(NamedTuple):
@@ -167,12 +156,12 @@ class Launcher:
     def read(self, flight: Flight) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
         assert flight.home.done()
-        return self.executor.read(flight.outbox, flight.samples)
+        return self.executor.read(flight.outbox, flight.decision.samples)
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
         """Return the log-probabilities of an observed step, as views that are valid until `release`."""
-        assert flight.logprobs is not None
-        return self.executor.read_scores(flight.outbox, flight.logprobs)
+        assert flight.decision.logprobs is not None
+        return self.executor.read_scores(flight.outbox, flight.decision.logprobs)
 
     def release(self, flight: Flight) -> None:
         """Give back the flight's outbox slot, which the host has read."""
@@ -181,11 +170,8 @@ class Launcher:
     def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
-        return Flight(
-            plan, outbox, started, ended, home, self.leader.packer.decode_keys, packed_at, launched_at,
-            decision.samples, decision.captured, decision.missed, decision.logprobs, decision.masked,
-            decision.key.forward.batch,
-        )  # fmt: skip
+        decode_keys = self.leader.packer.decode_keys
+        return Flight(plan, outbox, started, ended, home, decode_keys, packed_at, launched_at, decision)
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
         if self._follow is not None:

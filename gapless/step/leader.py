@@ -133,7 +133,7 @@ class Leader:
         scored = len(lists.score) + lists.prompts
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
-        missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
+        missed = not captured and (bucket is not None or (bool(self.graphs.buckets) and not plan.chunks))
         return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, bool(lists.mask))
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
