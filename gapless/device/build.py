@@ -58,8 +58,6 @@ KEPT_BUILDS = 8
 
 
 class Outcome(NamedTuple):
-    """The outcome of a build."""
-
     library: Path | None
     reason: str
     """Why there is no library; empty when there is one."""

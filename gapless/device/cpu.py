@@ -143,7 +143,7 @@ class CpuDevice(HostMemoryDevice):
         self.bell: Bell
         if self.captures:
             hub = cpu_native.hub(fault)
-            self.bell = cpu_native.bell(hub)
+            self.bell = cpu_native.extension().Bell(hub)
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
             self.bell = HostBell(fault.check)

@@ -15,7 +15,6 @@ from typing import Any, cast
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
 from gapless.device.record import Place, Tape
@@ -40,29 +39,23 @@ def reason() -> str:
 
 def hub(fault: Fault) -> Any:
     """Return what the streams of a device share, which fails with `fault`."""
-    shared = _extension().Hub(fault.check)
+    shared = extension().Hub(fault.check)
     fault.wakes(shared.fail)
     return shared
 
 
-def bell(hub: Any) -> Bell:
-    """Return the bell of the device with this hub."""
-    return cast(Bell, _extension().Bell(hub))
-
-
-def _extension() -> Any:
-    extension = load()
-    assert extension is not None, reason()
-    return extension
+def extension() -> Any:
+    """Return the extension, which must be there."""
+    found = load()
+    assert found is not None, reason()
+    return found
 
 
 class NativeStream:
-    """A stream with a native queue."""
-
     def __init__(self, name: str, hub: Any, fault: Fault, threads: int) -> None:
         self.name = name
         self._fault = fault
-        self._queue = queue = _extension().Stream(hub, partial(attempt, fault, name), partial(_report, fault, name))
+        self._queue = queue = extension().Stream(hub, partial(attempt, fault, name), partial(_report, fault, name))
         self.worker = Worker(name, queue, threads)
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
@@ -80,7 +73,6 @@ class NativeStream:
         self._queue.copy(dst, src)
 
     def replay(self, graph: Any) -> None:
-        """Enqueue a replay of a native graph."""
         self._ready()
         self._queue.replay(graph)
 
@@ -115,7 +107,7 @@ class NativeGraph:
         self.reads = tape.reads
         self.writes = tape.writes
         self._tape = tape
-        self._graph = _extension().Graph(tape.name, tape.places)
+        self._graph = extension().Graph(tape.name, tape.places)
         for call in tape.calls:
             schema = call.op._schema
             self._graph.add(schema.name, schema.overload_name, call.args, call.results, call.drops, Place)

@@ -185,7 +185,6 @@ class CudaStream:
             self._direct(self.cudart.upload, *copy)
 
     def replay(self, graph: CudaGraph) -> None:
-        """Enqueue a captured graph."""
         if graph.handle is None or self.cudart is None or observe.watcher is not None:
             self.launch(graph.raw.replay, reads=graph.reads, writes=graph.writes)
         else:
@@ -214,8 +213,6 @@ class CudaStream:
 
 
 class CudaGraph:
-    """A captured CUDA graph."""
-
     def __init__(self, key: Hashable, raw: Any, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         self.key = key
         self.reads = reads

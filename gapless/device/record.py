@@ -51,8 +51,6 @@ class Call(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """A recorded program."""
-
     name: str
     calls: tuple[Call, ...]
     places: int
@@ -113,8 +111,6 @@ class _Outside(NamedTuple):
 
 
 class Recorder(PlainMode):
-    """Runs every operator and records it."""
-
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = name
@@ -321,5 +317,4 @@ def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence
 
 
 def failed(name: str, error: Exception) -> CaptureError:
-    """Return the error of a capture whose program raised `error`."""
     return CaptureError(f"{name} cannot be captured: {type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,22 +28,11 @@ INTERRUPT_SECONDS = 2.0
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Queue(Protocol):
-    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block."""
-
-    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None: ...
-
-    def stop(self) -> None:
-        """Let `work` end after what is queued."""
-        ...
-
-    def work(self) -> None:
-        """Work off the queue; the thread runs this."""
-        ...
-
-
 class PythonQueue:
-    """The queue that needs no compiler."""
+    """A FIFO of programs that one thread works off, as that of native streams is; after a fault it drops the rest.
+
+    `put` and `stop` never block.
+    """
 
     def __init__(self, name: str, fault: Fault) -> None:
         self._name = name
@@ -54,9 +43,11 @@ class PythonQueue:
         self._queue.put((program, args))
 
     def stop(self) -> None:
+        """Let `work` end after what is queued."""
         self._queue.put(None)
 
     def work(self) -> None:
+        """Work off the queue; the thread runs this."""
         while self._run_next():
             pass
 
@@ -84,7 +75,7 @@ class Worker:
     `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
-    def __init__(self, name: str, queue: Queue, threads: int = 0) -> None:
+    def __init__(self, name: str, queue: PythonQueue, threads: int = 0) -> None:
         self.name = name
         self._queue = queue
         self._threads = threads
@@ -97,13 +88,11 @@ class Worker:
         return self._thread is not None
 
     def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Enqueue and return."""
         if self._thread is None:
             self.start()
         self._queue.put(program, args)
 
     def stop(self) -> None:
-        """Let the thread end after what is queued."""
         self._queue.stop()
 
     def join(self, seconds: float) -> bool:
@@ -130,7 +119,7 @@ class Worker:
                 self._thread.start()
 
 
-def _work(queue: Queue, threads: int) -> None:
+def _work(queue: PythonQueue, threads: int) -> None:
     if threads:
         # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
         torch.get_num_threads()

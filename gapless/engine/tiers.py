@@ -80,7 +80,7 @@ class EngineTiers:
             worker = self._open(kind, setup, self._ring)
             worker.start()
             self._workers.append(worker)
-        self._below = transfers.attach(self._workers)
+        self._below = transfers.host.attach(self._workers, transfers.slot)
 
     def _ring(self) -> None:
         """A tier has news: whatever the engine waits for, it takes these in now."""

@@ -32,20 +32,16 @@ class PlaceTokens(NamedTuple):
         return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
 
     def split(self, places: int) -> list[PlaceTokens]:
-        """Return the tokens of each place."""
         return list(map(PlaceTokens, *(column.chunk(places) for column in self)))
 
     def up_to(self, count: int) -> PlaceTokens:
-        """Return the first `count` tokens."""
         return PlaceTokens(*(column[:count] for column in self))
 
     def beyond(self, count: int) -> PlaceTokens:
-        """Return all but the first `count` tokens."""
         return PlaceTokens(*(column[count:] for column in self))
 
 
 def ask(rows: Tensor, tables: Tables, drafts: int) -> None:
-    """See `step.speculation.Head.ask`."""
     rows = rows.long()
     length = tables.state[:, L.LENGTH].index_select(0, rows)
     params = tables.params.index_select(0, rows)

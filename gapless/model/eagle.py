@@ -77,7 +77,7 @@ class HeadParams(NamedTuple):
     """[H, taps * H]"""
     hidden_norm: Tensor
     layer: Layer
-    """Its input norm is that of embeddings, beside which hidden states come: `qkv` is [.., 2 H]."""
+    """The norm of its input is that of embeddings. Hidden states come beside these: `qkv` is [.., 2 H]."""
     norm: Tensor
     head: Tensor
     """[drafted, H]"""
@@ -103,12 +103,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     )
     names = tensor_names(directory)
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
-    own = {
-        "fc": params.fuse,
-        f"{prefix}.hidden_norm": params.hidden_norm,
-        "norm": params.norm,
-        "lm_head": params.head,
-    }
+    own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
     slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own.items()}
     slots |= layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:

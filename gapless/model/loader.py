@@ -12,13 +12,7 @@ from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables
-from gapless.model.config import (
-    ModelConfig,
-    model_length,
-    read_draft_config,
-    read_model_config,
-    resolve_model_dir,
-)
+from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.draft_model import DraftModel, PageShare
 from gapless.model.eagle import EagleLayer, HeadConfig, load_params

@@ -1,16 +1,8 @@
 """Keeps track of the graphs there are, and of those worth capturing. A program without one runs eagerly.
 
-The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
-costs more than filling up, that is on a GPU, and on a CPU for short prompts of very small models; and when all chunks
-end their prompts, since every row then samples.
-Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
-bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
-
-A step with chunks whose bucket has no graph yet replays a larger one, if that adds little: some are captured at start
-for this. Its own is captured at rest, or once it would have served many steps.
-
-A step is a miss when some program of it runs eagerly though a step of its kind is meant to be a replay: one without
-chunks, in an engine that captures any, or one whose chunks fit a bucket.
+`docs/concepts/graphs.md` says which steps have graphs. Keys of the programs of a step are independent: a row that asks
+for more adds a lane, and no forward. A step is a miss when some program of it runs eagerly though a step of its kind is
+meant to be a replay: one without chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
 
 from __future__ import annotations
@@ -235,7 +227,6 @@ class StepGraphs:
         return refused
 
     def likely(self) -> tuple[ProgramKey, ...]:
-        """Return the programs that `warm` captures."""
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
@@ -344,7 +335,6 @@ def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyK
 
 
 def _sample(key: ForwardKey) -> SampleKey:
-    """Return the sample of a step with chunks."""
     return SampleKey(key.packet.rows, key.samples, True, key.batch.places, drafts=key.batch.places > 1)
 
 

@@ -130,7 +130,6 @@ class Lanes:
             self._prompt[row] = params.prompt_logprobs or 0, len(request.tokens)
 
     def of(self, plan: StepPlan) -> Lists:
-        """Return the lists of this plan's rows."""
         if not (self._cut or self._score or self._adjust or self._masked or self._prompt or self._adapters):
             return NO_LISTS
         adapted = not self._adapters.isdisjoint((*plan.decode, *(chunk.row for chunk in plan.chunks)))
@@ -177,5 +176,4 @@ def _union(filters: list[Filters]) -> Filters:
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:
-    """Return the list padded to `size`."""
     return np.array(indices + indices[-1:] * (size - len(indices)), np.int32)

@@ -161,14 +161,8 @@ class Leader:
 
 def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
     """Return the lists, by their names in the buffers, as long as the step's programs expect them."""
-    padded = {}
-    if key.cut:
-        padded["cut"] = filled(lists.cut, key.cut.rows)
-    if key.score:
-        padded["score"] = filled(lists.score, key.score.rows)
-    if key.mask:
-        padded["mask"] = filled(lists.mask, key.mask.rows)
+    lanes = {"cut": key.cut, "score": key.score, "mask": key.mask, "adjust": key.adjust}
+    padded = {name: filled(getattr(lists, name), lane.rows) for name, lane in lanes.items() if lane}
     if key.adjust:
-        padded["adjust"] = filled(lists.adjust, key.adjust.rows)
         padded["slots"] = filled(lists.slots, key.adjust.rows * key.adjust.places)
     return padded

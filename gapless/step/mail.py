@@ -81,7 +81,6 @@ class Mail:
         return int(self.tags.shape[1]) - 1
 
     def new_mask(self) -> Int32s:
-        """Return words for a mask."""
         return np.zeros(self._masks.shape[2], np.int32)
 
     def mask_of(self, row: int) -> Int32s:

@@ -86,7 +86,6 @@ def step_word(step: int) -> int:
 
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
-    """Return the words of the largest packet."""
     return PacketShape(rows, page_writes, rows, rows, tokens, tokens).words
 
 

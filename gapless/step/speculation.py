@@ -152,8 +152,6 @@ class Tenants:
 
 
 class Speculation(NamedTuple):
-    """How an engine speculates."""
-
     drafts: int
     """Drafts of a row in a step"""
     drafter: Drafter | None
@@ -214,8 +212,6 @@ def kind_of(rows: int, prompt: int = 0) -> Kind:
 
 
 class DraftCounts:
-    """Counts what became of drafts."""
-
     def __init__(self, drafts: int) -> None:
         self.drafts = 0
         """Rows that ran drafts, each step for itself"""
@@ -387,7 +383,6 @@ class Gate:
 
     @property
     def counts(self) -> DraftCounts:
-        """What became of drafts so far."""
         self._take_in()
         return self._counts
 

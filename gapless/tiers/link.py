@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,17 +43,17 @@ REPEAT_SECONDS = 0.005
 log = logging.getLogger("gapless.tiers")
 
 
+@dataclass(eq=False)
 class LinkQuestion:
     """Keys that a peer is asked for until it has decided about all, or `until`. Its thread alone writes `found`."""
 
-    def __init__(self, link: PeerLink, name: str, keys: Sequence[bytes], until: float) -> None:
-        self.link = link
-        self.name = name
-        self.keys = keys
-        self.until = until
-        self.found = [Found.PENDING] * len(keys)
-        self.due = 0.0
-        """When it is asked again"""
+    link: PeerLink
+    name: str
+    keys: Sequence[bytes]
+    until: float
+    found: list[Found]
+    due: float = 0.0
+    """When it is asked again"""
 
     @property
     def open(self) -> bool:
@@ -63,15 +64,13 @@ class LinkQuestion:
         self.found = [Found.MISS if found is Found.PENDING else found for found in self.found]
 
 
+@dataclass(eq=False)
 class LinkLoad:
-    """Pages to fetch."""
-
-    def __init__(self, job: int, pages: Sequence[TierPage]) -> None:
-        self.job = job
-        self.pages = pages
-        self.cancelled = False
-        self.checksums: list[int] = []
-        """Those of the pages that have come"""
+    job: int
+    pages: Sequence[TierPage]
+    cancelled: bool = False
+    checksums: list[int] = field(default_factory=list)
+    """Those of the pages that have come"""
 
     def end(self) -> JobEnd:
         """Return its end: what has come, whatever went wrong after it."""
@@ -161,7 +160,7 @@ class PeerLink:
 
     def ask(self, name: str, keys: Sequence[bytes], until: float) -> LinkQuestion:
         """Ask for these keys. Pages of the request of this name are waited for; a peer that it names is tried again."""
-        question = LinkQuestion(self, name, keys, until)
+        question = LinkQuestion(self, name, keys, until, [Found.PENDING] * len(keys))
         self._order(question)
         return question
 

@@ -26,8 +26,6 @@ MAX_NAMES = 65_536
 
 
 class ShelfPage(NamedTuple):
-    """A page on the shelf."""
-
     key: bytes
     place: int
     data: memoryview
