@@ -70,11 +70,8 @@ class Tape(NamedTuple):
 
 
 def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Run `program(*buffers)` once, here and now, and return what it did.
-
-    Raises:
-        CaptureError: it would wait for a device, or moves an outside tensor.
-    """
+    """Run `program(*buffers)` once, here and now, and return what it did. Raises CaptureError where it would wait for a
+    device, or moves an outside tensor."""
     recorder = Recorder(name)
     for tensor in _all_of(Tensor, buffers):
         recorder.meet(tensor)

@@ -106,11 +106,8 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
 
 
 def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
-    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures.
-
-    Raises:
-        CheckpointError: naming the file and the field.
-    """
+    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
+    CheckpointError naming the file and the field."""
     fields = Fields.of_file(directory / "config.json")
     architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)

@@ -86,11 +86,7 @@ class HeadParams(NamedTuple):
 
 
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
-    """Read the parameters of a head.
-
-    Raises:
-        CheckpointError: naming the file and the tensor.
-    """
+    """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -75,11 +75,8 @@ class MtpParams(NamedTuple):
 
 
 def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
-    """Read the first MTP layer of a model's checkpoint.
-
-    Raises:
-        CheckpointError: naming the directory if it has none, or the file and the tensor.
-    """
+    """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
+    the file and the tensor."""
     config, names, device = model.config, tensor_names(directory), model.rope.table.device
     known = families(config.layers)
     family = next((family for family in known if f"{family.join}.weight" in names), None)

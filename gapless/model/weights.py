@@ -45,8 +45,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
 def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool, unused: Collection[str] = ()) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them.
 
-    Raises:
-        CheckpointError: naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
+    Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
     """
     files = _files(directory)
     headers = {name: _header(directory / name) for name in files}
