@@ -17,7 +17,7 @@ from torch import Tensor
 from gapless.base import observe
 from gapless.device import build
 from gapless.device.fault import Fault
-from gapless.device.record import Place, Tape
+from gapless.device.record import Place, Tape, TapeGraph
 from gapless.device.ring import Fence, check_upload, copy
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import Worker, attempt
@@ -99,14 +99,11 @@ class NativeStream:
             self.worker.start()
 
 
-class NativeGraph:
+class NativeGraph(TapeGraph):
     """A tape, replayed natively, or operator by operator in Python while a checker watches."""
 
     def __init__(self, key: Hashable, tape: Tape) -> None:
-        self.key = key
-        self.reads = tape.reads
-        self.writes = tape.writes
-        self._tape = tape
+        super().__init__(key, tape)
         self._graph = extension().Graph(tape.name, tape.places)
         for call in tape.calls:
             schema = call.op._schema
@@ -119,7 +116,7 @@ class NativeGraph:
     def launch(self, stream: Stream) -> None:
         assert isinstance(stream, NativeStream), "a stream of another kind of device"
         if observe.watcher is not None:
-            stream.launch(self._tape.replay)
+            super().launch(stream)
         else:
             stream.replay(self._graph)
 

@@ -197,19 +197,16 @@ class CudaStream:
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         fence.follow(self)
 
-    def _direct(self, call: Callable[..., None], *args: int) -> None:
+    def _direct(self, function: Callable[..., None], *args: int) -> None:
         self.fault.check()
-        try:
-            call(*args, self._handle)
-        except RuntimeError as error:
-            self.fault.set(error, f"the GPU reported, on stream {self.name!r}")
+        self.call(function, *args, self._handle)
 
-    def call(self, function: Callable[[Any], None], argument: Any) -> None:
+    def call(self, function: Callable[..., None], *args: Any) -> None:
         """Call into CUDA; an error that an earlier kernel left behind fails the device and shows at the fences."""
         try:
-            function(argument)
+            function(*args)
         except RuntimeError as error:
-            self.fault.set(error, "the GPU reported")
+            self.fault.set(error, f"the GPU reported, on stream {self.name!r}")
 
 
 class CudaGraph:

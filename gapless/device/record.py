@@ -116,7 +116,6 @@ class Recorder(PlainMode):
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
         self._made = 0
-        """Number of places so far."""
         self._watching: dict[int, weakref.ref[Tensor]] = {}
         """Weak references that report the death of a tensor, by its id."""
         self._own: Counter[int] = Counter()
@@ -290,12 +289,8 @@ class TapeGraph:
 
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Record a program on the compute stream. Its errors become a CaptureError, and the device goes on.
-
-    Raises:
-        CaptureError: as `record`, or the program raised another error, such as one of memory.
-        DeviceError: the device has failed.
-    """
+    """Record a program on the compute stream. Raises CaptureError as `record`, and where the program raises any other
+    error, such as one of memory: the device goes on. Raises DeviceError where it has failed."""
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
     outcome: list[Tape | Exception] = []
 

@@ -25,7 +25,6 @@ from gapless.device.ring import Fence, Ring
 Program = Callable[..., None]
 
 STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
-"""The streams that every device has, by name."""
 ATTENDANT = "attendant"
 """The name of the host's thread that attends fences."""
 

@@ -124,12 +124,8 @@ def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITEC
 
 
 def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
-    """Read the config of a draft model.
-
-    Raises:
-        ConfigError: there is no such directory, or the vocabularies differ in size.
-        CheckpointError: naming the file and the field.
-    """
+    """Read the config of a draft model. Raises ConfigError where there is no such directory, or the vocabularies differ
+    in size; CheckpointError naming the file and the field."""
     try:
         draft = read_model_config(resolve_model_dir(name))
     except ConfigError as error:

@@ -31,9 +31,8 @@ def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
 def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
     """Build the model of `config.model` on `device`, in `config.dtype`.
 
-    Raises:
-        ConfigError: no such directory, or max_model_len beyond the model.
-        CheckpointError: the directory's files are wrong; names the file and the field or tensor.
+    Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
+    wrong, and its field or tensor.
     """
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
@@ -72,9 +71,7 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
 def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
     """Build what drafts for `rows` rows of `model`, which left it layers of KV, as `config.speculative_config` says.
 
-    Raises:
-        ConfigError: there is no such directory, or the vocabularies differ.
-        CheckpointError: the directory's files are wrong; names the file and the field or tensor.
+    Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
     asked, device = config.speculation, model.rope.table.device
     assert asked is not None

@@ -71,7 +71,6 @@ class MtpParams(NamedTuple):
     norm: Tensor
     layer: Layer
     normed: bool
-    """whether what comes out of the norm is the next hidden state, as `MtpNames` says"""
 
 
 def load_mtp(directory: Path, model: DenseModel) -> MtpParams:

@@ -31,7 +31,6 @@ class NewWeights(NamedTuple):
 
     params: Params
     digest: str
-    """A digest of every byte of its files"""
 
 
 def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> NewWeights:

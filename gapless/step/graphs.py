@@ -91,9 +91,7 @@ class GraphShapes(NamedTuple):
     row_writes: int
     """Page writes that one row may need in a step, in all page groups"""
     groups: int
-    """Page groups"""
     adapters: bool = False
-    """Whether rows may have adapters"""
     places: tuple[int, ...] = ()
     """Tokens of a row in decode steps with drafts, ascending; none where no row has any"""
     drafted_rows: int = 0

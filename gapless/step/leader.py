@@ -33,7 +33,6 @@ class Decision(NamedTuple):
     lists: dict[str, Int32s]
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
-    """Prompt positions to score."""
     masked: bool
     """Whether some row gets masks."""
     fill: Fill | None = None

@@ -22,7 +22,6 @@ class LogprobShape(NamedTuple):
     samples: int = 0
     """Sampled rows that ask."""
     prompt: int = 0
-    """Prompt positions."""
     width: int = 0
     """Number of most likely tokens in a line, one of WIDTHS."""
 

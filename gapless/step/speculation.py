@@ -153,7 +153,6 @@ class Tenants:
 
 class Speculation(NamedTuple):
     drafts: int
-    """Drafts of a row in a step"""
     drafter: Drafter | None
     rows: int
     """Rows of a step with drafts, at most"""
