@@ -181,8 +181,11 @@ class Transfers:
         something has ended or was waited for. Only the loop's observe does."""
         if self.poll():
             return True
-        way = self.bulk_in if self.bulk_in.on_its_way else self.bulk_out
-        return way.wait(bell)
+        for way in (self.bulk_in, self.bulk_out):
+            if way.underway:
+                way.underway[0].fence.wait(bell)
+                return True
+        return False
 
 
 class Underway(NamedTuple):
@@ -292,12 +295,6 @@ class TransferWay:
         if not self._until or one.began - self._until > ONE_STRETCH_NS:
             self._from = one.began
         self._until = self._ended = until
-
-    def wait(self, bell: Bell) -> bool:
-        if not self.underway:
-            return False
-        self.underway[0].fence.wait(bell)
-        return True
 
 
 def _stride(memory: Tensor) -> int:

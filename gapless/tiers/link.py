@@ -35,8 +35,6 @@ from gapless.tiers.shared import Bytes, Copies, mapped
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
 """Seconds for which a peer is left alone after failures"""
-PAGES = (FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
-"""What answers a fetch"""
 REPEAT_SECONDS = 0.005
 """How often a peer is asked about pages that are to come"""
 
@@ -266,7 +264,7 @@ class PeerLink:
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
         lent: list[tuple[memoryview, int, int]] = []
         for page in pages:
-            kind, body = peer.receive(*PAGES)
+            kind, body = peer.receive(FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
             if kind is FrameKind.GONE:
                 break
             form = LENT if kind is FrameKind.LENT else PAGE
