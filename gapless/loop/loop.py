@@ -284,7 +284,7 @@ class Loop:
 
     def _follow(self, flight: Flight) -> None:
         self.flights.append(flight)
-        if flight.decision.masked and self.masks is not None:
+        if flight.decision.key.mask and self.masks is not None:
             self.masks.follow(flight.ended)
 
     def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:
@@ -398,7 +398,7 @@ class Loop:
         sampled, tokens, flags, some_flag = self._lines(flight)
         if self.launcher.gate is not None and (flight.batch.places > 1 or not plan.chunks):
             self.launcher.gate.observe(*of_decode_rows(plan, sampled, tokens), flight.batch.places)
-        if some_flag and flight.decision.masked:
+        if some_flag and flight.decision.key.mask:
             held = sampled[flags == _HELD]
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
             if len(held) and self.masks is not None:

@@ -33,8 +33,6 @@ class Decision(NamedTuple):
     lists: dict[str, Int32s]
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
-    masked: bool
-    """Whether some row gets masks."""
     fill: Fill | None = None
     """What the packet does not bring."""
 
@@ -133,7 +131,7 @@ class Leader:
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
         missed = not captured and (bucket is not None or (bool(self.graphs.buckets) and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, bool(lists.mask))
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
