@@ -238,11 +238,10 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
-        adjusts += [
-            AdjustKey(size, some, processors=(number,))
-            for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
-        ]  # fmt: skip
+        asked = [(), *[(number,) for number in range(self.shapes.processors)]]
+        adjusts = [
+            AdjustKey(size, some, processors=one) for one in asked for size in lanes for some in (None, *filters)
+        ]
         masks = [MaskKey(size) for size in lanes]
         replies = reply_keys(lanes, self.shapes.places)
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *masks, *replies)

@@ -150,7 +150,6 @@ class PeerLink:
         self._thread = threading.Thread(target=self._run, name=f"gapless-peer-{self.address}", daemon=True)
 
     def start(self) -> PeerLink:
-        """Begin to connect, on a thread."""
         self._thread.start()
         return self
 

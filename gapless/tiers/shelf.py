@@ -136,7 +136,6 @@ class Shelf:
 
     @property
     def lent(self) -> int:
-        """Return how many places have readers."""
         return len(self._lent)
 
     def check(self) -> None:

@@ -26,8 +26,6 @@ NEVER = float("inf")
 
 
 class TierJob(NamedTuple):
-    """An order to load or store."""
-
     number: int
     pages: Sequence[TierPage]
     loads: bool
@@ -76,7 +74,6 @@ class TierWorker:
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to take orders."""
         self._thread.start()
 
     # For the loop.
@@ -98,11 +95,9 @@ class TierWorker:
         self._send(self._stores, TierJob(job, pages, False, NEVER))
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Have the tier forget these pages."""
         self._send(self._quick, lambda: self._tier.drop(keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Tell the tier that these pages are in use."""
         self._send(self._quick, lambda: self._tier.touch(keys))
 
     @property
