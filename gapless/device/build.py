@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -57,8 +58,6 @@ KEPT_BUILDS = 8
 
 
 class Outcome(NamedTuple):
-    """The outcome of a build."""
-
     library: Path | None
     reason: str
     """Why there is no library; empty when there is one."""
@@ -76,20 +75,27 @@ _locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
 def operators(name: str, sources: Sequence[Path]) -> Outcome:
     """Build `sources`, .cpp files with TORCH_LIBRARY blocks, and load them into torch.ops. Headers are listed too."""
-    with _locks[name]:
-        if name not in outcomes:
-            outcome = build(name, sources)
-            outcomes[name] = _tried(outcome, _load_operators)
-        return outcomes[name]
+    return _loaded(name, sources, torch.ops.load_library)
 
 
 def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
+    _loaded(name, sources, partial(_import, name))
+    return modules.get(name)
+
+
+def _loaded(name: str, sources: Sequence[Path], load: Callable[[str], None]) -> Outcome:
+    """Build and load the sources once, and return the outcome. Its reason also says why a library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
             outcome = build(name, sources)
-            outcomes[name] = _tried(outcome, lambda library: modules.update({name: _import(name, library)}))
-        return modules.get(name)
+            try:
+                if outcome.library is not None:
+                    load(str(outcome.library))
+            except (OSError, ImportError, RuntimeError) as error:
+                outcome = Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
+            outcomes[name] = outcome
+        return outcomes[name]
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
@@ -247,25 +253,10 @@ def _forget_old(name: str, folder: Path) -> None:
         path.with_suffix(".json").unlink(missing_ok=True)  # what was measured with it
 
 
-def _tried(outcome: Outcome, load: Callable[[str], None]) -> Outcome:
-    """Return the outcome once its library is loaded, or the reason why it could not be."""
-    if outcome.library is None:
-        return outcome
-    try:
-        load(str(outcome.library))
-    except (OSError, ImportError, RuntimeError) as error:
-        return Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
-    return outcome
-
-
-def _load_operators(library: str) -> None:
-    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-
-
-def _import(name: str, library: str) -> ModuleType:
+def _import(name: str, library: str) -> None:
     loader = importlib.machinery.ExtensionFileLoader(name, library)
     spec = importlib.util.spec_from_file_location(name, library, loader=loader)
     assert spec is not None
     found = importlib.util.module_from_spec(spec)
     loader.exec_module(found)
-    return found
+    modules[name] = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from gapless.base import host, observe
 from gapless.base.bell import Bell, HostBell
-from gapless.base.errors import CaptureError, DeviceError
+from gapless.base.errors import CaptureError
 from gapless.device import cpu_native
+from gapless.device.common import HostMemoryDevice
 from gapless.device.cpu_native import NativeGraph, NativeStream
 from gapless.device.fault import Fault
 from gapless.device.record import record_on
-from gapless.device.ring import Fence, Ring, check_upload, copy, zeros_of_pages
+from gapless.device.ring import Fence, check_upload, copy
 from gapless.device.seam import ATTENDANT, STREAMS, Program
-from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
+from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 
 class CpuFence:
@@ -119,7 +120,7 @@ def threads_of(cores: int) -> int:
     return cores - (cores >= 4) - (cores >= 8)
 
 
-class CpuDevice:
+class CpuDevice(HostMemoryDevice):
     """`threads` torch threads for compute; 0 takes `threads_of` the cores that the process may use.
 
     The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
@@ -135,43 +136,26 @@ class CpuDevice:
         torch.get_num_threads()
         self.torch_device = torch.device("cpu")
         self.threads = threads or threads_of(host.usable_cores())
-        self._fault = fault = Fault()
+        self.fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
         self.captures = use_native and cpu_native.load() is not None
         streams: Sequence[CpuStream | NativeStream]
         self.bell: Bell
         if self.captures:
             hub = cpu_native.hub(fault)
-            self.bell = cpu_native.bell(hub)
+            self.bell = cpu_native.extension().Bell(hub)
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
             self.bell = HostBell(fault.check)
             fault.wakes(self.bell.ring)
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)
-        self.compute, self.token_out, self.bulk_out, self.bulk_in, self._attendant = self._streams
+        self.compute, self.token_out, self.bulk_out, self.bulk_in, self.attendant = self._streams
         switch_interval.shorten()
-        self._shut = weakref.finalize(self, _shut, fault, [stream.worker for stream in streams])
-
-    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
-        if fence is not None:
-            self._attendant.after(fence)
-        self._attendant.launch(work)
+        self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in streams])
 
     def clock(self) -> int:
         return time.monotonic_ns()
-
-    def ring(self, slots: int, nbytes: int) -> Ring:
-        return Ring(slots, nbytes, pin=False)
-
-    def host_memory(self, nbytes: int) -> Tensor:
-        return zeros_of_pages(nbytes)
-
-    def upload(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src, non_blocking=True)
-
-    def download(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src, non_blocking=True)
 
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
         if not self.captures:
@@ -183,21 +167,8 @@ class CpuDevice:
     def memory(self) -> tuple[int, int]:
         return host.memory()
 
-    def reserve(self, programs: int, graphs: int) -> None:
-        pass
-
-    def allocations(self) -> int:
-        return 0
-
-    def run(self, program: Program, *args: Any) -> None:
-        self.compute.launch(program, *args)
-        self.compute.record().wait()
-
-    def fail(self, error: BaseException) -> None:
-        self._fault.set(error, "the device was failed")
-
     def drain(self) -> None:
-        self._fault.check()
+        self.fault.check()
         for fence in [stream.record() for stream in self._streams if stream.worker.started]:
             fence.wait()
 
@@ -205,12 +176,3 @@ class CpuDevice:
         self._shut()
         if observe.watcher is not None:
             observe.watcher.closed(self._streams)
-
-
-def _shut(fault: Fault, workers: list[Worker]) -> None:
-    # Also runs when a forgotten device is collected, and at interpreter exit: torch must not be left running there.
-    fault.set(DeviceError("it was closed"), "the device is gone")
-    try:
-        stop_all(workers)
-    finally:
-        switch_interval.restore()

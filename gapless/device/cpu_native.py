@@ -15,10 +15,9 @@ from typing import Any, cast
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
-from gapless.device.record import Place, Tape
+from gapless.device.record import Place, Tape, TapeGraph
 from gapless.device.ring import Fence, check_upload, copy
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import Worker, attempt
@@ -40,29 +39,23 @@ def reason() -> str:
 
 def hub(fault: Fault) -> Any:
     """Return what the streams of a device share, which fails with `fault`."""
-    shared = _extension().Hub(fault.check)
+    shared = extension().Hub(fault.check)
     fault.wakes(shared.fail)
     return shared
 
 
-def bell(hub: Any) -> Bell:
-    """Return the bell of the device with this hub."""
-    return cast(Bell, _extension().Bell(hub))
-
-
-def _extension() -> Any:
-    extension = load()
-    assert extension is not None, reason()
-    return extension
+def extension() -> Any:
+    """Return the extension, which must be there."""
+    found = load()
+    assert found is not None, reason()
+    return found
 
 
 class NativeStream:
-    """A stream with a native queue."""
-
     def __init__(self, name: str, hub: Any, fault: Fault, threads: int) -> None:
         self.name = name
         self._fault = fault
-        self._queue = queue = _extension().Stream(hub, partial(attempt, fault, name), partial(_report, fault, name))
+        self._queue = queue = extension().Stream(hub, partial(attempt, fault, name), partial(_report, fault, name))
         self.worker = Worker(name, queue, threads)
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
@@ -80,7 +73,6 @@ class NativeStream:
         self._queue.copy(dst, src)
 
     def replay(self, graph: Any) -> None:
-        """Enqueue a replay of a native graph."""
         self._ready()
         self._queue.replay(graph)
 
@@ -107,15 +99,12 @@ class NativeStream:
             self.worker.start()
 
 
-class NativeGraph:
+class NativeGraph(TapeGraph):
     """A tape, replayed natively, or operator by operator in Python while a checker watches."""
 
     def __init__(self, key: Hashable, tape: Tape) -> None:
-        self.key = key
-        self.reads = tape.reads
-        self.writes = tape.writes
-        self._tape = tape
-        self._graph = _extension().Graph(tape.name, tape.places)
+        super().__init__(key, tape)
+        self._graph = extension().Graph(tape.name, tape.places)
         for call in tape.calls:
             schema = call.op._schema
             self._graph.add(schema.name, schema.overload_name, call.args, call.results, call.drops, Place)
@@ -127,7 +116,7 @@ class NativeGraph:
     def launch(self, stream: Stream) -> None:
         assert isinstance(stream, NativeStream), "a stream of another kind of device"
         if observe.watcher is not None:
-            stream.launch(self._tape.replay)
+            super().launch(stream)
         else:
             stream.replay(self._graph)
 

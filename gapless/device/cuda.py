@@ -15,13 +15,14 @@ from torch import Tensor
 
 from gapless.base import observe
 from gapless.base.bell import HostBell
-from gapless.base.errors import CaptureError, ConfigError, DeviceError
+from gapless.base.errors import CaptureError, ConfigError
 from gapless.device import cudart
+from gapless.device.common import CommonDevice
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
 from gapless.device.seam import ATTENDANT, Program, Stream
-from gapless.device.worker import PythonQueue, Worker, stop_all, switch_interval
+from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
 torch_cuda: Any = torch.cuda
@@ -184,7 +185,6 @@ class CudaStream:
             self._direct(self.cudart.upload, *copy)
 
     def replay(self, graph: CudaGraph) -> None:
-        """Enqueue a captured graph."""
         if graph.handle is None or self.cudart is None or observe.watcher is not None:
             self.launch(graph.raw.replay, reads=graph.reads, writes=graph.writes)
         else:
@@ -197,24 +197,19 @@ class CudaStream:
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         fence.follow(self)
 
-    def _direct(self, call: Callable[..., None], *args: int) -> None:
+    def _direct(self, function: Callable[..., None], *args: int) -> None:
         self.fault.check()
+        self.call(function, *args, self._handle)
+
+    def call(self, function: Callable[..., None], *args: Any) -> None:
+        """Call into CUDA; an error that an earlier kernel left behind fails the device and shows at the fences."""
         try:
-            call(*args, self._handle)
+            function(*args)
         except RuntimeError as error:
             self.fault.set(error, f"the GPU reported, on stream {self.name!r}")
 
-    def call(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Call into CUDA; an error that an earlier kernel left behind fails the device and shows at the fences."""
-        try:
-            function(argument)
-        except RuntimeError as error:
-            self.fault.set(error, "the GPU reported")
-
 
 class CudaGraph:
-    """A captured CUDA graph."""
-
     def __init__(self, key: Hashable, raw: Any, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...]) -> None:
         self.key = key
         self.reads = reads
@@ -250,17 +245,18 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
             gc.enable()
 
 
-class CudaDevice:
+class CudaDevice(CommonDevice):
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
     captures = True
     maps_host = False
     launch_queue = 1024
+    compute: CudaStream
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch_cuda.current_device())
-        self._fault = fault = Fault()
+        self.fault = fault = Fault()
         self.bell = HostBell(fault.check)
         fault.wakes(self.bell.ring)
         raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
@@ -359,15 +355,8 @@ class CudaDevice:
     def allocations(self) -> int:
         return _driver_calls(self.torch_device, "num_device_alloc", "num_device_free")
 
-    def run(self, program: Program, *args: Any) -> None:
-        self.compute.launch(program, *args)
-        self.compute.record().wait()
-
-    def fail(self, error: BaseException) -> None:
-        self._fault.set(error, "the device was failed")
-
     def drain(self) -> None:
-        self._fault.check()
+        self.fault.check()
         for fence in [stream.record() for stream in self._streams]:
             fence.wait()
         # Loading at start-up may have used the default stream, which our streams do not wait for.
@@ -406,10 +395,6 @@ def _take_again(device: torch.device, nbytes: int) -> None:
 
 def _shut(fault: Fault, registered: list[Tensor], *workers: Worker) -> None:
     failed = fault.error is not None
-    fault.set(DeviceError("it was closed"), "the device is gone")
-    try:
-        stop_all(workers)
-    finally:
-        switch_interval.restore()
+    shut(fault, workers)
     for memory in () if failed else registered:  # after an error CUDA does nothing more in this process
         torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(memory.data_ptr()))

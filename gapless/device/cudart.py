@@ -29,7 +29,6 @@ class Cudart:
         self._check(self._copy(dst, src, nbytes, _HOST_TO_DEVICE, stream))
 
     def launch(self, graph: int, stream: int) -> None:
-        """Launch an instantiated graph."""
         self._check(self._launch(graph, stream))
 
     def _check(self, code: int) -> None:

@@ -15,7 +15,6 @@ def capturing() -> bool:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """Return CUDA's compute capability."""
     return torch.cuda.get_device_capability(device)
 
 

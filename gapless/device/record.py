@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from gapless.device.modes import PlainMode
 from gapless.device.schemas import OperatorSchema
 from gapless.device.seam import Device, Program, Stream
 
+T = TypeVar("T")
 _STRIDED = torch.strided
 _NOT_THE_PROGRAM = (os.path.dirname(torch.__file__) + os.sep, __file__)
 """How the names of files begin whose frames are not the program's own."""
@@ -50,8 +51,6 @@ class Call(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """A recorded program."""
-
     name: str
     calls: tuple[Call, ...]
     places: int
@@ -71,13 +70,10 @@ class Tape(NamedTuple):
 
 
 def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Run `program(*buffers)` once, here and now, and return what it did.
-
-    Raises:
-        CaptureError: it would wait for a device, or moves an outside tensor.
-    """
+    """Run `program(*buffers)` once, here and now, and return what it did. Raises CaptureError where it would wait for a
+    device, or moves an outside tensor."""
     recorder = Recorder(name)
-    for tensor in _tensors(buffers):
+    for tensor in _all_of(Tensor, buffers):
         recorder.meet(tensor)
     with torch.inference_mode(), recorder, observe.capture_check(name), _Assignments(recorder):
         program(*buffers)
@@ -112,8 +108,6 @@ class _Outside(NamedTuple):
 
 
 class Recorder(PlainMode):
-    """Runs every operator and records it."""
-
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name = name
@@ -122,7 +116,6 @@ class Recorder(PlainMode):
         """The place of each living tensor, by id. The recorder keeps no tensor itself, so a recorded run needs no more
         memory than any other."""
         self._made = 0
-        """Number of places so far."""
         self._watching: dict[int, weakref.ref[Tensor]] = {}
         """Weak references that report the death of a tensor, by its id."""
         self._own: Counter[int] = Counter()
@@ -138,7 +131,7 @@ class Recorder(PlainMode):
         given = schema.in_order(args, kwargs or {})
         if schema.moves and not self._is_own(given[0]):
             self.refuse(f"{func} may give a tensor that was there before another address")
-        tensors = _tensors(given)
+        tensors = _all_of(Tensor, given)
         for tensor in tensors:
             self.meet(tensor)
         result = func(*args, **(kwargs or {}))
@@ -154,7 +147,7 @@ class Recorder(PlainMode):
         return Tape(self._name, calls, self._made, (*self._reads.values(),), (*self._writes.values(),))
 
     def _note(self, schema: OperatorSchema, given: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
-        made = [tensor for tensor in _tensors(result) if id(tensor) not in self._places]
+        made = [tensor for tensor in _all_of(Tensor, result) if id(tensor) not in self._places]
         new = [tensor for tensor in made if id(tensor) not in self._outside]
         storages = {_storage(tensor) for tensor in tensors}
         if not schema.changes and made and all(_storage(t) in storages and not self._is_own(t) for t in made):
@@ -232,18 +225,11 @@ def _line() -> tuple[str, int]:
     return line or ("<unknown>", 0)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
+def _all_of(kind: type[T], value: Any) -> list[T]:
+    """Return what is of this kind in a value: itself, or parts of lists and tuples, which may be nested."""
+    if isinstance(value, kind):
         return [value]
-    if not isinstance(value, (list, tuple)):
-        return []
-    found = []
-    for item in value:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, (list, tuple)):
-            found += _tensors(item)
-    return found
+    return [part for item in value for part in _all_of(kind, item)] if isinstance(value, (list, tuple)) else []
 
 
 def _storage(tensor: Tensor) -> int:
@@ -261,26 +247,12 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout is _STRIDED else 0
 
 
-def _places_in(value: Any) -> list[Place]:
-    if isinstance(value, Place):
-        return [value]
-    if not isinstance(value, (list, tuple)):
-        return []
-    found = []
-    for item in value:
-        if isinstance(item, Place):
-            found.append(item)
-        elif isinstance(item, (list, tuple)):
-            found += _places_in(item)
-    return found
-
-
 def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) -> list[Call]:
     """Every place is dropped by the last call that names it."""
     seen: set[int] = set()
     found: list[Call] = []
     for schema, args, results in reversed(calls):
-        last = {*_places_in(args), *_places_in(results)} - seen
+        last = {*_all_of(Place, args), *_all_of(Place, results)} - seen
         seen |= last
         found.append(Call(schema.op, args, schema.named, results, tuple(sorted(last))))
     return found[::-1]
@@ -317,12 +289,8 @@ class TapeGraph:
 
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Record a program on the compute stream. Its errors become a CaptureError, and the device goes on.
-
-    Raises:
-        CaptureError: as `record`, or the program raised another error, such as one of memory.
-        DeviceError: the device has failed.
-    """
+    """Record a program on the compute stream. Raises CaptureError as `record`, and where the program raises any other
+    error, such as one of memory: the device goes on. Raises DeviceError where it has failed."""
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
     outcome: list[Tape | Exception] = []
 
@@ -341,5 +309,4 @@ def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence
 
 
 def failed(name: str, error: Exception) -> CaptureError:
-    """Return the error of a capture whose program raised `error`."""
     return CaptureError(f"{name} cannot be captured: {type(error).__name__}: {error}")

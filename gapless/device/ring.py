@@ -22,11 +22,8 @@ class Fence(Protocol):
     """A point of one stream that the host can ask about or wait for."""
 
     def done(self) -> bool:
-        """Return whether all work before this point has completed; never blocks.
-
-        Raises:
-            DeviceError: the device failed before this point was reached.
-        """
+        """Return whether all work before this point has completed; never blocks. Raises DeviceError where the device
+        failed before this point was reached."""
         ...
 
     def wait(self, bell: Any = None) -> bool:
@@ -73,11 +70,7 @@ class Ring:
         self._next = 0
 
     def acquire(self) -> RingSlot | None:
-        """Return the next slot in ring order, or None while it may still be in use; never waits.
-
-        Raises:
-            DeviceError: the device failed before the slot's fence.
-        """
+        """Return the next slot in ring order, or None while it may be in use; never waits. Raises as its fence."""
         index = self._next
         fence = self._fences[index]
         if self._held[index] or (fence is not None and not fence.done()):

@@ -25,7 +25,6 @@ from gapless.device.ring import Fence, Ring
 Program = Callable[..., None]
 
 STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
-"""The streams that every device has, by name."""
 ATTENDANT = "attendant"
 """The name of the host's thread that attends fences."""
 
@@ -33,8 +32,7 @@ ATTENDANT = "attendant"
 class Stream(Protocol):
     """A queue of programs that the device works through in order."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def launch(self, program: Program, *args: Any, reads: tuple[Any, ...] = (), writes: tuple[Any, ...] = ()) -> None:
         """Enqueue `program(*args)` and return at once. `reads` and `writes` name the buffers it touches.
@@ -63,18 +61,11 @@ class Stream(Protocol):
 class Graph(Protocol):
     """A captured program."""
 
-    @property
-    def key(self) -> Hashable: ...
-
-    @property
-    def reads(self) -> tuple[Tensor, ...]:
-        """Views of the exact ranges outside the graph that its operators only read."""
-        ...
-
-    @property
-    def writes(self) -> tuple[Tensor, ...]:
-        """Views of the ranges that they write, or read and write."""
-        ...
+    key: Hashable
+    reads: tuple[Tensor, ...]
+    """Views of the exact ranges outside the graph that its operators only read"""
+    writes: tuple[Tensor, ...]
+    """Views of the ranges that they write, or read and write"""
 
     def launch(self, stream: Stream) -> None:
         """Enqueue a replay and return at once. Raises as `Stream.launch`."""
@@ -84,27 +75,15 @@ class Graph(Protocol):
 class Device(Protocol):
     """Runs steps: `compute` computes them, `token_out` copies tokens to the host, the bulk streams move KV."""
 
-    @property
-    def kind(self) -> str:
-        """cpu, cuda or sim."""
-        ...
-
-    @property
-    def torch_device(self) -> torch.device: ...
-    @property
-    def maps_host(self) -> bool:
-        """Return whether a program may write ring memory directly; else a `download` after a fence copies the bytes."""
-        ...
-
-    @property
-    def captures(self) -> bool:
-        """Return whether `capture` works here."""
-        ...
-
-    @property
-    def launch_queue(self) -> int:
-        """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known."""
-        ...
+    kind: str
+    """cpu, cuda or sim"""
+    torch_device: torch.device
+    maps_host: bool
+    """Whether a program may write ring memory directly; else a `download` after a fence copies the bytes"""
+    captures: bool
+    """Whether `capture` works here"""
+    launch_queue: int
+    """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
 
     @property
     def compute(self) -> Stream: ...

@@ -9,10 +9,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from gapless.base.errors import DeviceError
 from gapless.device.fault import Fault
 
 SWITCH_SECONDS = 50e-6
@@ -27,22 +28,11 @@ INTERRUPT_SECONDS = 2.0
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Queue(Protocol):
-    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block."""
-
-    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None: ...
-
-    def stop(self) -> None:
-        """Let `work` end after what is queued."""
-        ...
-
-    def work(self) -> None:
-        """Work off the queue; the thread runs this."""
-        ...
-
-
 class PythonQueue:
-    """The queue that needs no compiler."""
+    """A FIFO of programs that one thread works off, as that of native streams is; after a fault it drops the rest.
+
+    `put` and `stop` never block.
+    """
 
     def __init__(self, name: str, fault: Fault) -> None:
         self._name = name
@@ -53,9 +43,11 @@ class PythonQueue:
         self._queue.put((program, args))
 
     def stop(self) -> None:
+        """Let `work` end after what is queued."""
         self._queue.put(None)
 
     def work(self) -> None:
+        """Work off the queue; the thread runs this."""
         while self._run_next():
             pass
 
@@ -83,7 +75,7 @@ class Worker:
     `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
-    def __init__(self, name: str, queue: Queue, threads: int = 0) -> None:
+    def __init__(self, name: str, queue: PythonQueue, threads: int = 0) -> None:
         self.name = name
         self._queue = queue
         self._threads = threads
@@ -96,13 +88,11 @@ class Worker:
         return self._thread is not None
 
     def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Enqueue and return."""
         if self._thread is None:
             self.start()
         self._queue.put(program, args)
 
     def stop(self) -> None:
-        """Let the thread end after what is queued."""
         self._queue.stop()
 
     def join(self, seconds: float) -> bool:
@@ -129,7 +119,7 @@ class Worker:
                 self._thread.start()
 
 
-def _work(queue: Queue, threads: int) -> None:
+def _work(queue: PythonQueue, threads: int) -> None:
     if threads:
         # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
         torch.get_num_threads()
@@ -181,3 +171,12 @@ class _SwitchInterval:
 
 
 switch_interval = _SwitchInterval()
+
+
+def shut(fault: Fault, workers: Iterable[Worker]) -> None:
+    """End a device: also one that is collected, or there when the interpreter ends, where torch must not be running."""
+    fault.set(DeviceError("it was closed"), "the device is gone")
+    try:
+        stop_all(workers)
+    finally:
+        switch_interval.restore()

@@ -84,7 +84,7 @@ class EngineTiers:
             worker = self._open(kind, setup, ring)
             worker.start()
             self._workers.append(worker)
-        self._below = transfers.attach(self._workers)
+        self._below = transfers.host.attach(self._workers, transfers.slot)
 
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":

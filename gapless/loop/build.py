@@ -27,11 +27,11 @@ from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
-from gapless.step.graphs import ON_GPU, PATIENCE, MixedSizes, buckets_up_to
+from gapless.step.graphs import ON_GPU, PATIENCE, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
-from gapless.step.packet import Packer
+from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Speculation
@@ -136,18 +136,23 @@ def build_loop(
     outbox = OutboxShape(most_rows, sizes.step_tokens, width)
     kernels = kernels or choose(device.kind)
     steps_of = program(model, tables, cache, kernels, outbox, sizes.slots, speculation, processors)
-    launch_sizes = LaunchSizes(
-        page_writes,
+    decode = buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets)))
+    shapes = GraphShapes(
+        decode if device.captures else (),
+        mixed if steps_of.kernels.begin_mixed is not None and not model.bounded else None,
+        model.bounded,
+        sizes.page_size,
+        max_words(most_rows, page_writes, sizes.step_tokens),
         row_writes,
-        slots=steps.most + 1,
-        chain=steps.longest,
-        buckets=buckets_up_to(sizes.rows) if buckets is None else tuple(sorted(set(buckets))),
-        mixed=mixed,
-        patience=patience,
+        len(groups),
         adapters=adapters is not None,
-        speculation=speculation,
+        places=speculation.sizes if speculation else (),
+        drafted_rows=speculation.rows if speculation else 0,
+        processors=len(processors),
     )
-    launcher = Launcher(device, steps_of, Packer(rows, max_pages, len(groups)), Lanes(rows), launch_sizes, follow)
+    launch_sizes = LaunchSizes(page_writes, steps.most + 1, steps.longest, patience, speculation)
+    packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
+    launcher = Launcher(device, steps_of, packer, lanes, shapes, launch_sizes, follow)
     shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_home
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, launcher.executor.mail, rows) if masked else None

@@ -282,7 +282,7 @@ class Loop:
 
     def _follow(self, flight: Flight) -> None:
         self.flights.append(flight)
-        if flight.masked and self.masks is not None:
+        if flight.decision.key.mask and self.masks is not None:
             self.masks.follow(flight.ended)
 
     def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:
@@ -378,7 +378,7 @@ class Loop:
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
         self._depth.learn(measured.host, measured.device)
-        scores = flight.logprobs is not None and flight.logprobs.prompt
+        scores = flight.decision.logprobs is not None and flight.decision.logprobs.prompt
         if self.transfers is not None and not scores:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
         if self.launcher.gate is not None and not scores:
@@ -394,18 +394,18 @@ class Loop:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table = flight.plan, self.rows
         sampled, tokens, flags, some_flag = self._lines(flight)
-        if self.launcher.gate is not None and (flight.places > 1 or not plan.chunks):
-            self.launcher.gate.observe(*of_decode_rows(plan, sampled, tokens), flight.places)
-        if some_flag and flight.masked:
+        if self.launcher.gate is not None and (flight.batch.places > 1 or not plan.chunks):
+            self.launcher.gate.observe(*of_decode_rows(plan, sampled, tokens), flight.batch.places)
+        if some_flag and flight.decision.key.mask:
             held = sampled[flags == _HELD]
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
             if len(held) and self.masks is not None:
                 self.masks.held(held)
         if self.launcher.gate is not None:
-            tokens = tokens[:, : flight.places]  # what one place gives is settled faster
+            tokens = tokens[:, : flight.batch.places]  # what one place gives is settled faster
         rows, tokens, flags = one_by_one(sampled, tokens, flags)
         logprobs = None
-        if flight.logprobs is not None:
+        if flight.decision.logprobs is not None:
             logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 some_flag = True

@@ -94,7 +94,7 @@ class StepLog:
             flight.decode_keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, self._held_by, self._held_until,
-            planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.missed, False,
+            planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.decision.missed, False,
         )  # fmt: skip
         self._work_at = self._held_by = self._held_until = 0
         return packed_at - (self._left_at if flying else planning_at)
@@ -106,7 +106,7 @@ class StepLog:
             flight.decode_keys, (),
             plan.step, len(plan.decode), 0, records.begun - records.ended + 1,
             0, 0, 0,
-            at, at, at, flight.launched_at, *NO_COPIES, flight.missed, True,
+            at, at, at, flight.launched_at, *NO_COPIES, flight.decision.missed, True,
         )  # fmt: skip
         self.counters.chained_steps += 1
 
@@ -144,8 +144,8 @@ class StepLog:
     def counted(self, flight: Flight) -> None:
         counters = self.counters
         counters.steps += 1
-        counters.graph_steps += flight.captured
-        counters.graph_misses += flight.missed
+        counters.graph_steps += flight.decision.captured
+        counters.graph_misses += flight.decision.missed
         counters.prompt_tokens += flight.plan.chunk_tokens
 
     def held(self, rows: int, in_vain: bool) -> None:

@@ -51,7 +51,7 @@ class PeerLine(TierLine, Protocol):
 
     gives: bool
 
-    def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None: ...
+    def ask(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer = ...) -> None: ...
     def begin(self, name: str) -> None: ...
     def end(self, name: str, whole: bool) -> None: ...
 
@@ -159,7 +159,7 @@ class LowerTiers:
             number = self._wait(search, place)
             self._asked[number] = keys
             if place in self._peers:
-                self._peers[place].ask_for(number, keys, patience / 1e9, transfer)
+                self._peers[place].ask(number, keys, patience / 1e9, transfer)
             else:
                 line.ask(number, keys, self._lookup_ns / 1e9)
         return search

@@ -59,13 +59,6 @@ class _Group(NamedTuple):
     mask: Tensor
 
 
-class _Chunk(NamedTuple):
-    """A chunk and the cache rows [start + size] of its whole context; None when the chunk is its context."""
-
-    plan: ChunkPlan
-    entries: Tensor | None
-
-
 def plan_attention(shape: BatchShape, kv_width: int) -> AttentionPlan:
     """Plan a batch; `kv_width` is kv_heads * head_dim."""
     step = max(1, GATHER_ELEMENTS // max(1, shape.bound * kv_width))
@@ -120,23 +113,19 @@ class PagedAttention:
         self.page_rows = layers * 2 * self.page_size
         self.offsets = torch.arange(self.page_size, device=inputs.slots.device)
         self.decode = [self._group(low, high, plan.bound) for low, high in plan.groups]
-        self.chunks = [_Chunk(chunk, self._context(chunk)) for chunk in plan.chunks]
-        longest = max((c.plan.start + c.plan.size for c in self.chunks if c.entries is not None), default=0)
+        self.chunks = [(chunk, self._context(chunk)) for chunk in plan.chunks]
+        longest = max((chunk.start + chunk.size for chunk in plan.chunks if chunk.start), default=0)
         self.columns = torch.arange(longest, device=inputs.slots.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
-
-        Returns [T, heads * head_dim].
-        """
         keys = self.flat[2 * layer * self.page_size :]
         values = self.flat[(2 * layer + 1) * self.page_size :]
         parts = [self._decode(q, keys, values, group) for group in self.decode]
-        for chunk in self.chunks:
-            if chunk.entries is None:
-                parts.append(self._fresh(q, k, v, chunk.plan))
+        for chunk, entries in self.chunks:
+            if entries is None:
+                parts.append(self._fresh(q, k, v, chunk))
             else:
-                parts.extend(self._continued(q, keys, values, chunk.plan, chunk.entries))
+                parts.extend(self._continued(q, keys, values, chunk, entries))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _entries(self, rows: Tensor, length: int) -> Tensor:
@@ -154,11 +143,9 @@ class PagedAttention:
         return _Group(low, high, index.flatten(), mask[:, None, None].expand(-1, 1, self.grouped, -1))
 
     def _context(self, chunk: ChunkPlan) -> Tensor | None:
-        if chunk.start == 0:
-            return None
-        return self._entries(self.pages[chunk.row : chunk.row + 1], chunk.start + chunk.size)[
-            0, : chunk.start + chunk.size
-        ]
+        """Cache rows [start + size] of a chunk's whole context; None when the chunk is its context."""
+        end = chunk.start + chunk.size
+        return self._entries(self.pages[chunk.row : chunk.row + 1], end)[0, :end] if chunk.start else None
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
         """Treat heads that share a KV head as its queries, so that no key is repeated."""

@@ -97,24 +97,17 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
     if engine.max_model_len is None:
         return model.max_position_embeddings
     if engine.max_model_len > model.length_limit:
+        longest, scaled = model.max_position_embeddings, model.length_limit
         raise ConfigError(
             f"max_model_len ({engine.max_model_len}) must not exceed what the model is made for: "
-            f"max_position_embeddings is {model.max_position_embeddings}"
-            + (
-                f", with its rope scaling {model.length_limit}"
-                if model.length_limit > model.max_position_embeddings
-                else ""
-            )
+            f"max_position_embeddings is {longest}" + (f", with its rope scaling {scaled}" if scaled > longest else "")
         )
     return engine.max_model_len
 
 
 def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
-    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures.
-
-    Raises:
-        CheckpointError: naming the file and the field.
-    """
+    """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
+    CheckpointError naming the file and the field."""
     fields = Fields.of_file(directory / "config.json")
     architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)
@@ -131,12 +124,8 @@ def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITEC
 
 
 def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
-    """Read the config of a draft model.
-
-    Raises:
-        ConfigError: there is no such directory, or the vocabularies differ in size.
-        CheckpointError: naming the file and the field.
-    """
+    """Read the config of a draft model. Raises ConfigError where there is no such directory, or the vocabularies differ
+    in size; CheckpointError naming the file and the field."""
     try:
         draft = read_model_config(resolve_model_dir(name))
     except ConfigError as error:

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.model import drafting
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.drafting import Draws, PlaceTokens, keep_drafts
+from gapless.model.drafting import Draws, PlaceTokens, ask, keep_drafts
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
 
 
@@ -61,9 +60,7 @@ class DraftModel:
         head.model, head.draft = model, self.draft.first_layers()
         return head
 
-    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """Set how many drafts each of these rows gets in the step that begins, of `drafts` at most."""
-        drafting.ask(rows, tables, drafts)
+    ask = staticmethod(ask)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Run the draft model, which drafts where rows have several places; then the model."""

@@ -11,18 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gapless.kernels.layout import (
-    ADJUST_SLOT,
-    CUT_ID,
-    CUT_VALUE,
-    DRAFTED,
-    DRAFTS,
-    KEEP_ID,
-    KEEP_VALUE,
-    LENGTH,
-    MASKED,
-    MAX_LEN,
-)
+from gapless.kernels import layout as L
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.seam import StepInputs
@@ -43,25 +32,21 @@ class PlaceTokens(NamedTuple):
         return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
 
     def split(self, places: int) -> list[PlaceTokens]:
-        """Return the tokens of each place."""
         return list(map(PlaceTokens, *(column.chunk(places) for column in self)))
 
     def up_to(self, count: int) -> PlaceTokens:
-        """Return the first `count` tokens."""
         return PlaceTokens(*(column[:count] for column in self))
 
     def beyond(self, count: int) -> PlaceTokens:
-        """Return all but the first `count` tokens."""
         return PlaceTokens(*(column[count:] for column in self))
 
 
 def ask(rows: Tensor, tables: Tables, drafts: int) -> None:
-    """See `step.speculation.Head.ask`."""
     rows = rows.long()
-    length = tables.state[:, LENGTH].index_select(0, rows)
+    length = tables.state[:, L.LENGTH].index_select(0, rows)
     params = tables.params.index_select(0, rows)
-    room = torch.minimum(params[:, DRAFTS], params[:, MAX_LEN] - 1 - length).clamp(0, drafts)
-    tables.state[:, DRAFTED].index_copy_(0, rows, length + room)
+    room = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - length).clamp(0, drafts)
+    tables.state[:, L.DRAFTED].index_copy_(0, rows, length + room)
 
 
 class Draws:
@@ -70,10 +55,10 @@ class Draws:
     def __init__(self, kernels: Kernels, rows: Tensor, tables: Tables, vocab: int, ids: Tensor | None = None) -> None:
         """`ids` int64 [M] are the tokens that the M logits are for, None for all `vocab`."""
         state, params = tables.state.index_select(0, rows), tables.params.index_select(0, rows)
-        state[:, CUT_VALUE].fill_(KEEP_VALUE)
-        state[:, CUT_ID].fill_(KEEP_ID)
-        params[:, ADJUST_SLOT].zero_()
-        params[:, MASKED].zero_()
+        state[:, L.CUT_VALUE].fill_(L.KEEP_VALUE)
+        state[:, L.CUT_ID].fill_(L.KEEP_ID)
+        params[:, L.ADJUST_SLOT].zero_()
+        params[:, L.MASKED].zero_()
         self._tables = tables._replace(state=state, params=params)
         """The lines of these rows: their state is that at each place, as if the drafts before were their tokens"""
         self._rows = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
@@ -88,7 +73,7 @@ class Draws:
                 self._all = logits.new_full((len(logits), self._vocab), -torch.inf)
             logits = self._all.index_copy_(1, self._ids, logits)
         tokens, _ = self._sample(logits, self._rows, self._tables, None)
-        self._tables.state[:, LENGTH].add_(1)
+        self._tables.state[:, L.LENGTH].add_(1)
         return tokens
 
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gapless.base.errors import CheckpointError
 from gapless.kernels import native
-from gapless.kernels.attention import decode_attention
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
 from gapless.model.fields import Fields
-from gapless.model.params import WeightSlot
+from gapless.model.heads import HeadLayer
+from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
 from gapless.model.rope import Rope
 from gapless.model.weights import load_weights, tensor_names
 
@@ -75,15 +75,9 @@ class HeadParams(NamedTuple):
 
     fuse: Tensor
     """[H, taps * H]"""
-    embedding_norm: Tensor
     hidden_norm: Tensor
-    qkv: Tensor
-    """[(heads + 2 * kv_heads) * head_dim, 2 H]"""
-    output: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    """[2 * intermediate, H]"""
-    down: Tensor
+    layer: Layer
+    """The norm of its input is that of embeddings. Hidden states come beside these: `qkv` is [.., 2 H]."""
     norm: Tensor
     head: Tensor
     """[drafted, H]"""
@@ -91,105 +85,54 @@ class HeadParams(NamedTuple):
     """int64 [drafted], what is added to a draft's index for its token id"""
 
 
-def allocate(config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
-    """Return parameters that are not initialised; offsets are zeros."""
-    layer = config.layer
-    hidden, middle, heads = layer.hidden_size, layer.intermediate_size, layer.heads * layer.head_dim
+def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
+    """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    return HeadParams(
-        fuse=new(hidden, len(config.taps) * hidden),
-        embedding_norm=new(hidden),
-        hidden_norm=new(hidden),
-        qkv=new(heads + 2 * layer.kv_heads * layer.head_dim, 2 * hidden),
-        output=new(hidden, heads),
-        mlp_norm=new(hidden),
-        gate_up=new(2 * middle, hidden),
-        down=new(hidden, middle),
-        norm=new(hidden),
-        head=new(config.drafted, hidden),
-        offsets=torch.zeros(config.drafted, dtype=torch.int64, device=device),
+    hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
+    layer = layer._replace(qkv=new(len(layer.qkv), 2 * hidden))
+    offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
+    params = HeadParams(
+        new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
     )
-
-
-def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
-    """Read the parameters of a head.
-
-    Raises:
-        CheckpointError: naming the file and the tensor.
-    """
-    params, names = allocate(config, dtype, device), tensor_names(directory)
-    layer = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
-    kv = config.layer.kv_heads * config.layer.head_dim
-    q, k, v = torch.split(params.qkv, [params.qkv.shape[0] - 2 * kv, kv, kv])
-    gate, up = params.gate_up.chunk(2)
-    targets = {
-        "fc": params.fuse,
-        f"{layer}.input_layernorm": params.embedding_norm,
-        f"{layer}.hidden_norm": params.hidden_norm,
-        f"{layer}.self_attn.q_proj": q,
-        f"{layer}.self_attn.k_proj": k,
-        f"{layer}.self_attn.v_proj": v,
-        f"{layer}.self_attn.o_proj": params.output,
-        f"{layer}.post_attention_layernorm": params.mlp_norm,
-        f"{layer}.mlp.gate_proj": gate,
-        f"{layer}.mlp.up_proj": up,
-        f"{layer}.mlp.down_proj": params.down,
-        "norm": params.norm,
-        "lm_head": params.head,
-    }
-    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in targets.items()}
-    if config.drafted < config.layer.vocab_size or "d2t" in names:
-        slots["d2t"] = WeightSlot(params.offsets, (config.drafted,))
+    names = tensor_names(directory)
+    prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
+    own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
+    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own.items()}
+    slots |= layer_slots(config.layer, layer, prefix)
+    if drafted < config.layer.vocab_size or "d2t" in names:
+        slots["d2t"] = WeightSlot(offsets, (drafted,))
     load_weights(directory, slots, tied=False, unused=UNUSED)
-    tokens = params.offsets + torch.arange(config.drafted, device=device)
+    tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")
     return params
 
 
-class EagleLayer:
-    """The layer of an EAGLE-3 head. Implements `heads.HeadLayer`."""
+class EagleLayer(HeadLayer):
+    """The layer of an EAGLE-3 head."""
 
     def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
-        kernels, device, layer = model.kernels, params.norm.device, config.layer
+        kernels, device = model.kernels, params.norm.device
         linear = native.draft_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
-        self.model, self.kernels, self.taps = model, kernels, config.taps
-        self.heads, self.head_dim, self.eps = layer.heads, layer.head_dim, layer.norm_eps
-        self.normed_residual = config.normed_residual
-        self.norms = params.embedding_norm, params.hidden_norm, params.mlp_norm, params.norm
-        weights = params.fuse, params.qkv, params.output, params.gate_up, params.down, params.head
-        self.fuse, self.qkv, self.output, self.gate_up, self.down, self.head = (
-            linear(weight, None) for weight in weights
-        )
-        self.tokens: Tensor | None = params.offsets + torch.arange(len(params.offsets), device=device)
-        if len(params.offsets) == layer.vocab_size and not params.offsets.any():  # san: ok(at load)
-            self.tokens = None
-        self.rotation = Rotation(None, layer.norm_eps, Rope(layer, model.max_model_len, device).table)
-        self.attend = kernels.decode_attention or decode_attention
+        table = Rope(config.layer, model.max_model_len, device).table
+        super().__init__(model, config.layer, params.layer, params.norm, table, linear)
+        self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
+        self._fuse, self.head = linear(params.fuse, None), linear(params.head, None)
+        if len(params.offsets) < config.layer.vocab_size or params.offsets.any():  # san: ok(at load)
+            self.tokens = params.offsets + torch.arange(len(params.offsets), device=device)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        return self._fuse(states)
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        """See `HeadLayer.draft`."""
-        kernels, eps, (_, _, mlp_norm, norm) = self.kernels, self.eps, self.norms
-        qkv, normed = self._project(tokens, x, kv)
-        y = self.attend(qkv[:, : self.heads], kv, RowBatch(tokens.rows, tokens.kv_lens), self.head_dim**-0.5)
+        normed, qkv = self.write(tokens, x, kv)
         if self.normed_residual:
             x.copy_(normed)
-        y = kernels.add_rms_norm(x, self.output(y), mlp_norm, eps)
-        y = self.down(kernels.silu_mul(self.gate_up(y)))
-        return self.head(kernels.add_rms_norm(x, y, norm, eps))
+        return self.head(self.run(x, qkv, tokens, kv))
 
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
-        """See `HeadLayer.write`."""
-        self._project(tokens, x, kv)
-
-    def _project(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
-        """Write the KV of tokens; return their rotated queries, keys and values [T, heads, head_dim], and x normed."""
-        kernels, eps, (embedding_norm, hidden_norm, _, _) = self.kernels, self.eps, self.norms
-        normed = kernels.rms_norm(x, hidden_norm, eps)
-        embedded = kernels.rms_norm(self.model.embed(tokens.ids), embedding_norm, eps)
-        qkv = self.qkv(torch.cat((embedded, normed), dim=1)).view(len(x), -1, self.head_dim)
-        kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
-        return qkv, normed
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+        normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
+        return normed, self.project(torch.cat((self.embed(tokens, self.input_norm), normed), dim=1), tokens, kv)

@@ -12,41 +12,78 @@ a head drafts decides how many tokens a step gives, and never which.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from copy import copy
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from gapless.kernels.attention import decode_attention
 from gapless.kernels.layout import GENERATION
+from gapless.kernels.seam import Linear
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV
-from gapless.model import drafting
+from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
+from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, DenseModel, Taps
-from gapless.model.drafting import Draws, PlaceTokens, keep_drafts
+from gapless.model.drafting import Draws, PlaceTokens, ask, keep_drafts
+from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
 
 
-class HeadLayer(Protocol):
-    """The layer of a head, in which kinds of heads differ. H is the model's width."""
+class HeadLayer:
+    """The decoder layer of a head. Kinds of heads differ in what it takes. H is the model's width."""
 
-    taps: tuple[int, ...]
+    taps: tuple[int, ...] = ()
     """After how many layers the model's hidden states are read; none for those after its last norm"""
-    tokens: Tensor | None
+    tokens: Tensor | None = None
     """int64 [drafted] the token of each of its logits; None where they are for the whole vocabulary"""
+
+    def __init__(
+        self, model: DenseModel, config: ModelConfig, layer: Layer, norm: Tensor, table: Tensor,
+        linear: Callable[[Tensor, Tensor | None], Linear],
+    ) -> None:  # fmt: skip
+        """`config` is that of the layer, and `table` the rope's."""
+        self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
+        self.heads, self.head_dim = config.heads, config.head_dim
+        self.input_norm, self.mlp_norm, self.norm = layer.input_norm, layer.mlp_norm, norm
+        self.qkv = linear(layer.qkv, layer.qkv_bias)
+        self.output = linear(layer.output, layer.output_bias)
+        self.gate_up = linear(layer.gate_up, layer.gate_up_bias)
+        self.down = linear(layer.down, layer.down_bias)
+        self.rotation = Rotation(layer.qk_norm, self.eps, table)
+        self.attend = self.kernels.decode_attention or decode_attention
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return what passes take, [T, H], of the model's hidden states as they were read."""
-        ...
-
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
-        """Write the KV of tokens; x [T, H] are the hidden states before them."""
-        ...
+        return states
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
         """Run over a token of each row: logits [B, drafted]. x [B, H], the hidden states before, becomes its own."""
-        ...
+        raise NotImplementedError
+
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+        """Write the KV of tokens; x [T, H] are the hidden states before them. Returns what the layer adds to, [T, H],
+        and the tokens' rotated queries, keys and values [T, heads, head_dim]."""
+        raise NotImplementedError
+
+    def embed(self, tokens: PlaceTokens, norm: Tensor) -> Tensor:
+        """Return the normed embeddings of tokens, [T, H]."""
+        return self.kernels.rms_norm(self.model.embed(tokens.ids), norm, self.eps)
+
+    def project(self, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
+        """Write the KV of tokens of which the layer takes y; return queries, keys and values as `write` does."""
+        qkv = self.qkv(y).view(len(y), -1, self.head_dim)
+        self.kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
+        return qkv
+
+    def run(self, x: Tensor, qkv: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
+        """Add to x [B, H] what the layer computes of the queries in `qkv`; return its norm."""
+        kernels, rows = self.kernels, RowBatch(tokens.rows, tokens.kv_lens)
+        y = self.output(self.attend(qkv[:, : self.heads], kv, rows, self.head_dim**-0.5))
+        y = kernels.add_rms_norm(x, y, self.mlp_norm, self.eps)
+        return kernels.add_rms_norm(x, self.down(kernels.silu_mul(self.gate_up(y))), self.norm, self.eps)
 
 
 class RecurrentHead:
@@ -72,9 +109,7 @@ class RecurrentHead:
         head.model = model
         return head
 
-    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """Set how many drafts each of these rows gets in the step that begins, of `drafts` at most."""
-        drafting.ask(rows, tables, drafts)
+    ask = staticmethod(ask)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Draft where rows have several places, then run the model: hidden states [T, H] after its last norm."""

@@ -12,13 +12,7 @@ from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables
-from gapless.model.config import (
-    ModelConfig,
-    model_length,
-    read_draft_config,
-    read_model_config,
-    resolve_model_dir,
-)
+from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.draft_model import DraftModel, PageShare
 from gapless.model.eagle import EagleLayer, HeadConfig, load_params
@@ -27,20 +21,18 @@ from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.params import Params, allocate, fill_dummy, slots
 from gapless.model.weights import load_weights, tensor_names
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     """Return the dtype that the engine computes in: `config.dtype`, or the checkpoint's own."""
-    return _DTYPES[model.dtype if config.dtype == "auto" else config.dtype]
+    dtype: torch.dtype = getattr(torch, model.dtype if config.dtype == "auto" else config.dtype)
+    return dtype
 
 
 def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = plain.KERNELS) -> DenseModel:
     """Build the model of `config.model` on `device`, in `config.dtype`.
 
-    Raises:
-        ConfigError: no such directory, or max_model_len beyond the model.
-        CheckpointError: the directory's files are wrong; names the file and the field or tensor.
+    Raises ConfigError for no such directory, or max_model_len beyond the model; CheckpointError naming the file that is
+    wrong, and its field or tensor.
     """
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
@@ -79,9 +71,7 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
 def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
     """Build what drafts for `rows` rows of `model`, which left it layers of KV, as `config.speculative_config` says.
 
-    Raises:
-        ConfigError: there is no such directory, or the vocabularies differ.
-        CheckpointError: the directory's files are wrong; names the file and the field or tensor.
+    Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
     asked, device = config.speculation, model.rope.table.device
     assert asked is not None

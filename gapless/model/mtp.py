@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError
-from gapless.kernels.attention import decode_attention
-from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
+from gapless.model.heads import HeadLayer
 from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
@@ -71,15 +71,11 @@ class MtpParams(NamedTuple):
     norm: Tensor
     layer: Layer
     normed: bool
-    """whether what comes out of the norm is the next hidden state, as `MtpNames` says"""
 
 
 def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
-    """Read the first MTP layer of a model's checkpoint.
-
-    Raises:
-        CheckpointError: naming the directory if it has none, or the file and the tensor.
-    """
+    """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
+    the file and the tensor."""
     config, names, device = model.config, tensor_names(directory), model.rope.table.device
     known = families(config.layers)
     family = next((family for family in known if f"{family.join}.weight" in names), None)
@@ -103,50 +99,22 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
     return params
 
 
-class MtpLayer:
-    """An MTP layer beside its model. Implements `heads.HeadLayer`."""
-
-    taps: tuple[int, ...] = ()
-    tokens: Tensor | None = None
+class MtpLayer(HeadLayer):
+    """An MTP layer beside its model."""
 
     def __init__(self, params: MtpParams, model: DenseModel) -> None:
-        kernels, config, layer = model.kernels, model.config, params.layer
-        self.model, self.kernels, self.eps = model, kernels, config.norm_eps
-        self.heads, self.head_dim = config.heads, config.head_dim
-        self.embedding_norm, self.hidden_norm, self.norm = params.embedding_norm, params.hidden_norm, params.norm
-        self.input_norm, self.mlp_norm = layer.input_norm, layer.mlp_norm
-        self.join = kernels.linear(params.join, None)
-        self.qkv = kernels.linear(layer.qkv, layer.qkv_bias)
-        self.output = kernels.linear(layer.output, layer.output_bias)
-        self.gate_up = kernels.linear(layer.gate_up, layer.gate_up_bias)
-        self.down = kernels.linear(layer.down, layer.down_bias)
-        self.rotation = Rotation(layer.qk_norm, self.eps, model.rope.table)
-        self.attend = kernels.decode_attention or decode_attention
-        self.normed = params.normed
-
-    def fuse(self, states: Tensor) -> Tensor:
-        """See `HeadLayer.fuse`."""
-        return states
-
-    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> None:
-        """See `HeadLayer.write`."""
-        self._project(tokens, x, kv)
+        linear = model.kernels.linear
+        super().__init__(model, model.config, params.layer, params.norm, model.rope.table, linear)
+        self.embedding_norm, self.hidden_norm, self.normed = params.embedding_norm, params.hidden_norm, params.normed
+        self.join = linear(params.join, None)
 
     def draft(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> Tensor:
-        """See `HeadLayer.draft`."""
-        kernels, eps = self.kernels, self.eps
-        joined, qkv = self._project(tokens, x, kv)
-        y = self.attend(qkv[:, : self.heads], kv, RowBatch(tokens.rows, tokens.kv_lens), self.head_dim**-0.5)
-        y = kernels.add_rms_norm(joined, self.output(y), self.mlp_norm, eps)
-        y = kernels.add_rms_norm(joined, self.down(kernels.silu_mul(self.gate_up(y))), self.norm, eps)
+        joined, qkv = self.write(tokens, x, kv)
+        y = self.run(joined, qkv, tokens, kv)
         x.copy_(y if self.normed else joined)
         return self.model.logits(y)
 
-    def _project(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
-        """Write the KV of tokens; return what joins them to x [T, H], and their queries, keys and values."""
-        kernels, eps = self.kernels, self.eps
-        embedded = kernels.rms_norm(self.model.embed(tokens.ids), self.embedding_norm, eps)
-        joined = self.join(torch.cat((embedded, kernels.rms_norm(x, self.hidden_norm, eps)), dim=1))
-        qkv = self.qkv(kernels.rms_norm(joined, self.input_norm, eps)).view(len(x), -1, self.head_dim)
-        kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
-        return joined, qkv
+    def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
+        normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
+        joined = self.join(torch.cat((self.embed(tokens, self.embedding_norm), normed), dim=1))
+        return joined, self.project(self.kernels.rms_norm(joined, self.input_norm, self.eps), tokens, kv)

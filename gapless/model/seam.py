@@ -128,7 +128,6 @@ class KVCache(NamedTuple):
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """A zeroed cache."""
         shape = (pages, layers, 2, page_size, kv_heads, head_dim)
         if device.type != "cpu":
             return cls(torch.zeros(shape, dtype=dtype, device=device))

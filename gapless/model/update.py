@@ -31,15 +31,11 @@ class NewWeights(NamedTuple):
 
     params: Params
     digest: str
-    """A digest of every byte of its files"""
 
 
 def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> NewWeights:
-    """Read a checkpoint of the same architecture and shapes.
-
-    Raises:
-        CheckpointError: naming the file, and the field or tensor.
-    """
+    """Read a checkpoint of the same architecture and shapes. Raises CheckpointError naming the file, and the field or
+    tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
     config = read_model_config(directory)

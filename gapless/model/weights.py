@@ -24,6 +24,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 ID_BYTES = {"I64": 8}
 """The dtype of tensors that hold token ids"""
+ALL_BYTES = BYTES | ID_BYTES
 MAX_FILE_HEADER_BYTES = 100_000_000
 
 
@@ -44,16 +45,18 @@ def tensor_names(directory: Path) -> frozenset[str]:
 def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool, unused: Collection[str] = ()) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them.
 
-    Raises:
-        CheckpointError: naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
+    Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
     """
     files = _files(directory)
     headers = {name: _header(directory / name) for name in files}
-    for name, wanted in files.items():
-        _check_promised(directory, name, wanted, headers[name])
-    homes = _homes(directory, {name: _without(header, unused) for name, header in headers.items()}, slots, tied)
-    wanted_entries = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
-    count = tell("reading weights", sum(map(_bytes, wanted_entries)), "bytes")
+    for name, promised in files.items():
+        for tensor in promised:
+            if tensor not in headers[name]:
+                raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
+    homes = _homes(directory, headers, slots, tied, unused)
+    wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
+    nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
+    count = tell("reading weights", nbytes, "bytes")
     for name, tensors in homes.items():
         _copy(directory / name, tensors, slots, count)
 
@@ -143,31 +146,23 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
     if not whole:
         raise CheckpointError(f"{path}: tensor {name!r} has a malformed header entry; fetch the file again")
     # other dtypes are refused later, and only for tensors that are wanted
-    size = (BYTES | ID_BYTES).get(dtype)
+    size = ALL_BYTES.get(dtype)
     if size and end - begin != math.prod(shape) * size:
         raise CheckpointError(f"{path}: tensor {name!r} has {end - begin} bytes, which is not {dtype} {list(shape)}")
     return Entry(str(dtype), shape, data + end)
 
 
-def _bytes(entry: Entry) -> int:
-    return math.prod(entry.shape) * (BYTES | ID_BYTES)[entry.dtype]
-
-
-def _check_promised(directory: Path, name: str, wanted: tuple[str, ...], header: dict[str, Entry]) -> None:
-    for tensor in wanted:
-        if tensor not in header:
-            raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
-
-
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, WeightSlot], tied: bool
-) -> dict[str, list[str]]:
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, WeightSlot], tied: bool,
+    unused: Collection[str],
+) -> dict[str, list[str]]:  # fmt: skip
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
     homes: dict[str, list[str]] = defaultdict(list)
     owner: dict[str, str] = {}
     for name, header in headers.items():
         for tensor, entry in header.items():
-            if _ignored(tensor, tied):
+            ignored = tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
+            if ignored or tensor in unused:
                 continue
             _check_tensor(directory / name, tensor, entry, slots)
             if tensor in owner:
@@ -179,14 +174,6 @@ def _homes(
             where = directory / (INDEX if len(headers) > 1 else next(iter(headers)))
             raise CheckpointError(f"{where}: tensor {tensor!r} is missing; does config.json belong to these weights?")
     return homes
-
-
-def _without(header: dict[str, Entry], unused: Collection[str]) -> dict[str, Entry]:
-    return {tensor: entry for tensor, entry in header.items() if tensor not in unused}
-
-
-def _ignored(tensor: str, tied: bool) -> bool:
-    return tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
 
 
 def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, WeightSlot]) -> None:

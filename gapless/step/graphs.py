@@ -1,16 +1,8 @@
 """Keeps track of the graphs there are, and of those worth capturing. A program without one runs eagerly.
 
-The batch is filled up to its bucket with null rows, which are inert. Steps with chunks are captured where launching
-costs more than filling up, that is on a GPU, and on a CPU for short prompts of very small models; and when all chunks
-end their prompts, since every row then samples.
-Steps that score prompt tokens are as wide as they are, and their forward has no graph; nor have those that exceed every
-bucket. Keys of the four programs of a step are independent: a row that asks for more adds a lane, and no forward.
-
-A step with chunks whose bucket has no graph yet replays a larger one, if that adds little: some are captured at start
-for this. Its own is captured at rest, or once it would have served many steps.
-
-A step is a miss when some program of it runs eagerly though a step of its kind is meant to be a replay: one without
-chunks, in an engine that captures any, or one whose chunks fit a bucket.
+`docs/concepts/graphs.md` says which steps have graphs. Keys of the programs of a step are independent: a row that asks
+for more adds a lane, and no forward. A step is a miss when some program of it runs eagerly though a step of its kind is
+meant to be a replay: one without chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
 
 from __future__ import annotations
@@ -99,9 +91,7 @@ class GraphShapes(NamedTuple):
     row_writes: int
     """Page writes that one row may need in a step, in all page groups"""
     groups: int
-    """Page groups"""
     adapters: bool = False
-    """Whether rows may have adapters"""
     places: tuple[int, ...] = ()
     """Tokens of a row in decode steps with drafts, ascending; none where no row has any"""
     drafted_rows: int = 0
@@ -130,30 +120,18 @@ class StepGraphs:
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
         """The answers of `larger` for the graphs there are."""
-        self._asked: tuple[int, int, int] = (-1, 0, 1)
-        self._answer: ForwardKey | None = None
-        """The last decode key: steps ask for the same one again and again."""
         self.stand_ins = tuple(self._larger_graphs())
 
     def __len__(self) -> int:
         return sum(self.known.values())
 
-    @property
-    def captures(self) -> bool:
-        """Return whether this engine captures steps."""
-        return bool(self.buckets)
-
     def decode_key(self, rows: int, bound: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of `rows` decode rows, padded to a bucket, or None if no bucket holds them."""
-        asked = rows, bound if self.shapes.bounded else 0, places
-        if asked != self._asked:
-            bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
-            self._asked = asked
-            bound = asked[1] and self._round(bound)
-            self._answer = (
-                bucket_key(bucket, bound, row_writes=self.shapes.row_writes, places=places) if bucket else None
-            )
-        return self._answer
+        bucket = next((bucket for bucket in self.buckets if bucket >= rows), None)
+        if bucket is None:
+            return None
+        bound = self._round(bound) if self.shapes.bounded else 0
+        return bucket_key(bucket, bound, row_writes=self.shapes.row_writes, places=places)
 
     def mixed_key(self, decode: int, chunks: int, tokens: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""
@@ -247,7 +225,6 @@ class StepGraphs:
         return refused
 
     def likely(self) -> tuple[ProgramKey, ...]:
-        """Return the programs that `warm` captures."""
         if not self.buckets:
             return ()
         rows = self.buckets[::-1]
@@ -261,11 +238,10 @@ class StepGraphs:
         filters = [Filters(top_k, top_p) for top_k in (True, False) for top_p in (True, False)]
         cuts = [CutKey(size, some) for size in lanes for some in filters]
         samples = [SampleKey(count, count, False) for count in rows]
-        adjusts = [AdjustKey(size, some) for size in lanes for some in (None, *filters)]
-        adjusts += [
-            AdjustKey(size, some, processors=(number,))
-            for size in lanes for some in (None, *filters) for number in range(self.shapes.processors)
-        ]  # fmt: skip
+        asked = [(), *[(number,) for number in range(self.shapes.processors)]]
+        adjusts = [
+            AdjustKey(size, some, processors=one) for one in asked for size in lanes for some in (None, *filters)
+        ]
         masks = [MaskKey(size) for size in lanes]
         replies = reply_keys(lanes, self.shapes.places)
         return (*self.stand_ins, *self._drafted(), *forwards, *samples, *cuts, *scores, *adjusts, *masks, *replies)
@@ -356,7 +332,6 @@ def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyK
 
 
 def _sample(key: ForwardKey) -> SampleKey:
-    """Return the sample of a step with chunks."""
     return SampleKey(key.packet.rows, key.samples, True, key.batch.places, drafts=key.batch.places > 1)
 
 

@@ -1,6 +1,7 @@
 """Keys of a step's programs: the host integers that fix their shapes. A graph is captured for one of them.
 
-Keys of different programs have different lengths or fields of different types, so that no two are equal.
+Keys of different programs have different lengths or fields of different types, so that no two are equal. `rows` of a
+lane's program is the length of its padded list, and `filters` are those that any row there has.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ class AdjustKey(NamedTuple):
     """Adjusts logits of rows, and finds where their filters end."""
 
     rows: int
-    """Length of the padded list."""
     filters: Filters | None
     """The filters that any listed row has; None where none has"""
     batch: int = 0
@@ -55,7 +55,6 @@ class MaskKey(NamedTuple):
     """Fetches the masks of rows."""
 
     rows: int
-    """Length of the padded list."""
     drafted: tuple[int, int] = (0, 1)
     """Rows of the batch, if they have drafts, and logits of each row"""
 
@@ -73,9 +72,7 @@ class CutKey(NamedTuple):
     """Finds where the filters of rows end."""
 
     rows: int
-    """Length of the padded list."""
     filters: Filters
-    """The filters that any listed row has."""
     batch: int = 0
     """Rows of the batch, if they have drafts: the list has each place of a row then."""
 
@@ -84,11 +81,9 @@ class ScoreKey(NamedTuple):
     """Scores sampled tokens."""
 
     rows: int
-    """Length of the padded list."""
     width: int
     """Number of most likely tokens beside each."""
     batch: int = 0
-    """Rows of the batch, if they have drafts, as in `CutKey`"""
 
 
 class SampleKey(NamedTuple):

@@ -28,17 +28,14 @@ class Lists(NamedTuple):
     filters: Filters = Filters(top_k=False, top_p=False)
     """The filters that any of these rows has."""
     score: tuple[int, ...] = ()
-    """Rows whose tokens are scored."""
     width: int = 0
     """Number of most likely tokens beside a scored one, one of WIDTHS."""
     adjust: tuple[int, ...] = ()
     """Rows whose logits are adjusted. Their filters are searched for there, and not in `cut`."""
     slots: tuple[int, ...] = ()
-    """Their slots."""
     adjusted: Filters | None = None
     """The filters that any of these rows has."""
     mask: tuple[int, ...] = ()
-    """Rows that get masks."""
     processors: tuple[int, ...] = ()
     """The logits processors that any of these rows asks for, ascending"""
     prompt: tuple[Int32s, ...] = ()
@@ -92,7 +89,6 @@ class Lanes:
         self._prompt: dict[int, tuple[int, int]] = {}
         """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
         self._adapters: set[int] = set()
-        """Rows with an adapter."""
 
     @property
     def slots(self) -> int:
@@ -130,7 +126,6 @@ class Lanes:
             self._prompt[row] = params.prompt_logprobs or 0, len(request.tokens)
 
     def of(self, plan: StepPlan) -> Lists:
-        """Return the lists of this plan's rows."""
         if not (self._cut or self._score or self._adjust or self._masked or self._prompt or self._adapters):
             return NO_LISTS
         adapted = not self._adapters.isdisjoint((*plan.decode, *(chunk.row for chunk in plan.chunks)))
@@ -177,5 +172,4 @@ def _union(filters: list[Filters]) -> Filters:
 
 
 def filled(indices: tuple[int, ...], size: int) -> Int32s:
-    """Return the list padded to `size`."""
     return np.array(indices + indices[-1:] * (size - len(indices)), np.int32)

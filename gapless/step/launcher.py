@@ -10,14 +10,14 @@ from gapless.device import Device, Fence, RingSlot
 from gapless.kernels.layout import PAGE_WORDS
 from gapless.model.seam import BatchShape
 from gapless.step.executor import Executor
-from gapless.step.graphs import GraphShapes, MixedSizes, StepGraphs
+from gapless.step.graphs import GraphShapes, StepGraphs
 from gapless.step.keys import CaptureOrder, ForwardKey, Order
 from gapless.step.kinds import kinds
 from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
-from gapless.step.logprobs import LogprobLines, LogprobShape
+from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
-from gapless.step.packet import Packer, max_words
+from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
 from gapless.step.wishes import most_fill
@@ -38,43 +38,25 @@ class Flight(NamedTuple):
     """Requests of the decode rows."""
     packed_at: int
     launched_at: int
-    samples: int
-    """Rows that sampled a token."""
-    captured: bool
-    """Whether every program was the replay of a graph."""
-    missed: bool
-    """Whether some program ran eagerly, though a step of this kind is meant to be a replay."""
-    logprobs: LogprobShape | None = None
-    """Counts of the scores that were asked for."""
-    masked: bool = False
-    """Whether some row gets masks."""
-    batch: BatchShape = BatchShape(0, (), 0)
-    """What the step ran, filled up to its graph"""
+    decision: Decision
 
     @property
-    def places(self) -> int:
-        """Tokens of each decode row that the step ran."""
-        return self.batch.places
+    def batch(self) -> BatchShape:
+        """What the step ran, filled up to its graph."""
+        return self.decision.key.forward.batch
 
 
 class LaunchSizes(NamedTuple):
-    """The largest sizes of an engine's steps, and how many steps may be in flight."""
+    """How many steps of an engine may be in flight, and how they come by graphs and drafts."""
 
     page_writes: int
-    row_writes: int
-    """Page writes that one row may need in a step."""
+    """Page writes of a step at most"""
     slots: int
     """Packets, and outboxes of steps that have a packet of their own."""
     chain: int
     """Steps from one packet at most."""
-    buckets: tuple[int, ...]
-    """Rows of captured decode steps, ascending."""
-    mixed: MixedSizes | None
-    """Steps with chunks that are captured."""
     patience: int
     """How often a graph is missed before it is captured."""
-    adapters: bool = False
-    """Whether rows may have adapters"""
     speculation: Speculation | None = None
 
 
@@ -82,32 +64,14 @@ class Launcher:
     """A leader and the executor of the same process."""
 
     def __init__(
-        self, device: Device, program: StepProgram, packer: Packer, lanes: Lanes, sizes: LaunchSizes,
-        follow: Follow | None = None,
+        self, device: Device, program: StepProgram, packer: Packer, lanes: Lanes, shapes: GraphShapes,
+        sizes: LaunchSizes, follow: Follow | None = None,
     ) -> None:  # fmt: skip
         """`follow` takes every order, for the executors of other devices."""
-        rows, tokens, _ = program.outbox
-        words = max_words(rows, sizes.page_writes, tokens)
-        fits = program.kernels.begin_mixed is not None and not program.model.bounded
-        buckets = sizes.buckets if device.captures else ()
-        size, groups = program.cache.page_size, 1 + len(program.cache.others)
-        shapes = GraphShapes(
-            buckets,
-            sizes.mixed if fits else None,
-            program.model.bounded,
-            size,
-            words,
-            sizes.row_writes,
-            groups,
-            sizes.adapters,
-            sizes.speculation.sizes if sizes.speculation else (),
-            sizes.speculation.rows if sizes.speculation else 0,
-            len(program.processors),
-        )
         self._device = device
         self.program = program
         fill = most_fill(program.tables.history.shape[1]) + PAGE_WORDS * sizes.page_writes
-        self.executor = Executor(device, program, words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
+        self.executor = Executor(device, program, shapes.words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
         self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
         self.gate = Gate(sizes.speculation, len(program.tables.state) - 1) if sizes.speculation else None
         self.leader = Leader(packer, lanes, self.graphs, self.gate)
@@ -167,12 +131,12 @@ class Launcher:
     def read(self, flight: Flight) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
         assert flight.home.done()
-        return self.executor.read(flight.outbox, flight.samples)
+        return self.executor.read(flight.outbox, flight.decision.samples)
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
         """Return the log-probabilities of an observed step, as views that are valid until `release`."""
-        assert flight.logprobs is not None
-        return self.executor.read_scores(flight.outbox, flight.logprobs)
+        assert flight.decision.logprobs is not None
+        return self.executor.read_scores(flight.outbox, flight.decision.logprobs)
 
     def release(self, flight: Flight) -> None:
         """Give back the flight's outbox slot, which the host has read."""
@@ -181,11 +145,8 @@ class Launcher:
     def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
-        return Flight(
-            plan, outbox, started, ended, home, self.leader.packer.decode_keys, packed_at, launched_at,
-            decision.samples, decision.captured, decision.missed, decision.logprobs, decision.masked,
-            decision.key.forward.batch,
-        )  # fmt: skip
+        decode_keys = self.leader.packer.decode_keys
+        return Flight(plan, outbox, started, ended, home, decode_keys, packed_at, launched_at, decision)
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
         if self._follow is not None:

@@ -33,9 +33,6 @@ class Decision(NamedTuple):
     lists: dict[str, Int32s]
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
-    """Prompt positions to score."""
-    masked: bool
-    """Whether some row gets masks."""
     fill: Fill | None = None
     """What the packet does not bring."""
 
@@ -133,8 +130,8 @@ class Leader:
         scored = len(lists.score) + lists.prompts
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
-        missed = not captured and (bucket is not None or (self.graphs.captures and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, bool(lists.mask))
+        missed = not captured and (bucket is not None or (bool(self.graphs.buckets) and not plan.chunks))
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)
@@ -161,14 +158,8 @@ class Leader:
 
 def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
     """Return the lists, by their names in the buffers, as long as the step's programs expect them."""
-    padded = {}
-    if key.cut:
-        padded["cut"] = filled(lists.cut, key.cut.rows)
-    if key.score:
-        padded["score"] = filled(lists.score, key.score.rows)
-    if key.mask:
-        padded["mask"] = filled(lists.mask, key.mask.rows)
+    lanes = {"cut": key.cut, "score": key.score, "mask": key.mask, "adjust": key.adjust}
+    padded = {name: filled(getattr(lists, name), lane.rows) for name, lane in lanes.items() if lane}
     if key.adjust:
-        padded["adjust"] = filled(lists.adjust, key.adjust.rows)
         padded["slots"] = filled(lists.slots, key.adjust.rows * key.adjust.places)
     return padded

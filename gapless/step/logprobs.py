@@ -8,14 +8,7 @@ import numpy as np
 
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Float32s, Int32s
-from gapless.kernels.layout import (
-    SCORE_GENERATION,
-    SCORE_LOGPROB,
-    SCORE_POSITION,
-    SCORE_RANK,
-    SCORE_ROW,
-    SCORE_TOP,
-)  # fmt: skip
+from gapless.kernels import layout as L
 
 WIDTHS = (0, 1, 5, MAX_LOGPROBS)
 """Numbers of most likely tokens in a line: few, so that few programs serve all."""
@@ -29,7 +22,6 @@ class LogprobShape(NamedTuple):
     samples: int = 0
     """Sampled rows that ask."""
     prompt: int = 0
-    """Prompt positions."""
     width: int = 0
     """Number of most likely tokens in a line, one of WIDTHS."""
 
@@ -53,8 +45,8 @@ class LogprobLines(NamedTuple):
     def of(cls, lines: Int32s) -> LogprobLines:
         """Return views of `lines` [M, layout.score_words(width)]."""
         reals: Float32s = lines.view(np.float32)
-        split = (SCORE_TOP + lines.shape[1]) // 2
+        split = (L.SCORE_TOP + lines.shape[1]) // 2
         return cls(
-            lines[:, SCORE_ROW], lines[:, SCORE_GENERATION], lines[:, SCORE_POSITION], reals[:, SCORE_LOGPROB],
-            lines[:, SCORE_RANK], lines[:, SCORE_TOP:split], reals[:, split:],
+            lines[:, L.SCORE_ROW], lines[:, L.SCORE_GENERATION], lines[:, L.SCORE_POSITION], reals[:, L.SCORE_LOGPROB],
+            lines[:, L.SCORE_RANK], lines[:, L.SCORE_TOP:split], reals[:, split:],
         )  # fmt: skip

@@ -14,20 +14,7 @@ import torch
 from gapless.base.records import Int32s, Int64s
 from gapless.base.speculative import MAX_DRAFTS
 from gapless.device import Ring
-from gapless.kernels.layout import (
-    MAIL_AHEAD,
-    MAIL_ALONG,
-    MAIL_DRAFTED,
-    MAIL_DRAFTS,
-    MAIL_EXPECTED,
-    MAIL_MASK,
-    MAIL_RUN,
-    MAIL_TAG,
-    MAIL_TOKENS,
-    MAIL_TOLD,
-    MOST_EXPECTED,
-    mask_words,
-)
+from gapless.kernels import layout as L
 
 MOST_TOKENS = 1 + MAX_DRAFTS
 """Tokens of a reply"""
@@ -61,15 +48,15 @@ class Mail:
         """int32 [rows, words], for the device."""
         array = self.words.numpy()
         tags = array.view(np.int64)
-        self.tags, self.told = tags[:, MAIL_TAG // 2 : MAIL_TAG // 2 + places], tags[:, MAIL_TOLD // 2]
+        self.tags, self.told = tags[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places], tags[:, L.MAIL_TOLD // 2]
         """int64 [rows, places] the tags of masks, and [rows] those of replies."""
-        self._tokens = array[:, MAIL_TOKENS : MAIL_TOKENS + MOST_TOKENS]
-        self._drafted = array[:, MAIL_DRAFTED]
-        self._drafts, self._along = (array[:, at : at + places - 1] for at in (MAIL_DRAFTS, MAIL_ALONG))
-        self._ahead, self._expected = tags[:, MAIL_AHEAD // 2], array[:, MAIL_EXPECTED]
-        self._run = array[:, MAIL_RUN : MAIL_RUN + MOST_EXPECTED]
-        size = mask_words(vocab)
-        self._masks = array[:, MAIL_MASK : MAIL_MASK + places * size].reshape(len(array), places, size)
+        self._tokens = array[:, L.MAIL_TOKENS : L.MAIL_TOKENS + MOST_TOKENS]
+        self._drafted = array[:, L.MAIL_DRAFTED]
+        self._drafts, self._along = (array[:, at : at + places - 1] for at in (L.MAIL_DRAFTS, L.MAIL_ALONG))
+        self._ahead, self._expected = tags[:, L.MAIL_AHEAD // 2], array[:, L.MAIL_EXPECTED]
+        self._run = array[:, L.MAIL_RUN : L.MAIL_RUN + L.MOST_EXPECTED]
+        size = L.mask_words(vocab)
+        self._masks = array[:, L.MAIL_MASK : L.MAIL_MASK + places * size].reshape(len(array), places, size)
 
     def post(self, row: int, tag: int, words: Int32s) -> None:
         """Write the mask of the token that comes after those of `tag`."""
@@ -94,7 +81,6 @@ class Mail:
         return int(self.tags.shape[1]) - 1
 
     def new_mask(self) -> Int32s:
-        """Return words for a mask."""
         return np.zeros(self._masks.shape[2], np.int32)
 
     def mask_of(self, row: int) -> Int32s:
@@ -118,4 +104,4 @@ class Mail:
 
 def mail_bytes(vocab: int, places: int = 1) -> int:
     """Return what one record takes."""
-    return 4 * (MAIL_MASK + places * mask_words(vocab))
+    return 4 * (L.MAIL_MASK + places * L.mask_words(vocab))

@@ -17,35 +17,13 @@ from torch import Tensor
 from gapless.base.params import MAX_STOP_IDS, PARAMS, Lane, Param, SamplingParams, Words
 from gapless.base.records import Admission, Int32s, Int64s, PageWrite, Request, StepPlan
 from gapless.base.speculative import MAX_DRAFTS
-from gapless.kernels.layout import (
-    ADAPTER_SLOT,
-    ADJUST_SLOT,
-    CUT_VALUE,
-    DRAFTS,
-    HEADER_WORDS,
-    KEEP_ID,
-    KEEP_VALUE,
-    MASKED,
-    MAX_LEN,
-    MAX_STEP_WORD,
-    MIN_LEN,
-    NO_TOKEN,
-    PACKET_SLOT,
-    PACKET_STEP,
-    PAGE_WORDS,
-    PARAM_COLUMNS,
-    PARAM_OF,
-    SEED_LOW,
-    STATE_COLUMNS,
-    STOP_IDS,
-    TENANT,
-)  # fmt: skip
+from gapless.kernels import layout as L
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.logprobs import PROMPT_WORDS
 from gapless.step.speculation import Tenants, most_drafts
 
-ADMISSION_WORDS = 1 + STATE_COLUMNS + PARAM_COLUMNS
+ADMISSION_WORDS = 1 + L.STATE_COLUMNS + L.PARAM_COLUMNS
 
 
 class PacketShape(NamedTuple):
@@ -67,11 +45,11 @@ class PacketShape(NamedTuple):
 @lru_cache(maxsize=256)
 def offsets(shape: PacketShape) -> tuple[int, ...]:
     """Return where sections end: header, rows, sizes, pages, admissions, tokens. Prompt positions follow these."""
-    rows = HEADER_WORDS + shape.rows
+    rows = L.HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
-    pages = sizes + PAGE_WORDS * shape.page_writes
+    pages = sizes + L.PAGE_WORDS * shape.page_writes
     admissions = pages + ADMISSION_WORDS * shape.admissions
-    return HEADER_WORDS, rows, sizes, pages, admissions, admissions + shape.chunk_tokens
+    return L.HEADER_WORDS, rows, sizes, pages, admissions, admissions + shape.chunk_tokens
 
 
 class Packet(NamedTuple):
@@ -90,7 +68,7 @@ class Packet(NamedTuple):
         return cls(
             words[header:rows],
             words[rows:sizes],
-            words[sizes:pages].view(-1, PAGE_WORDS),
+            words[sizes:pages].view(-1, L.PAGE_WORDS),
             words[pages:admissions].view(-1, ADMISSION_WORDS),
             words[admissions:end],
         )
@@ -103,11 +81,10 @@ def prompts_to_score(words: Tensor, shape: PacketShape) -> Tensor:
 
 def step_word(step: int) -> int:
     """Return a step's number as one int32: a fast engine passes 2**31 steps in a month."""
-    return step & MAX_STEP_WORD
+    return step & L.MAX_STEP_WORD
 
 
 def max_words(rows: int, page_writes: int, tokens: int) -> int:
-    """Return the words of the largest packet."""
     return PacketShape(rows, page_writes, rows, rows, tokens, tokens).words
 
 
@@ -140,7 +117,7 @@ class Packer:
         beyond the shape are left out.
         """
         header, rows, sizes, pages, admissions, end = offsets(shape)
-        words[PACKET_STEP], words[PACKET_SLOT] = step_word(plan.step), slot
+        words[L.PACKET_STEP], words[L.PACKET_SLOT] = step_word(plan.step), slot
         if plan.decode is not self._decode:
             self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
             self.decode_keys = self._table.key[self._decode_rows]
@@ -165,7 +142,7 @@ class Packer:
             for line, admission, request in zip(block, plan.admissions, requests, strict=False):
                 _write_admission(line, admission, request, self._table.leased.get(admission.row, {}))
                 if most_drafts(request):
-                    line[1 + STATE_COLUMNS + TENANT] = self._tenants.number(request.salt)
+                    line[1 + L.STATE_COLUMNS + L.TENANT] = self._tenants.number(request.salt)
         if prompt:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
@@ -175,8 +152,8 @@ class Packer:
         return [n for row, entry, page, group in pages for n in ((row * groups + group) * width + entry, page)]
 
     def _write_pages(self, plan: StepPlan, words: Int32s) -> None:
-        pages = plan.pages[: len(words) // PAGE_WORDS]
-        count = PAGE_WORDS * len(pages)
+        pages = plan.pages[: len(words) // L.PAGE_WORDS]
+        count = L.PAGE_WORDS * len(pages)
         if count:
             words[:count] = self.page_words(pages)
         words[count:] = 0
@@ -192,18 +169,19 @@ class Packer:
 def _write_admission(line: Int32s, admission: Admission, request: Request, leased: Mapping[str, int]) -> None:
     """Write the row number, the state columns and the parameter columns of a new row."""
     line[0] = admission.row
-    line[1 : 1 + CUT_VALUE] = (admission.generation, 1, admission.length, admission.start, 0, 0)
-    line[1 + CUT_VALUE : 1 + STATE_COLUMNS] = (KEEP_VALUE, KEEP_ID) * (1 + MAX_DRAFTS)
-    params = line[1 + STATE_COLUMNS :]
-    params[MIN_LEN], params[MAX_LEN] = request.min_len, request.max_len
-    params[ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
-    params[MASKED], params[DRAFTS], params[TENANT] = request.matcher is not None, most_drafts(request), 0
-    params[ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
-    write_params(params, PARAMS, PARAM_OF, request.params, leased)
-    params[SEED_LOW : SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)  # drawn where none was given
+    line[1 : 1 + L.CUT_VALUE] = (admission.generation, 1, admission.length, admission.start, 0, 0)
+    line[1 + L.CUT_VALUE : 1 + L.STATE_COLUMNS] = (L.KEEP_VALUE, L.KEEP_ID) * (1 + MAX_DRAFTS)
+    params = line[1 + L.STATE_COLUMNS :]
+    params[L.MIN_LEN], params[L.MAX_LEN] = request.min_len, request.max_len
+    params[L.ADJUST_SLOT] = leased.get(Lane.ADJUST.value, NO_SLOT)
+    params[L.MASKED], params[L.DRAFTS], params[L.TENANT] = request.matcher is not None, most_drafts(request), 0
+    params[L.ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
+    write_params(params, PARAMS, L.PARAM_OF, request.params, leased)
+    # The seed was drawn where none was given.
+    params[L.SEED_LOW : L.SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
     assert len(request.stop_ids) <= MAX_STOP_IDS
-    params[STOP_IDS : STOP_IDS + len(request.stop_ids)] = request.stop_ids
-    params[STOP_IDS + len(request.stop_ids) :] = NO_TOKEN
+    params[L.STOP_IDS : L.STOP_IDS + len(request.stop_ids)] = request.stop_ids
+    params[L.STOP_IDS + len(request.stop_ids) :] = L.NO_TOKEN
 
 
 def write_params(

@@ -73,8 +73,6 @@ Function = Callable[[Tensor, ProcessorTables], Tensor]
 
 
 class Processor(NamedTuple):
-    """A logits processor of an engine."""
-
     name: str
     function: Function
 

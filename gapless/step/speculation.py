@@ -152,10 +152,7 @@ class Tenants:
 
 
 class Speculation(NamedTuple):
-    """How an engine speculates."""
-
     drafts: int
-    """Drafts of a row in a step"""
     drafter: Drafter | None
     rows: int
     """Rows of a step with drafts, at most"""
@@ -214,8 +211,6 @@ def kind_of(rows: int, prompt: int = 0) -> Kind:
 
 
 class DraftCounts:
-    """Counts what became of drafts."""
-
     def __init__(self, drafts: int) -> None:
         self.drafts = 0
         """Rows that ran drafts, each step for itself"""
@@ -387,7 +382,6 @@ class Gate:
 
     @property
     def counts(self) -> DraftCounts:
-        """What became of drafts so far."""
         self._take_in()
         return self._counts
 

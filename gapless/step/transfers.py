@@ -1,10 +1,8 @@
 """Moves pages between the device and their copies in host memory, beside the steps that run.
 
-Each direction has a stream of its own and one transfer at a time. Where no row runs, a second load is queued behind the
-first, so that the loop accounts for one while the next one moves. A transfer is one operation for any number of pages,
-so that beginning it takes the loop little time; the loop does it after it has launched a step. No step waits for a
-transfer. A store reads pages whose step the host has observed, tokens included, and a load writes pages that no step in
-flight can reach; so the host's own order suffices.
+Each direction has a stream of its own. A transfer is one operation for any number of pages, so that beginning it takes
+the loop little time. No step waits for one: a store reads pages whose step the host has observed, tokens included, and
+a load writes pages that no step in flight can reach, so the host's own order suffices.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from gapless.base.records import Int64s
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE, RingSlot, host_bytes
 from gapless.kernels import pages as reference
-from gapless.memory.below import LowerTiers, TierLine
 from gapless.memory.copies import HostCounts, PageCopy
 from gapless.memory.gate import HOST
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
@@ -124,10 +121,6 @@ class Transfers:
         came = bool(self.host.below.lines) and self.host.below.poll()
         return came or loaded is not None or stored is not None
 
-    def attach(self, lines: Sequence[TierLine]) -> LowerTiers:
-        """Have the host tier pass copies on to tiers below."""
-        return self.host.attach(lines, self.slot)
-
     def stretches(self) -> tuple[int, int, int, int]:
         """Return when pages moved to the device, from and until, and from it, since the last call; zeros for never."""
         return *self.bulk_in.stretch(), *self.bulk_out.stretch()
@@ -188,8 +181,11 @@ class Transfers:
         something has ended or was waited for. Only the loop's observe does."""
         if self.poll():
             return True
-        way = self.bulk_in if self.bulk_in.on_its_way else self.bulk_out
-        return way.wait(bell)
+        for way in (self.bulk_in, self.bulk_out):
+            if way.underway:
+                way.underway[0].fence.wait(bell)
+                return True
+        return False
 
 
 class Underway(NamedTuple):
@@ -299,12 +295,6 @@ class TransferWay:
         if not self._until or one.began - self._until > ONE_STRETCH_NS:
             self._from = one.began
         self._until = self._ended = until
-
-    def wait(self, bell: Bell) -> bool:
-        if not self.underway:
-            return False
-        self.underway[0].fence.wait(bell)
-        return True
 
 
 def _stride(memory: Tensor) -> int:

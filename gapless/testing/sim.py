@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError
+from gapless.device.common import HostMemoryDevice
 from gapless.device.fault import Fault
 from gapless.device.record import TapeGraph, record_on
-from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
+from gapless.device.ring import Fence, check_upload
 from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.testing.adversary import Adversary
 
@@ -152,7 +153,7 @@ class SimBell(HostBell):
         return self.device.run_until_rung(seconds)
 
 
-class SimDevice:
+class SimDevice(HostMemoryDevice):
     """Runs the same programs on the calling thread, at moments that `seed` decides.
 
     At every touch (launch, record, after, done, wait, clock) the adversary may run operations of any stream.
@@ -172,50 +173,20 @@ class SimDevice:
         self.host_now = 0
         self.trace: deque[tuple[str, int, str]] = deque(maxlen=TRACE_OPS)
         self.streams = tuple(SimStream(name, self) for name in (*STREAMS, ATTENDANT))
-        self.compute, self.token_out, self.bulk_out, self.bulk_in, self._attendant = self.streams
+        self.compute, self.token_out, self.bulk_out, self.bulk_in, self.attendant = self.streams
         self._random = random.Random(seed)
         self.adversary = Adversary(self._random, mood)
         self._inside = False
 
-    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
-        if fence is not None:
-            self._attendant.after(fence)
-        self._attendant.launch(work)
-
     def clock(self) -> int:
         self.touch()
         return self.host_now
-
-    def ring(self, slots: int, nbytes: int) -> Ring:
-        return Ring(slots, nbytes, pin=False)
-
-    def host_memory(self, nbytes: int) -> Tensor:
-        return zeros_of_pages(nbytes)
-
-    def upload(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src, non_blocking=True)
-
-    def download(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src, non_blocking=True)
 
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> TapeGraph:
         return TapeGraph(key, record_on(self, key, program, buffers))
 
     def memory(self) -> tuple[int, int]:
         return MEMORY_BYTES, MEMORY_BYTES
-
-    def reserve(self, programs: int, graphs: int) -> None:
-        pass
-
-    def allocations(self) -> int:
-        return 0
-
-    def run(self, program: Program, *args: Any) -> None:
-        self.compute.launch(program, *args)
-        self.compute.record().wait()
-
-    def fail(self, error: BaseException) -> None:
-        self.fault.set(error, "the device was failed")
 
     def drain(self) -> None:
         self.fault.check()

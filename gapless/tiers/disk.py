@@ -15,7 +15,7 @@ import os
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,18 +240,14 @@ def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
 def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
     """Return the records of pages that a log says are there, in its order."""
     by_slot: dict[int, DiskRecord] = {}
-    for record in _records_in(log, namespace):
+    for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
+        if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is None:
+            continue
         by_slot.pop(record.slot, None)
         if record.nbytes:
             by_slot[record.slot] = record
     by_key = {record.key: record for record in by_slot.values()}
     return [record for record in by_slot.values() if by_key[record.key] is record]
-
-
-def _records_in(log: bytes, namespace: bytes) -> Iterator[DiskRecord]:
-    for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
-        if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is not None:
-            yield record
 
 
 def describe(directory: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from enum import IntEnum
 from hashlib import sha256
 from typing import Any
 
+from gapless.base.errors import ConfigError
+from gapless.base.peers import PeerFiles
 from gapless.tiers.seam import Found, Namespace
 
 SECONDS = 1.0
@@ -49,50 +51,39 @@ ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """What a frame says: its number, and the most bytes that it may have."""
 
-    HELLO = 1
-    CHALLENGE = 2
-    PROOF = 3
-    WELCOME = 4
-    ASK = 5
+    limit: int
+
+    def __new__(cls, number: int, limit: int) -> FrameKind:
+        kind = int.__new__(cls, number)
+        kind._value_, kind.limit = number, limit
+        return kind
+
+    HELLO = 1, len(_MAGIC) + _NONCE + 32
+    CHALLENGE = 2, _NONCE + 32 + _MAC
+    PROOF = 3, _MAC + 65_536
+    WELCOME = 4, 65_536
+    ASK = 5, ASK.size + MAX_NAME + MAX_KEYS * KEY_BYTES
     """Which of these keys are there, for the request of this name?"""
-    ANSWER = 6
+    ANSWER = 6, MAX_KEYS
     """A byte a key: its place in ANSWERS"""
-    FETCH = 7
+    FETCH = 7, MAX_FETCH * KEY_BYTES
     """Send these pages, until one is not there."""
-    PAGE = 8
+    PAGE = 8, PAGE.size
     """A page; its bytes follow the frame."""
-    GONE = 9
+    GONE = 9, 0
     """The next page is not there."""
-    MAP = 10
+    MAP = 10, 0
     """May your memory be read in place? Asked at a unix socket."""
-    MEMORY = 11
+    MEMORY = 11, MEMORY.size
     """It may, or not; the file comes with the frame."""
-    LENT = 12
+    LENT = 12, LENT.size
     """A page in that memory. It stays as it is until the taker's next frame, if that comes in time."""
-    RETURN = 13
+    RETURN = 13, 0
     """The taker has copied what was lent."""
-    RETURNED = 14
+    RETURNED = 14, 0
     """It was the same page until then. The answer to a RETURN in time; after that the connection has ended."""
-
-
-LIMITS = {
-    FrameKind.HELLO: len(_MAGIC) + _NONCE + 32,
-    FrameKind.CHALLENGE: _NONCE + 32 + _MAC,
-    FrameKind.PROOF: _MAC + 65_536,
-    FrameKind.WELCOME: 65_536,
-    FrameKind.ASK: ASK.size + MAX_NAME + MAX_KEYS * KEY_BYTES,
-    FrameKind.ANSWER: MAX_KEYS,
-    FrameKind.FETCH: MAX_FETCH * KEY_BYTES,
-    FrameKind.PAGE: PAGE.size,
-    FrameKind.GONE: 0,
-    FrameKind.MAP: 0,
-    FrameKind.MEMORY: MEMORY.size,
-    FrameKind.LENT: LENT.size,
-    FrameKind.RETURN: 0,
-    FrameKind.RETURNED: 0,
-}
 
 
 class PeerError(OSError):
@@ -140,14 +131,14 @@ class FrameSocket:
         if page:
             self._raw.sendall(page)
 
-    def receive(self, *kinds: FrameKind, seconds: float = SECONDS) -> tuple[FrameKind, bytes]:
+    def receive(self, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
         """Return the next frame, which must be one of these. Raises OSError."""
-        until = self._clock() + seconds
+        until = self._clock() + SECONDS
         head = bytearray(_HEAD.size)
         self.fill(memoryview(head), until)
         number, length = _HEAD.unpack(head)
         kind = next((kind for kind in kinds if kind == number), None)
-        if kind is None or length > LIMITS[kind]:
+        if kind is None or length > kind.limit:
             raise PeerError(f"the peer sent a frame of type {number} and {length} bytes, which was not due")
         body = bytearray(length)
         self.fill(memoryview(body), until)
@@ -222,6 +213,24 @@ class FrameSocket:
         return bytes(self._wire.recv(1, socket.MSG_PEEK))
 
 
+def tls_of(files: PeerFiles | None, gives: bool) -> ssl.SSLContext | None:
+    """Return what the connections of one side need, which shows a certificate and trusts an authority of its own; None
+    where there is no TLS. Raises ConfigError naming the file."""
+    if files is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if gives else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    where = f"kv_peer_ssl_certfile {files.certfile} with kv_peer_ssl_keyfile {files.keyfile}"
+    try:
+        context.load_cert_chain(files.certfile, files.keyfile, password="")  # never asked for at a terminal
+        where = f"kv_peer_ssl_ca_certs {files.ca_certs}"
+        context.load_verify_locations(files.ca_certs)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be used: {error.strerror or error}") from error
+    return context
+
+
 def keys_in(body: bytes, count: int) -> list[bytes]:
     """Return the keys in a frame. Raises PeerError where there are more or fewer."""
     if len(body) != count * KEY_BYTES:
@@ -236,7 +245,7 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     peer.send(FrameKind.HELLO, hello)
     challenge = peer.receive(FrameKind.CHALLENGE)[1]
     said, proof = challenge[:-_MAC], challenge[-_MAC:]
-    if len(challenge) != LIMITS[FrameKind.CHALLENGE] or not _proves(proof, key, b"gives", hello + said):
+    if len(challenge) != FrameKind.CHALLENGE.limit or not _proves(proof, key, b"gives", hello + said):
         raise PeerRefused("the peer has another key")
     peer.send(FrameKind.PROOF, _proof(key, b"takes", hello + said), namespace.text.encode())
     _check_same(namespace, said[_NONCE:], peer.receive(FrameKind.WELCOME)[1])
@@ -246,7 +255,7 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
     """Begin as the one that gives pages; `enter` may refuse a peer that has the key. Raises PeerRefused, OSError."""
     peer.secure()
     hello = peer.receive(FrameKind.HELLO)[1]
-    if len(hello) != LIMITS[FrameKind.HELLO] or not hello.startswith(_MAGIC):
+    if len(hello) != FrameKind.HELLO.limit or not hello.startswith(_MAGIC):
         raise PeerError("the peer speaks another protocol, or another version of it")
     said = secrets.token_bytes(_NONCE) + namespace.digest
     peer.send(FrameKind.CHALLENGE, said, _proof(key, b"gives", hello + said))

@@ -15,7 +15,6 @@ GENERATIONS = 8
 
 
 def most() -> int:
-    """Return the most entries of a history."""
     return 2 * GENERATIONS
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -34,25 +35,23 @@ from gapless.tiers.shared import Bytes, Copies, mapped
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
 """Seconds for which a peer is left alone after failures"""
-PAGES = (FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
-"""What answers a fetch"""
 REPEAT_SECONDS = 0.005
 """How often a peer is asked about pages that are to come"""
 
 log = logging.getLogger("gapless.tiers")
 
 
+@dataclass(eq=False)
 class LinkQuestion:
     """Keys that a peer is asked for until it has decided about all, or `until`. Its thread alone writes `found`."""
 
-    def __init__(self, link: PeerLink, name: str, keys: Sequence[bytes], until: float) -> None:
-        self.link = link
-        self.name = name
-        self.keys = keys
-        self.until = until
-        self.found = [Found.PENDING] * len(keys)
-        self.due = 0.0
-        """When it is asked again"""
+    link: PeerLink
+    name: str
+    keys: Sequence[bytes]
+    until: float
+    found: list[Found]
+    due: float = 0.0
+    """When it is asked again"""
 
     @property
     def open(self) -> bool:
@@ -63,15 +62,13 @@ class LinkQuestion:
         self.found = [Found.MISS if found is Found.PENDING else found for found in self.found]
 
 
+@dataclass(eq=False)
 class LinkLoad:
-    """Pages to fetch."""
-
-    def __init__(self, job: int, pages: Sequence[TierPage]) -> None:
-        self.job = job
-        self.pages = pages
-        self.cancelled = False
-        self.checksums: list[int] = []
-        """Those of the pages that have come"""
+    job: int
+    pages: Sequence[TierPage]
+    cancelled: bool = False
+    checksums: list[int] = field(default_factory=list)
+    """Those of the pages that have come"""
 
     def end(self) -> JobEnd:
         """Return its end: what has come, whatever went wrong after it."""
@@ -153,7 +150,6 @@ class PeerLink:
         self._thread = threading.Thread(target=self._run, name=f"gapless-peer-{self.address}", daemon=True)
 
     def start(self) -> PeerLink:
-        """Begin to connect, on a thread."""
         self._thread.start()
         return self
 
@@ -161,7 +157,7 @@ class PeerLink:
 
     def ask(self, name: str, keys: Sequence[bytes], until: float) -> LinkQuestion:
         """Ask for these keys. Pages of the request of this name are waited for; a peer that it names is tried again."""
-        question = LinkQuestion(self, name, keys, until)
+        question = LinkQuestion(self, name, keys, until, [Found.PENDING] * len(keys))
         self._order(question)
         return question
 
@@ -267,7 +263,7 @@ class PeerLink:
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
         lent: list[tuple[memoryview, int, int]] = []
         for page in pages:
-            kind, body = peer.receive(*PAGES)
+            kind, body = peer.receive(FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
             if kind is FrameKind.GONE:
                 break
             form = LENT if kind is FrameKind.LENT else PAGE

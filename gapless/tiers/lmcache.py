@@ -154,7 +154,7 @@ class LMCacheTier(BlockingTier):
         """The server may evict these pages again."""
         held = [look for look in looks if look.hits]
         self._client.call(Operation.FREE, [(look.key | {"end": look.hits * self._chunk}, 1) for look in held], None)
-        self._client.tell(Operation.END, [(look.key["request_id"],) for look in looks])
+        self._client.send(Operation.END, [(look.key["request_id"],) for look in looks])
 
     def _write(self, looks: Sequence[_Look]) -> set[bytes]:
         """Write the next chunk of these pages' histories; return the keys of those that the server took."""
@@ -180,7 +180,7 @@ class LMCacheTier(BlockingTier):
     def _place(self, page: TierPage, answer: ChunkPlace | None) -> int | None:
         """Return where the pool has room for this page, or the page; None where an answer names no such place."""
         slots = answer.context.slots if answer is not None and answer.success else []
-        nbytes = HEAD_BYTES + self._slot_bytes(page.key)
+        nbytes = HEAD_BYTES + self._setup.slot_bytes[_group(page.key)]
         fits = len(slots) == 1 and slots[0].length == nbytes and 0 <= slots[0].offset <= self._pool_bytes - nbytes
         return slots[0].offset if fits else None
 
@@ -198,9 +198,6 @@ class LMCacheTier(BlockingTier):
             "start": 0, "end": len(tokens), "request_id": f"gapless-{self._instance:x}-{self._requests}",
             "cache_salt": "", "request_configs": None, "num_kv_readers": 1,
         }  # fmt: skip
-
-    def _slot_bytes(self, key: bytes) -> int:
-        return self._setup.slot_bytes[_group(key)]
 
     def _model(self, group: int) -> str:
         return f"gapless-{self._namespace.hex()[:32]}-{group}"

@@ -31,15 +31,11 @@ class Operation(IntEnum):
 
 
 class PoolSlot(msgspec.Struct):
-    """A place in the pool."""
-
     offset: int
     length: int
 
 
 class PoolSlots(msgspec.Struct):
-    """The places that the server names."""
-
     slots: list[PoolSlot] = []
 
 
@@ -51,8 +47,6 @@ class ChunkPlace(msgspec.Struct):
 
 
 class Registered(msgspec.Struct):
-    """The server's shared memory."""
-
     shm_name: str
     pool_size: int
 
@@ -95,7 +89,7 @@ class LMCacheClient:
 
         The server is silent about calls that it cannot do.
         """
-        first = self._send(operation, calls)
+        first = self.send(operation, calls)
         answers: dict[int, T | None] = {}
         until = time.monotonic() + self._seconds
         try:
@@ -112,12 +106,8 @@ class LMCacheClient:
             raise ConnectionError(str(error)) from error
         return [answers[number] for number in range(first, self._number)]
 
-    def tell(self, operation: Operation, calls: Sequence[Sequence[Any]]) -> None:
-        """Make calls whose answers do not matter. Raises OSError."""
-        self._send(operation, calls)
-
-    def _send(self, operation: Operation, calls: Sequence[Sequence[Any]]) -> int:
-        """Return the number of the first call."""
+    def send(self, operation: Operation, calls: Sequence[Sequence[Any]]) -> int:
+        """Make calls, and wait for no answer; return the number of the first. Raises OSError."""
         self.open()
         first, self._number = self._number, self._number + len(calls)
         try:

@@ -133,7 +133,7 @@ class NixlTier(BlockingTier):
     def _histories(self, keys: Sequence[bytes]) -> list[int]:
         """Return how many objects there are of each key; as many as there may be while the storage is left alone."""
         counts, open_ = [0] * len(keys), [*range(len(keys))]
-        if time.monotonic() < self._next_try or self._silent():
+        if time.monotonic() < self._next_try or not self._question.done():
             return [most()] * len(keys)
         while open_:
             names = [(0, 0, 0, self._object(keys[place], counts[place] + more)) for place in open_ for more in (0, 1)]
@@ -168,10 +168,6 @@ class NixlTier(BlockingTier):
             return question.result(self._seconds)
         except Exception:
             return None
-
-    def _silent(self) -> bool:
-        """Return whether an earlier question has still no answer."""
-        return not self._question.done()
 
     def _object(self, key: bytes, generation: int) -> str:
         return f"{self._prefix}/{key[:-GROUP_BYTES].hex()}-{key[-GROUP_BYTES:].hex()}-{generation}"

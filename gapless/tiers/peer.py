@@ -13,13 +13,13 @@ from itertools import takewhile
 
 from gapless.base.peers import PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
+from gapless.tiers.frames import tls_of
 from gapless.tiers.giving import PeerServer
 from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerCaller, PeerLink
 from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
 from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
-from gapless.tiers.tls import tls_of
-from gapless.tiers.worker import IN_TIME, TierQuestion, TierWorker
+from gapless.tiers.worker import TierQuestion, TierWorker
 
 SHELF_BYTES = 2**30
 """How much is kept for peers, where the user does not say"""
@@ -136,11 +136,6 @@ class PeerWorker(TierWorker):
         super().__init__(name, tier, ring, clock)
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
-
-    def ask_for(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
-        """Ask which of these keys peers have; what a request claims may be still to come."""
-        late_at = self._clock() + IN_TIME * seconds
-        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def begin(self, name: str) -> None:
         """A request of this name has come: its pages will."""

@@ -13,7 +13,6 @@ HEAD_BYTES = _HEAD.size + SEAL_BYTES
 
 
 def head_of(namespace: bytes, page: TierPage) -> bytes:
-    """Return the head of a page to store."""
     body = _HEAD.pack(_MAGIC, len(page.slot), page.checksum)
     return body + seal(namespace, page.key, body)
 

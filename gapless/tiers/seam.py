@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from hashlib import blake2b, sha256
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 GROUP_BYTES = 4
 """Bytes of a key after the page's digest: the number of its page group"""
@@ -85,7 +85,10 @@ class TierSetup(NamedTuple):
 
 
 class KVTier(Protocol):
-    """A tier. All calls come from one thread; none but `close` may take longer than its deadlines."""
+    """A tier. All calls come from one thread; none but `close` may take longer than its deadlines.
+
+    One that knows how much it keeps has a property `room`: bytes of pages that are kept, and that may be.
+    """
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         """Return what there is, in the order of the keys."""
@@ -120,16 +123,6 @@ class KVTier(Protocol):
 
     def close(self) -> None:
         """End all jobs, and leave the slots alone for good."""
-        ...
-
-
-@runtime_checkable
-class SizedTier(Protocol):
-    """A tier that knows how much it keeps, which few do."""
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """Bytes of pages that are kept, and that may be."""
         ...
 
 

@@ -26,8 +26,6 @@ MAX_NAMES = 65_536
 
 
 class ShelfPage(NamedTuple):
-    """A page on the shelf."""
-
     key: bytes
     place: int
     data: memoryview
@@ -138,7 +136,6 @@ class Shelf:
 
     @property
     def lent(self) -> int:
-        """Return how many places have readers."""
         return len(self._lent)
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.tiers.seam import Found, JobEnd, KVTier, SizedTier, TierAnswer, TierPage
+from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
 
 T = TypeVar("T")
 log = logging.getLogger("gapless.tiers")
@@ -22,16 +22,16 @@ IN_TIME = 0.7
 """The part of a question's time after which it is answered with what is known"""
 CLOSE_SECONDS = 10.0
 """How long `close` waits for jobs that have begun"""
+NEVER = float("inf")
 
 
 class TierJob(NamedTuple):
-    """An order to load or store."""
-
     number: int
     pages: Sequence[TierPage]
     loads: bool
     late_at: float
-    """When a load is cancelled; a store never is."""
+    """When a load is cancelled, which happens once; a store never is."""
+    began: float = 0.0
 
 
 class TierQuestion(NamedTuple):
@@ -41,7 +41,7 @@ class TierQuestion(NamedTuple):
     keys: Sequence[bytes]
     found: list[Found]
     late_at: float
-    transfer: KVTransfer = NO_TRANSFER
+    transfer: KVTransfer
     """What the request says about peers"""
 
 
@@ -66,26 +66,25 @@ class TierWorker:
         self._stores: deque[TierJob | Callable[[], None]] = deque()
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
-        self._began: dict[int, float] = {}
         self._last_end = {True: 0.0, False: 0.0}
         """When a load, and a store, ended last"""
-        self._cancelled: set[int] = set()
         self._news: deque[TierAnswer | JobEnd] = deque()
         self._wake = threading.Event()
-        self._closes_at = float("inf")
+        self._closes_at = NEVER
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to take orders."""
         self._thread.start()
 
     # For the loop.
 
-    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
+    def ask(
+        self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer = NO_TRANSFER
+    ) -> None:  # fmt: skip
         """Ask which of these keys the tier has. What it cannot say within `seconds` it has not: those who ask wait no
-        longer, so the answer goes out a little before."""
+        longer, so the answer goes out a little before. What a request claims from a peer may be still to come."""
         late_at = self._clock() + IN_TIME * seconds
-        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at))
+        self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
         """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
@@ -93,14 +92,12 @@ class TierWorker:
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
-        self._send(self._stores, TierJob(job, pages, False, float("inf")))
+        self._send(self._stores, TierJob(job, pages, False, NEVER))
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Have the tier forget these pages."""
         self._send(self._quick, lambda: self._tier.drop(keys))
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Tell the tier that these pages are in use."""
         self._send(self._quick, lambda: self._tier.touch(keys))
 
     @property
@@ -132,15 +129,12 @@ class TierWorker:
         while True:
             self._wake.clear()
             busy = self.turn()
-            if self._closes(bool(self._ordered or self._begun)):
+            waits = self._ordered or self._begun
+            if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
                 self._wake.wait(POLL_SECONDS if self._begun or self._asking else None)
         self._safely(self._tier.close)
-
-    def _closes(self, busy: bool) -> bool:
-        closing = self._closes_at < float("inf")
-        return closing and (not busy or self._clock() > self._closes_at)
 
     def turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""
@@ -169,8 +163,8 @@ class TierWorker:
             self._safely(order)
 
     def _begin(self, job: TierJob) -> None:
-        self._begun[job.number] = job
-        self._began[job.number] = now = self._clock()
+        now = self._clock()
+        self._begun[job.number] = job._replace(began=now)
         if now > job.late_at:
             self._end(JobEnd(job.number, ()))
             return
@@ -183,17 +177,16 @@ class TierWorker:
     def _end(self, end: JobEnd) -> None:
         """Pass on the end of a job, if it has not ended before."""
         if (job := self._begun.pop(end.job, None)) is not None:
-            self._cancelled.discard(end.job)
             self._look_at_room()
             end = self._safely(lambda: _sound(end, len(job.pages))) or JobEnd(job.number, (), failed=True)
             # A tier that takes orders faster than it fills them has them wait for those in front.
-            now, since = self._clock(), max(self._began.pop(end.job), self._last_end[job.loads])
+            now, since = self._clock(), max(job.began, self._last_end[job.loads])
             self._last_end[job.loads] = now
             self._tell(end._replace(seconds=now - since))
 
     def _look_at_room(self) -> None:
         def look() -> tuple[int, int]:
-            used, size = self._tier.room if isinstance(self._tier, SizedTier) else (0, 0)
+            used, size = getattr(self._tier, "room", (0, 0))
             return int(used), int(size)  # a plug-in may say anything, and the loop reads this
 
         self._room = self._safely(look) or self._room
@@ -201,8 +194,8 @@ class TierWorker:
     def _cancel_late(self) -> None:
         now = self._clock()
         for number, job in [*self._begun.items()]:
-            if now > job.late_at and number not in self._cancelled:
-                self._cancelled.add(number)
+            if now > job.late_at:
+                self._begun[number] = job._replace(late_at=NEVER)
                 self._safely(partial(self._tier.cancel, number))
 
     def _ask_again(self) -> None:

@@ -36,8 +36,8 @@ def replayed_beside(loop):
 
     def look(plan, requests):
         flight = launch(plan, requests)
-        if plan.chunks and flight.places > 1:
-            seen.append(flight.captured)
+        if plan.chunks and flight.batch.places > 1:
+            seen.append(flight.decision.captured)
         return flight
 
     loop.launcher.launch = look

@@ -88,13 +88,13 @@ def test_lines_of_null_rows_are_inert_and_nobody_reads_them(kind):
     sizes = set()
 
     def read_beside_liars(flight):
-        if flight.captured:
-            sizes.add(flight.samples)
+        if flight.decision.captured:
+            sizes.add(flight.decision.samples)
             published, home = (
-                words[: 4 * (1 + ROWS)].reshape(-1, 4)[1 + flight.samples :]
+                words[: 4 * (1 + ROWS)].reshape(-1, 4)[1 + flight.decision.samples :]
                 for words in (executor.buffers.lines[flight.outbox.index].numpy(), flight.outbox.array.view(np.int32))
             )
-            assert published.tolist() == [[0, 0, int(Flag.INERT), -1]] * (ROWS - flight.samples)
+            assert published.tolist() == [[0, 0, int(Flag.INERT), -1]] * (ROWS - flight.decision.samples)
             home[:] = (1, 1, int(Flag.LIVE), 5)  # row 1 in its first generation goes on with token 5
         return read(flight)
 

@@ -61,7 +61,7 @@ def test_what_one_peer_has_is_found_while_the_look_up_of_another_hangs(opened, p
     taker.links[str(link.address)] = link
     worker = PeerWorker("peers", taker, lambda: None)
     worker.start()
-    worker.ask_for(1, [key(0), key(1)], 0.2, NO_TRANSFER)
+    worker.ask(1, [key(0), key(1)], 0.2, NO_TRANSFER)
     answers = []
     until(lambda: answers.extend(worker.take()) or answers)
     assert answers[0].hits == (True, False)

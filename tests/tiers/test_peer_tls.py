@@ -21,9 +21,8 @@ from gapless.engine.core import build_core
 from gapless.server.config import ServerConfig
 from gapless.server.pair import serve_pair
 from gapless.tiers import frames
-from gapless.tiers.frames import FrameKind, FrameSocket, greet
+from gapless.tiers.frames import FrameKind, FrameSocket, greet, tls_of
 from gapless.tiers.peer import open_peer_tier
-from gapless.tiers.tls import tls_of
 
 pytestmark = needs_openssl
 HOST = "127.0.0.1"

@@ -1,0 +1,54 @@
+"""What devices do alike: all of them, and those whose memory is the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gapless.device.fault import Fault
+from gapless.device.ring import Fence, Ring, zeros_of_pages
+from gapless.device.seam import Program, Stream
+
+
+class CommonDevice:
+    """The part of `seam.Device` that is the same everywhere."""
+
+    fault: Fault
+    compute: Stream
+
+    def run(self, program: Program, *args: Any) -> None:
+        self.compute.launch(program, *args)
+        self.compute.record().wait()
+
+    def fail(self, error: BaseException) -> None:
+        self.fault.set(error, "the device was failed")
+
+
+class HostMemoryDevice(CommonDevice):
+    """A device whose programs run on the host, in its memory."""
+
+    attendant: Stream
+
+    def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
+        if fence is not None:
+            self.attendant.after(fence)
+        self.attendant.launch(work)
+
+    def ring(self, slots: int, nbytes: int) -> Ring:
+        return Ring(slots, nbytes, pin=False)
+
+    def host_memory(self, nbytes: int) -> Tensor:
+        return zeros_of_pages(nbytes)
+
+    def upload(self, dst: Tensor, src: Tensor) -> None:
+        dst.copy_(src, non_blocking=True)
+
+    download = upload
+
+    def reserve(self, programs: int, graphs: int) -> None:
+        pass
+
+    def allocations(self) -> int:
+        return 0
