@@ -82,8 +82,7 @@ def _described(tokenizer: Tokenizer) -> tuple[ReplyTable | None, ReplyTable | No
     """Return the tables that the checkpoint describes, else those whose marks its chat template has."""
     if tokenizer.response_template is not None:
         return compile_response_template(tokenizer.response_template)
-    names = choose_tables(tokenizer.template.source if tokenizer.template else "")
-    return TOOL_TABLES.get(names.tools or ""), REASONING_TABLES.get(names.reasoning or "")
+    return choose_tables(tokenizer.template.source if tokenizer.template else "")
 
 
 def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | None, flag: str) -> ReplyTable | None:
