@@ -74,7 +74,7 @@ class CallGrammar:
         self._functions = functions
         # Few of the tokens occur in a text; looking for all of them in each text would take most of the time.
         texts = "\n".join(_texts(self._form, functions))
-        self._added = {one: token for one, token in added.items() if one in texts}
+        self.added = {one: token for one, token in added.items() if one in texts}
 
     def calls(self, many: bool) -> str:
         """Return the grammar of a reply that is nothing but calls; `many` allows more than one."""
@@ -96,7 +96,7 @@ class CallGrammar:
         if not self._table.sure:
             return self._lines("start: calls | TEXT?", calls)
         alone = not (form.opening or form.closing)
-        if form.trigger in self._added:
+        if form.trigger in self.added:
             return self._lines(f"start: TEXT? (calls TEXT?){times}", "calls: call" if alone else calls)
         # The trigger is found in the text: a lazy rule takes everything up to its end. A token in it ends the text.
         text, token, rest = f" {self._text(form.trigger)}".partition(" <[")
@@ -128,7 +128,7 @@ class CallGrammar:
         return f"/{text}/" + f" & ~/(?s:.*)({'|'.join(inside)})(?s:.*)/" * bool(inside)
 
     def _text(self, text: str) -> str:
-        return as_terminals(text, self._added)
+        return as_terminals(text, self.added)
 
     def _rules(self, head: str = "") -> list[str]:
         """Return the rules of `call`. With `head`, calls begin with the rule `head`, which takes that text."""
@@ -157,10 +157,6 @@ class CallGrammar:
     def heads(self) -> list[str]:
         """Texts that end the name of a parameter."""
         return [move.terminal for move in self._table.moves if move.state is ReplyState.KEY]
-
-    @property
-    def added(self) -> Mapping[str, int]:
-        return self._added
 
 
 def _texts(form: CallForm, functions: Sequence[Function]) -> Iterator[str]:

@@ -10,16 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gapless.base.errors import ConfigError
-from gapless.text.reply_parser import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Content,
-    Reasoning,
-    ReplyEvent,
-    ReplyFormat,
-    added_tokens,
-)
+from gapless.text.reply_parser import CallArguments, CallBegun, CallEnded, Content, Reasoning, ReplyEvent, ReplyFormat
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable, choose_tables
 from gapless.text.response_template import compile_response_template
 from gapless.text.tokenizer import Tokenizer
@@ -57,8 +48,8 @@ class ReplyForms:
         found = _described(tokenizer) if "auto" in (tools, reasoning) else (None, None)
         self.tools = _table(TOOL_TABLES, tools, found[0], "tool_call_parser")
         self.reasoning = _table(REASONING_TABLES, reasoning, found[1], "reasoning_parser")
-        self.special = {tokenizer.token_str(token): token for token in tokenizer.special_ids}
-        self.added = added_tokens(tokenizer)
+        self.special_ids = tokenizer.special_ids
+        self._added = tokenizer.added
         self._formats: dict[bool, ReplyFormat] = {}
 
     def format(self, tools: bool) -> ReplyFormat | None:
@@ -67,7 +58,7 @@ class ReplyForms:
         if table is None and self.reasoning is None:
             return None
         if tools not in self._formats:
-            self._formats[tools] = ReplyFormat(table, self.reasoning, self.added)
+            self._formats[tools] = ReplyFormat(table, self.reasoning, self._added)
         return self._formats[tools]
 
     def names(self) -> dict[str, str | None]:

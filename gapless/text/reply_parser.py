@@ -25,7 +25,6 @@ from gapless.text.call_values import (
     ValueScanner,
 )
 from gapless.text.reply_tables import Move, ReplyState, ReplyTable
-from gapless.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,6 @@ MAX_WORD = 1_000
 """Characters of a name or a head that are kept; with more than these it names nothing."""
 
 
-def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens that were added to a vocabulary whole, with their ids."""
-    return {token.content: i for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
-
-
 def _within(table: ReplyTable, added: Mapping[str, int]) -> list[str]:
     """Return the added tokens of which a table's terminals are made, in part or whole."""
     return [text for text in added if len(text) > 1 and any(text in move.terminal for move in table.moves)]
@@ -130,7 +124,8 @@ class ReplyFormat:
     ) -> None:
         self.tools = tools or _NO_TABLE
         self.reasoning = reasoning or _NO_TABLE
-        added = added or {}
+        self.added = added = added or {}
+        """Tokens that were added to the vocabulary whole, with their ids"""
         moves = (*self.reasoning.moves, *self.tools.moves)
         self.channels = (*self.tools.channels, *self.reasoning.channels)
         self.terminal_of = {added[move.terminal]: move.terminal for move in moves if move.terminal in added}
@@ -177,8 +172,6 @@ class ReplyParser:
     """Splits one reply. Feed it every token with `push`, then call `finish` once."""
 
     def __init__(self, form: ReplyFormat, functions: Mapping[str, Any], state: ReplyState) -> None:
-        self.reasoning_tokens = 0
-        """Tokens that came while the model was reasoning, the closing terminal included."""
         self._form = form
         self._tools = form.tools
         self._functions = functions
@@ -218,7 +211,6 @@ class ReplyParser:
 
         The text of a terminal's token may be missing, as when special tokens are skipped.
         """
-        self.reasoning_tokens += self.in_reasoning and token is not None
         literal = "" if token is None else self._form.terminal_of.get(token, "")
         plain = text.removesuffix(literal)
         for at in range(0, len(plain), PIECE):

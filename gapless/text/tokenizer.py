@@ -41,7 +41,10 @@ class Tokenizer:
         _mark_special(backend, self.special.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Token ids of the tokenizer itself; a model's vocabulary may be padded beyond it."""
-        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        added = backend.get_added_tokens_decoder()
+        self.added = {token.content: i for i, token in added.items()}
+        """Tokens that were added to the vocabulary whole, with their ids."""
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         steps = decoder_types(backend)
         self.byte_level = steps == ["ByteLevel"]
         """Decoding is nothing but joining the tokens' bytes."""
@@ -109,7 +112,7 @@ class Tokenizer:
     @cached_property
     def max_token_bytes(self) -> int:
         """Length of the longest token: text longer than context * this cannot fit, whatever its tokens are."""
-        added = max((len(t.content.encode()) for t in self.backend.get_added_tokens_decoder().values()), default=1)
+        added = max((len(text.encode()) for text in self.added), default=1)
         tokens = self.backend.get_vocab(with_added_tokens=False)
         # A byte-level vocabulary writes each byte as one character.
         plain = max(map(len, tokens if self.byte_level else map(str.encode, tokens)), default=1)
