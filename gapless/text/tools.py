@@ -145,8 +145,7 @@ def call_form(
     if not held and (answer is None or not use.tools or reply.tools.form is None):
         return None
     functions = [
-        Function(name, schema if use.must or name in use.strict else None, schema, use.fields[name])
-        for name, schema in use.schemas.items()
+        Function(name, schema, use.must or name in use.strict, use.fields[name]) for name, schema in use.schemas.items()
     ]
     grammar = CallGrammar(reply.tools, functions, reply.added, _source(use, form))
     if use.must:  # then there is no text
