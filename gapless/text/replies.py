@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gapless.base.errors import ConfigError
-from gapless.text.reply_parser import CallArguments, CallBegun, CallEnded, Content, Reasoning, ReplyEvent, ReplyFormat
+from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent, ReplyFormat
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable, choose_tables
 from gapless.text.response_template import compile_response_template
 from gapless.text.tokenizer import Tokenizer
@@ -120,23 +120,18 @@ class ReplyReader:
                 self._plain = 0
         self._pending += text
         events: list[ReplyEvent] = []
-        read = 0
         while self._terminals:
             token, count = self._terminals[0]
-            literal = self._form.terminal_of[token]
-            at = self._pending.find(literal, read)
-            if at < 0:
-                break
+            before, literal, after = self._pending.partition(self._form.terminal_of[token])
+            if not literal:
+                return self._shown(events)
             self._terminals.popleft()
             self._count(count)
-            events += self._parser.push(None, self._pending[read:at]) + self._parser.push(token, literal)
-            read = at + len(literal)
-        self._pending = self._pending[read:]
-        if not self._terminals:
-            self._count(self._plain)
-            self._plain = 0
-            events += self._parser.push(None, self._pending)
-            self._pending = ""
+            events += self._parser.push(None, before) + self._parser.push(token, literal)
+            self._pending = after
+        self._count(self._plain)
+        events += self._parser.push(None, self._pending)
+        self._plain, self._pending = 0, ""
         return self._shown(events)
 
     def finish(self) -> list[ReplyEvent]:
@@ -156,7 +151,7 @@ class ReplyReader:
         return [event for event in events if self._passes(event)]
 
     def _passes(self, event: ReplyEvent) -> bool:
-        if isinstance(event, CallBegun | CallArguments | CallEnded):
+        if isinstance(event, CallBegun | CallArguments):
             return self._parallel or event.index == 0
         return self._include or not isinstance(event, Reasoning)
 

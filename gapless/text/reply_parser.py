@@ -58,14 +58,7 @@ class CallArguments:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """No more arguments of this call will come."""
-
-    index: int
-
-
-ReplyEvent = Content | Reasoning | CallBegun | CallArguments | CallEnded
+ReplyEvent = Content | Reasoning | CallBegun | CallArguments
 
 _S = ReplyState
 _PROSE = (_S.CONTENT, _S.REASONING)
@@ -224,11 +217,9 @@ class ReplyParser:
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back; call it once, after the last token."""
         self._read(last=True)
-        if self._state in _VALUES and self._parameters is not None:
+        if self._parameters is not None and self._state in _VALUES:
             self._write(self._parameters.cut())
-        if self._parameters is not None:
-            self._end_call(whole=False)
-        elif self._unsure:
+        elif self._parameters is None and self._unsure:
             self._give_up()
         if self._space and self._state in _PROSE:
             self._say(self._space)
@@ -428,12 +419,9 @@ class ReplyParser:
             self._written = True
             self._events.append(CallArguments(self._calls, text))
 
-    def _end_call(self, whole: bool = True) -> None:
-        """End the open call; what is not whole is left open."""
+    def _end_call(self) -> None:
         assert self._parameters is not None
-        if whole:
-            self._write(self._parameters.end() if self._written else "{}")
-        self._events.append(CallEnded(self._calls))
+        self._write(self._parameters.end() if self._written else "{}")
         self._parameters = None
         self._calls += 1
 

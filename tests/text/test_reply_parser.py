@@ -14,7 +14,6 @@ from gapless.text.incremental import Detokenizer
 from gapless.text.reply_parser import (
     CallArguments,
     CallBegun,
-    CallEnded,
     Content,
     Reasoning,
     ReplyFormat,
@@ -194,7 +193,7 @@ def test_the_name_of_a_hermes_call_comes_with_its_closing_quote() -> None:
     assert parser.push(None, 'w"') == [CallBegun(0, "now", None)]
     assert parser.push(None, ', "arguments": {"a"') == [CallArguments(0, '{"a"')]
     assert parser.push(None, ": 1}") == [CallArguments(0, ": 1}")]
-    assert parser.push(None, "}") == [CallEnded(0)]
+    assert parser.push(None, "}") == []
 
 
 # Broken replies
@@ -354,7 +353,7 @@ def test_lone_surrogates_do_not_reach_the_client() -> None:
 def test_events_of_a_whole_reply_come_in_order() -> None:
     golden = GOLDEN["hermes"]
     kinds = [type(event) for event in feed(form_of(golden).parser(), [golden.text])]
-    call = [CallBegun, CallArguments, CallEnded]
+    call = [CallBegun, CallArguments]
     assert kinds == [Reasoning, Content, *call, *call]
 
 
