@@ -71,7 +71,8 @@ class Tokenizer:
         special = _special_tokens(read_json(root / "special_tokens_map.json") or {}, config)
         _add_configured(backend, config, root / "tokenizer_config.json")
         sources = {"default": template_text(chat_template)} if chat_template else _template_sources(root, config)
-        template = ChatTemplate(sources, special, name=chat_template_name(root, chat_template)) if sources else None
+        name = "the given chat template" if chat_template else f"the chat template of {root}"
+        template = ChatTemplate(sources, special, name) if sources else None
         return cls(backend, special=special, config=config, template=template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -181,11 +182,6 @@ def template_text(given: str) -> str:
     if text is None:
         raise CheckpointError(f"chat template file {given} does not exist; name a file or give the template itself")
     return text
-
-
-def chat_template_name(root: Path, given: str | None) -> str:
-    """Return the name of the template for error texts."""
-    return "the given chat template" if given else f"the chat template of {root}"
 
 
 def _load_backend(path: Path) -> Backend:
