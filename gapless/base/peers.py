@@ -11,8 +11,8 @@ from gapless.base.errors import ConfigError
 
 ROLES = ("prefill", "decode", "both")
 LISTEN = "127.0.0.1:5600"
-TIERS = ("host:1GiB", "peer:1GiB")
-"""What an engine with a role has, where the user gives no size"""
+PEER_TIERS = ("host:1GiB", "peer:1GiB")
+"""What an engine with peers has, where the user gives no size"""
 KEY_VARIABLE = "GAPLESS_KV_PEER_KEY"
 LEAST_KEY_BYTES = 16
 
@@ -89,12 +89,6 @@ class PeerPlan(NamedTuple):
         for field, address in (("kv_peer_listen", self.listen), *[("kv_peers", peer) for peer in self.peers]):
             if address is not None and not address.local:
                 yield field, address
-
-
-def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
-    """Return these tiers and those that engines with peers have."""
-    kinds = {tier.partition(":")[0] for tier in tiers}
-    return [*tiers, *[tier for tier in TIERS if plan and tier.partition(":")[0] not in kinds]]
 
 
 def role_plan(

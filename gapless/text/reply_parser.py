@@ -74,11 +74,6 @@ MAX_WORD = 1_000
 """Characters of a name or a head that are kept; with more than these it names nothing."""
 
 
-def _within(table: ReplyTable, added: Mapping[str, int]) -> list[str]:
-    """Return the added tokens of which a table's terminals are made, in part or whole."""
-    return [text for text in added if len(text) > 1 and any(text in move.terminal for move in table.moves)]
-
-
 class Terminals:
     """The terminals that count as text in one state."""
 
@@ -127,8 +122,9 @@ class ReplyFormat:
         for move in self.tools.moves:  # a call may begin before the reasoning was closed
             if move.state is _S.CONTENT and move.to is not _S.CONTENT and move.terminal in added:
                 self.by_token.setdefault((_S.REASONING, move.terminal), move)
-        self.marks = tuple(sorted({*self.terminal_of.values(), *_within(self.tools, added)}))
-        """Added tokens that mean something in a reply."""
+        within = [one for one in added if len(one) > 1 and any(one in move.terminal for move in self.tools.moves)]
+        self.marks = tuple(sorted({*self.terminal_of.values(), *within}))
+        """Added tokens that mean something in a reply, also as parts of a terminal of calls."""
         texts = [move for move in moves if move.terminal not in added]
         self.terminals = {
             (state, begun): Terminals(m for m in texts if m.state is state and not (begun and m.first))

@@ -55,8 +55,6 @@ class Tokenizer:
         """Indexed by skip_special_tokens: token id -> those bytes as text; None when they are no whole characters."""
         self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
         """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
-        self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
-        """Indexed by skip_special_tokens: token id -> whether it is a byte token; None when it shows nothing."""
 
     @classmethod
     def from_dir(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -139,11 +137,6 @@ class Tokenizer:
             return self.bytes_of[skip][token].decode()
         except UnicodeDecodeError:
             return None
-
-    def _kind(self, skip: bool, token: int) -> bool | None:
-        text = self.token_str(token)
-        hidden = not text or (skip and token in self.special_ids)
-        return None if hidden else byte_token(text) is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; options as in ChatTemplate.render. Encode it without special tokens."""
