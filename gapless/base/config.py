@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ConfigError
-from gapless.base.peers import KEY_VARIABLE, LISTEN, ROLES, PeerFiles, PeerPlan, peer_tiers, role_plan
+from gapless.base.peers import KEY_VARIABLE, LISTEN, PEER_TIERS, ROLES, PeerFiles, PeerPlan, role_plan
 from gapless.base.processors import processor_paths
 from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
@@ -65,16 +65,13 @@ def _check_value(name: str, kind: type, value: object, meta: typing.Mapping[str,
     if good and kind in (int, float):
         good = low <= value <= high  # NaN is refused by any comparison
     if not good:
-        raise ConfigError(f"{name} must be {_EXPECTED[kind]}{_bounds(low, high)}, got {value!r}")
+        bounds = "" if math.isinf(low) else f" from {low} to {high}"
+        raise ConfigError(f"{name} must be {_EXPECTED[kind]}{bounds}, got {value!r}")
     if choices and value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _bounds(low: float, high: float) -> str:
-    return "" if math.isinf(low) else f" from {low} to {high}"
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,9 @@ class EngineConfig:
     @property
     def tiers(self) -> dict[str, TierConfig]:
         """Return where copies of KV pages are kept, by kind. Raises ConfigError."""
-        return parse_tiers(peer_tiers(self.peer_plan, self.kv_tiers))
+        kinds = {tier.partition(":")[0] for tier in self.kv_tiers}
+        defaults = [tier for tier in PEER_TIERS if self.peer_plan and tier.partition(":")[0] not in kinds]
+        return parse_tiers([*self.kv_tiers, *defaults])
 
     @property
     def peer_plan(self) -> PeerPlan:

@@ -1,20 +1,4 @@
-"""Every error of gapless, as one tree.
-
-GaplessError
-├── UserError (also ValueError)      the caller can mend it; the text names the field or file and the mend
-│   ├── ConfigError                  a flag or an engine argument
-│   ├── CheckpointError              a model directory: names the file, and the tensor where there is one
-│   └── RequestError                 a field of one request (`param`)
-├── QueueFullError                   the bounded queue is full: try again later
-├── ServerError                      a server that we called, or the hub, cannot be reached, or refused
-└── EngineError (also RuntimeError)  the engine cannot go on
-    ├── DeviceError                  a program raised on the device
-    ├── CaptureError                 a program cannot become a graph; it can still be launched
-    ├── StalledError                 work was present and nothing moved
-    └── EngineDeadError              the engine is gone; every open request gets this
-
-Broken invariants of our own are assertions, not members of this tree.
-"""
+"""Every error of gapless, as one tree. Broken invariants of our own are assertions, not members of it."""
 
 from __future__ import annotations
 
@@ -24,7 +8,7 @@ class GaplessError(Exception):
 
 
 class UserError(GaplessError, ValueError):
-    """The caller can mend this."""
+    """The caller can mend this; the text names the field or file, and the mend."""
 
 
 class ConfigError(UserError):
@@ -48,7 +32,7 @@ class RequestError(UserError):
 
 
 class QueueFullError(GaplessError):
-    """The bounded queue of waiting requests is full."""
+    """The bounded queue of waiting requests is full: try again later."""
 
 
 class ServerError(GaplessError):

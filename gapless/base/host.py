@@ -19,37 +19,33 @@ def usable_cores() -> int:
 
 def processor_says(name: str) -> str:
     """Return the entry `name` of the first processor in /proc/cpuinfo; empty where there is none."""
-    try:
-        lines = CPUINFO.read_text().splitlines()
-    except OSError:
-        return ""
+    lines = _read(CPUINFO).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def memory() -> tuple[int, int]:
     """Free and total bytes for this process."""
     free, total = _machine_memory()
-    limit, used = _read_int("memory.max"), _read_int("memory.current")
-    if limit is None or used is None or limit >= total:
+    limit, used = _read(CGROUP / "memory.max"), _read(CGROUP / "memory.current")
+    if not limit.isdecimal() or not used.isdecimal() or int(limit) >= total:
         return free, total
     # Cached file pages count as used, a loaded checkpoint's too, but are given up when memory is asked for.
-    return max(0, min(free, limit - used + _cached_files())), limit
+    rows = dict(line.split() for line in _read(CGROUP / "memory.stat").splitlines())
+    cached = sum(int(rows.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return max(0, min(free, int(limit) - int(used) + cached)), int(limit)
 
 
-def _cached_files() -> int:
+def _read(path: Path) -> str:
+    """Return the text of a file; empty where there is none."""
     try:
-        rows = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return path.read_text().strip()
     except OSError:
-        return 0
-    return sum(int(rows.get(name, 0)) for name in ("active_file", "inactive_file"))
+        return ""
 
 
 def _quota_cores(cores: int) -> int:
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-    except OSError:
-        return cores
-    return cores if quota == "max" else -(-int(quota) // int(period))
+    quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
+    return -(-int(quota) // int(period)) if quota.isdecimal() else cores
 
 
 def _machine_memory() -> tuple[int, int]:
@@ -60,11 +56,3 @@ def _machine_memory() -> tuple[int, int]:
     # No free figure without /proc: take half, which leaves room for the system.
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return total // 2, total
-
-
-def _read_int(name: str) -> int | None:
-    try:
-        text = (CGROUP / name).read_text().strip()
-    except OSError:
-        return None
-    return None if text == "max" else int(text)

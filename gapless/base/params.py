@@ -176,7 +176,8 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for entry in self._entries():
+        settings: Any = type(self)
+        for entry in registry(settings):
             value = getattr(self, entry.name)
             if value is not entry.default:
                 entry.check(value)
@@ -210,10 +211,6 @@ class SamplingParams:
         """The parameter that has masks made, which say which tokens may come next; empty where none has."""
         by_form = self.structured_outputs is not None
         return "structured_outputs" if by_form else PREFIX_FUNCTION * (self.prefix_allowed_tokens_fn is not None)
-
-    def _entries(self) -> tuple[Param, ...]:
-        settings: Any = type(self)
-        return registry(settings)
 
     def needs(self, lane: Lane) -> bool:
         """Return whether a row with these settings is worked on in this lane. A greedy row has no filters."""

@@ -11,8 +11,8 @@ from gapless.base.errors import ConfigError
 
 ROLES = ("prefill", "decode", "both")
 LISTEN = "127.0.0.1:5600"
-TIERS = ("host:1GiB", "peer:1GiB")
-"""What an engine with a role has, where the user gives no size"""
+PEER_TIERS = ("host:1GiB", "peer:1GiB")
+"""What an engine with peers has, where the user gives no size"""
 KEY_VARIABLE = "GAPLESS_KV_PEER_KEY"
 LEAST_KEY_BYTES = 16
 
@@ -91,12 +91,6 @@ class PeerPlan(NamedTuple):
                 yield field, address
 
 
-def peer_tiers(plan: PeerPlan, tiers: Sequence[str]) -> list[str]:
-    """Return these tiers and those that engines with peers have."""
-    kinds = {tier.partition(":")[0] for tier in tiers}
-    return [*tiers, *[tier for tier in TIERS if plan and tier.partition(":")[0] not in kinds]]
-
-
 def role_plan(
     role: str | None, listen: str | None, peers: Sequence[str], files: Sequence[str | None] = ()
 ) -> PeerPlan:  # fmt: skip
@@ -106,64 +100,40 @@ def role_plan(
         raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")
     if role == "prefill" and peers:
         raise ConfigError("kv_peers is for decode and both: role is prefill, which gives pages and takes none")
-    plan = parse_peers(listen or (LISTEN if role in ("prefill", "both") else None), peers)
-    plan = plan._replace(tls=peer_files(files) if plan else None)
-    check_reach(plan)
-    return plan
-
-
-def parse_peers(listen: str | None, peers: Sequence[str]) -> PeerPlan:
-    """Return who talks to whom, without the key. Raises ConfigError naming the field."""
     addresses = tuple([PeerAddress.parse(text, "kv_peers") for text in peers])
     if len(set(addresses)) < len(addresses):
         raise ConfigError("kv_peers names a peer twice: give it once")
-    return PeerPlan(PeerAddress.parse(listen, "kv_peer_listen") if listen else None, addresses)
+    listen = listen or (LISTEN if role in ("prefill", "both") else None)
+    plan = PeerPlan(PeerAddress.parse(listen, "kv_peer_listen") if listen else None, addresses)
+    if plan and any(files):
+        if not all(files):
+            raise ConfigError(
+                "kv_peer_ssl_certfile, kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs belong together: "
+                "give all three or none"
+            )
+        return plan._replace(tls=PeerFiles(*map(str, files)))
+    for field, address in plan.far():
+        raise ConfigError(
+            f"{field}: {address} crosses machines, and pages would go there in the clear: give kv_peer_ssl_certfile, "
+            "kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs, or a loopback address or unix:PATH"
+        )
+    return plan
 
 
-def read_key(path: str | None) -> bytes:
-    """Return the key that all peers share, from its file or else the environment; empty where there is none. Raises
-    ConfigError."""
-    if path is None:
-        key, where = os.environ.get(KEY_VARIABLE, "").strip().encode(), f"${KEY_VARIABLE}"
-        if not key:
-            return b""
-    else:
+def with_key(plan: PeerPlan, path: str | None) -> PeerPlan:
+    """Return the plan with the key that all peers share, from its file or else the environment. Raises ConfigError."""
+    key, where = os.environ.get(KEY_VARIABLE, "").strip().encode(), f"${KEY_VARIABLE}"
+    if path is not None:
         where = f"kv_peer_key_file {path}"
         try:
             with open(path, "rb") as file:
                 key = file.read(4096).strip()
         except OSError as error:
             raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
-    if len(key) < LEAST_KEY_BYTES:
+    if len(key) < LEAST_KEY_BYTES and (key or path is not None):
         raise ConfigError(
             f"{where} has {len(key)} bytes, a key at least {LEAST_KEY_BYTES}: make one with openssl rand -hex 32"
         )
-    return key
-
-
-def check_reach(plan: PeerPlan) -> None:
-    """Refuse addresses that other machines reach where nothing hides or seals what goes there. Raises ConfigError."""
-    for field, address in plan.far() if plan.tls is None else ():
-        raise ConfigError(
-            f"{field}: {address} crosses machines, and pages would go there in the clear: give kv_peer_ssl_certfile, "
-            "kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs, or a loopback address or unix:PATH"
-        )
-
-
-def peer_files(files: Sequence[str | None]) -> PeerFiles | None:
-    """Return the files for TLS; None where there are none. Raises ConfigError."""
-    if not any(files):
-        return None
-    if not all(files):
-        raise ConfigError(
-            "kv_peer_ssl_certfile, kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs belong together: give all three or none"
-        )
-    return PeerFiles(*map(str, files))
-
-
-def with_key(plan: PeerPlan, path: str | None) -> PeerPlan:
-    """Return the plan with the key that all peers share. Raises ConfigError."""
-    key = read_key(path)
     for field, address in plan.far() if not key else ():
         raise ConfigError(
             f"{field}: {address} crosses machines, and peers there need a key too: give kv_peer_key_file, with "

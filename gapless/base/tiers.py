@@ -68,22 +68,18 @@ def _parse(text: str) -> TierConfig:
             raise ConfigError(f"kv_tiers: a disk tier is {FORMS['disk']}, such as disk:/var/kv:100GiB, got {got!r}")
         return TierConfig(kind, parse_bytes(size, text), path)
     if kind in EXAMPLES:
-        return TierConfig(kind, 0, _address(kind, text))
+        if fault := _fault(kind, text):  # what was given is not shown: it may be a password that was not escaped
+            name = kind.capitalize() if kind == "redis" else kind
+            raise ConfigError(
+                f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}. In what was given {fault}: "
+                "special characters of a password must be escaped, such as / as %2F"
+            )
+        return TierConfig(kind, 0, text)
     plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
     if kind not in plug_ins:
         forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
         raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}")
     return TierConfig(kind, 0, rest)
-
-
-def _address(kind: str, text: str) -> str:
-    if fault := _fault(kind, text):  # what was given is not shown: it may be a password that was not escaped
-        name = kind.capitalize() if kind == "redis" else kind
-        raise ConfigError(
-            f"kv_tiers: a {name} tier is {FORMS[kind]}, such as {EXAMPLES[kind]}. In what was given {fault}: special "
-            "characters of a password must be escaped, such as / as %2F"
-        )
-    return text
 
 
 def _fault(kind: str, text: str) -> str:

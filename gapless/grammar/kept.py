@@ -143,12 +143,9 @@ class Grammars:
         with self._lock:
             self.forms[form.where, form] = kept
             self.forms.move_to_end((form.where, form))
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        """Keep the limits; the latest grammar stays."""
-        while len(self.forms) > KEPT_GRAMMARS or (len(self.forms) > 1 and self._nbytes > KEPT_BYTES):
-            self.forms.popitem(last=False)
+            # The latest grammar stays, whatever it takes.
+            while len(self.forms) > KEPT_GRAMMARS or (len(self.forms) > 1 and self._nbytes > KEPT_BYTES):
+                self.forms.popitem(last=False)
 
     @property
     def _nbytes(self) -> int:
@@ -178,7 +175,7 @@ class Grammars:
         for seed in range(WALKS):
             walk, rng = matcher.copy(), random.Random(seed)
             for _ in range(WALK_TOKENS):
-                if not self._starts(walk):
+                if not walk.write_mask(self._scratch):
                     return walk.error
                 if walk.stopped or time.thread_time() > end:
                     break
@@ -193,7 +190,3 @@ class Grammars:
         place = int(rng.choice(np.flatnonzero(self._scratch)))
         word = int(self._scratch[place])
         return 32 * place + rng.choice([bit for bit in range(32) if word >> bit & 1])
-
-    def _starts(self, matcher: LlgMatcher) -> bool:
-        """Compute the first mask. Returns whether that succeeds."""
-        return matcher.write_mask(self._scratch)

@@ -35,7 +35,7 @@ class Grammar:
 
 
 class FormMatcher:
-    """A Matcher over llguidance's, which it owns. One thread at a time calls it.
+    """A Matcher and NativeMatcher over llguidance's, which it owns. One thread at a time calls it.
 
     Where the output may end, the request's `stop_ids` may come beside the model's end-of-sequence tokens. Raises
     RequestError when the form takes more work than the limits of the compiler allow, or no token can follow.
@@ -55,7 +55,6 @@ class FormMatcher:
         """Tokens taken over since the end of the output"""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that were sampled, each allowed by the mask of its place."""
         for token in tokens:
             # llguidance counts its own end tokens at some ends and not at others, so none is passed on.
             if self._ended or (token in self._ends and self._matcher.accepts):
@@ -65,20 +64,17 @@ class FormMatcher:
                 raise self.failure(self._matcher.error)
 
     def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens."""
         beyond = min(count, self._ended)
         self._ended -= beyond
         if count > beyond and not self._matcher.rollback(count - beyond):
             raise self.failure(self._matcher.error)
 
     def copy(self) -> FormMatcher:
-        """Return another that has followed the same tokens."""
         other = copy(self)
         other._matcher = self._matcher.copy()
         return other
 
     def write_mask(self, words: Int32s) -> None:
-        """Write the tokens that may come next, as base.records.Matcher says."""
         if self._ended:
             words.fill(0)
         elif not self._matcher.write_mask(words):
@@ -88,11 +84,9 @@ class FormMatcher:
                 words[word] |= bit
 
     def give_away(self) -> tuple[MatcherFunctions, int]:
-        """Return the matcher as C functions and the object that they take, which the caller now owns."""
         return matcher_functions(), self._matcher.give_away()
 
     def failure(self, reason: str) -> RequestError:
-        """Return the error of an output that no token can continue."""
         self._grammar.failed = True
         line = next(iter(reason.splitlines()), "no token can follow")
         return RequestError(f"{self._form.where}: the output cannot go on: {line[:300]}", self._form.where)

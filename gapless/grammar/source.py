@@ -12,6 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE, StructuredOutputs
+from gapless.text.call_grammar import EXACT, quoted
 
 MAX_GBNF_BYTES = 16 << 10
 """Bytes of a grammar in llama.cpp's syntax, whose translation is Python, and slow."""
@@ -78,10 +79,9 @@ def _json(form: StructuredOutputs) -> str:
 
 def _options(form: StructuredOutputs) -> dict[str, Any]:
     """What stands between the parts of JSON. A schema is exact or refused, whatever it says itself."""
-    exact = {"lenient": False, "coerce_one_of": False}
     if form.disable_any_whitespace:
-        return {"whitespace_flexible": False, **exact}
-    return {"whitespace_pattern": form.whitespace_pattern or WHITESPACE, **exact}
+        return {**EXACT, "whitespace_flexible": False}
+    return {**EXACT, "whitespace_pattern": form.whitespace_pattern or WHITESPACE}
 
 
 def _close(schema: Any) -> None:
@@ -97,14 +97,9 @@ def _close(schema: Any) -> None:
 
 def _choice(form: StructuredOutputs) -> str:
     """One terminal of all choices: as parts of a rule, more than 2,000 would be too many for the parser."""
-    texts = " | ".join(_quoted(text) for text in form.choice or () if text)
+    texts = " | ".join(quoted(text) for text in form.choice or () if text)
     empty = '"" | ' if "" in (form.choice or ()) else ""
     return f"start: {empty}CHOICE\nCHOICE: {texts}" if texts else 'start: ""'
-
-
-def _quoted(text: str) -> str:
-    # Lark's strings are JSON's, but for one control character.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _lark(form: StructuredOutputs) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import resource
-import select
 import subprocess
 import sys
 import threading
@@ -19,7 +17,6 @@ import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +62,7 @@ class Trial:
     def __init__(self, size: int, special: dict[str, int], ends: tuple[int, ...]) -> None:
         """`special` are the tokens of a vocabulary of `size` that grammars may name, by text."""
         self._setup = {"size": size, "special": special, "ends": ends}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
         self._answered = False
         """Whether this process has answered anything: it takes a moment to start."""
         self._end: weakref.finalize[..., Trial] | None = None
@@ -75,12 +72,25 @@ class Trial:
         process = self._process or self._start()
         if process is None:
             return "no process can be started to try it in, as all but small forms are"
-        answer = self._receive(process) if self._send(process, grammar) else None
-        if answer is None:
-            slow = process.poll() is None
+        assert process.stdin is not None and process.stdout is not None
+        began, seconds = time.monotonic(), SECONDS + (0 if self._answered else START_SECONDS)
+        timer = threading.Timer(seconds, process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            questions = [grammar] if self._answered else [self._setup, grammar]
+            process.stdin.writelines(f"{json.dumps(question)}\n" for question in questions)
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        timer.cancel()
+        slow = time.monotonic() - began >= seconds
+        if slow or not answer:
             self.close()
             return "compiling it takes more " + (f"than {SECONDS:g} s" if slow else "stack or memory than there is")
-        return answer
+        self._answered = True
+        return str(json.loads(answer))
 
     def close(self) -> None:
         """End the process."""
@@ -88,46 +98,19 @@ class Trial:
             self._end()
         self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> subprocess.Popen[str] | None:
         command, pipe = [sys.executable, "-m", "gapless.grammar.trial"], subprocess.PIPE
         try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
         except OSError:
             log.warning("forms of output that are not small are refused: no process can be started", exc_info=True)
             return None
         self._answered = False
         self._end = weakref.finalize(self, _ended, self._process)
-        self._send(self._process, self._setup)
         return self._process
 
-    @staticmethod
-    def _send(process: subprocess.Popen[bytes], line: Any) -> bool:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(line).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            return False
-        return True
 
-    def _receive(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Return the line that comes; None when none does in time."""
-        assert process.stdout is not None
-        answer, end = b"", time.monotonic() + SECONDS + (0 if self._answered else START_SECONDS)
-        while not answer.endswith(b"\n"):
-            left = max(0.0, end - time.monotonic())
-            ready = select.select([process.stdout], [], [], left)[0]
-            part = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
-            if not part:
-                if ready:
-                    process.wait()  # it has closed its end: it has died
-                return None
-            answer += part
-        self._answered = True
-        return str(json.loads(answer))
-
-
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _ended(process: subprocess.Popen[str]) -> None:
     process.kill()
     with suppress(BrokenPipeError):  # what was not read of the last question
         process.communicate()

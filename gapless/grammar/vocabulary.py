@@ -9,7 +9,6 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.records import TokenTexts
 from gapless.grammar.library import LlgTokens
-from gapless.text.reply_parser import added_tokens
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tokens import decoder_types
 
@@ -57,5 +56,4 @@ def make_vocabulary(tokenizer: Tokenizer, size: int, eos_ids: tuple[int, ...]) -
     # The model may have logits for more ids than the tokenizer has tokens, or for fewer.
     texts = [tokenizer.token_bytes(token) for token in range(size)]
     special = frozenset(token for token in (*tokenizer.special_ids, *ends) if token < size)
-    added = added_tokens(tokenizer) | {tokenizer.token_str(token): token for token in tokenizer.special_ids}
-    return Vocabulary(texts, special, ends, added)
+    return Vocabulary(texts, special, ends, tokenizer.added)

@@ -14,7 +14,7 @@ from gapless.engine.outputs import Delta
 from gapless.server.errors import ApiError, error_body
 from gapless.server.event_stream import StreamedAnswer
 from gapless.server.generation import Job
-from gapless.text.reply_parser import CallArguments, CallBegun, CallEnded, Content, Reasoning, ReplyEvent
+from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 
 SIGNATURE = "unsigned"
 """Stands where the API signs the thinking of its own models: clients send it back, and it is not looked at."""
@@ -95,7 +95,7 @@ def _empty(first: ReplyEvent) -> dict[str, Any]:
 
 
 def _piece(event: ReplyEvent) -> str:
-    return "" if isinstance(event, CallBegun | CallEnded) else event.text
+    return "" if isinstance(event, CallBegun) else event.text
 
 
 def _input(text: str) -> msgspec.Raw | dict[str, str]:

@@ -120,7 +120,7 @@ def _joined(args: Sequence[Any]) -> int:
     """Every part is followed by the separator, whichever argument that is."""
     sizes = [len(arg) for arg in args if _is_sequence(arg)]
     between = sizes[0] * sizes[1] if len(sizes) > 1 else 0
-    return between + weigh([arg for arg in args if _is_sequence(arg)])
+    return between + weigh(args)
 
 
 _WIDE = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
@@ -130,16 +130,12 @@ _WIDE = re.compile(r"%(\([^)]*\))?[^a-zA-Z%]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|
 def _formatted(args: Sequence[Any]) -> int:
     if isinstance(args[0], str) and _WIDE.search(args[0]):
         raise BudgetError("it formats with too large a width")
-    return weigh([arg for arg in args if _is_sequence(arg) or isinstance(arg, dict)])
-
-
-def _printed(args: Sequence[Any]) -> int:
-    return weigh([arg for arg in args if isinstance(arg, (list, tuple, dict))])
+    return weigh(args)
 
 
 _ESTIMATES: dict[str, Callable[[Sequence[Any]], int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap"), _padded),
-    **dict.fromkeys(("string", "pprint", "xmlattr", "urlencode", "escape", "e", "forceescape", "trim"), _printed),
+    **dict.fromkeys(("string", "pprint", "xmlattr", "urlencode", "escape", "e", "forceescape", "trim"), weigh),
     **dict.fromkeys(("format", "format_map"), _formatted),
     "replace": _replaced,
     "join": _joined,

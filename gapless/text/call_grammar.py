@@ -14,8 +14,8 @@ from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, Reply
 
 MAX_CALLS = 32
 """Calls of one answer that must call."""
-EXACT = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": WHITESPACE}
-"""llguidance's options for JSON of a call"""
+EXACT = {"lenient": False, "coerce_one_of": False}
+"""llguidance's options for JSON: a schema is exact or refused"""
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
 _OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _TEXT = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
@@ -33,10 +33,10 @@ class Function(NamedTuple):
     """A function that may be called."""
 
     name: str
-    exact: Schema | None
-    """What its arguments are held to; None: they are any that the parser reads"""
     schema: Schema
     """The schema by which the parser reads its arguments"""
+    exact: bool
+    """Whether its arguments are held to the schema; otherwise they are any that the parser reads"""
     field: str
     """The field of the request that holds the schema"""
 
@@ -46,11 +46,12 @@ def as_terminals(text: str, added: Mapping[str, int]) -> str:
     tokens = {"{index}": "/[0-9]{1,2}/", **{one: f"<[{token}]>" for one, token in added.items() if one in text}}
     known = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
     parts = [part for part in re.split(f"({known})", text) if part]
-    return " ".join(tokens.get(part) or _quoted(part) for part in parts)
+    return " ".join(tokens.get(part) or quoted(part) for part in parts)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def quoted(text: str) -> str:
+    """Return a text as a string of Lark's, which are JSON's but for one control character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _regex(text: str) -> str:
@@ -74,36 +75,36 @@ class CallGrammar:
         self._functions = functions
         # Few of the tokens occur in a text; looking for all of them in each text would take most of the time.
         texts = "\n".join(_texts(self._form, functions))
-        self._added = {one: token for one, token in added.items() if one in texts}
+        self.added = {one: token for one, token in added.items() if one in texts}
 
     def calls(self, many: bool) -> str:
         """Return the grammar of a reply that is nothing but calls; `many` allows more than one."""
         calls = self._several(f"{{0,{MAX_CALLS - 1}}}" if many else "")
-        return "\n".join([f"start: {self._text(self._form.opening)} {calls}", *self._rules()])
+        return "\n".join([f"start: {self.text(self._form.opening)} {calls}", *self._rules()])
 
     def calls_or(self, schema: Schema, many: bool) -> str:
         """Return the grammar of a reply that is calls, or JSON of this schema."""
-        answer = f"answer: {self._text(self._form.plain)} {_json(schema)}"
+        answer = f"answer: {self.text(self._form.plain)} {_json(schema)}"
         calls = self.calls(many).replace("start:", "calls:", 1)
         return "\n".join(["start: calls | answer", answer, calls])
 
     def free(self, many: bool) -> str:
         """Return the grammar of a reply of free text and calls; `many` allows more than one."""
         form, times = self._form, "*" if many else "?"
-        calls = f"calls: {self._text(form.opening)} {self._several('*' * many)}"
+        calls = f"calls: {self.text(form.opening)} {self._several('*' * many)}"
         if form.plain:
-            return self._lines(f"start: calls | {self._text(form.plain)} TEXT?", calls)
+            return self._lines(f"start: calls | {self.text(form.plain)} TEXT?", calls)
         if not self._table.sure:
             return self._lines("start: calls | TEXT?", calls)
         alone = not (form.opening or form.closing)
-        if form.trigger in self._added:
+        if form.trigger in self.added:
             return self._lines(f"start: TEXT? (calls TEXT?){times}", "calls: call" if alone else calls)
         # The trigger is found in the text: a lazy rule takes everything up to its end. A token in it ends the text.
-        text, token, rest = f" {self._text(form.trigger)}".partition(" <[")
+        text, token, rest = f" {self.text(form.trigger)}".partition(" <[")
         head = f"head{'[lazy]' * (not token)}: HEAD {token}{rest}\nHEAD: ({self._prose(form.trigger)}) {text}"
         if alone:
             return self._lines(f"start: call{times} TEXT?", head, head=form.trigger)
-        opening = self._text(form.opening.removeprefix(form.trigger))
+        opening = self.text(form.opening.removeprefix(form.trigger))
         calls = f"calls: head {opening} {self._several('*' * many)}"
         return self._lines(f"start: calls{times} TEXT?", calls, head)
 
@@ -112,7 +113,7 @@ class CallGrammar:
         between, closing = self._form.between, self._form.closing
         # What follows a call must not begin alike: the lexer takes the longest text, and does not go back.
         shared = between if closing.startswith(between) else ""
-        ends = [self._text(text) for text in (shared, between.removeprefix(shared), closing.removeprefix(shared))]
+        ends = [self.text(text) for text in (shared, between.removeprefix(shared), closing.removeprefix(shared))]
         return f"call {ends[0]} {f'({ends[1]} call {ends[0]}){times}' * bool(times)} {ends[2]}"
 
     def _lines(self, *lines: str, head: str = "") -> str:
@@ -127,22 +128,22 @@ class CallGrammar:
         text = rf"\s*[^\s{first}](?s:.*)" if first else "(?s:.*)" if trigger else "(?s:.+)"
         return f"/{text}/" + f" & ~/(?s:.*)({'|'.join(inside)})(?s:.*)/" * bool(inside)
 
-    def _text(self, text: str) -> str:
-        return as_terminals(text, self._added)
-
     def _rules(self, head: str = "") -> list[str]:
         """Return the rules of `call`. With `head`, calls begin with the rule `head`, which takes that text."""
         lines = [f"call: {' | '.join(f'call{i}' for i in range(len(self._functions)))}"]
         for i, function in enumerate(self._functions):
-            begin = self._text(self._form.before.replace("{name}", function.name).removeprefix(head))
-            lines.append(f"call{i}: {'head ' * bool(head)}{begin} arguments{i} {self._text(self._form.after)}")
+            begin = self.text(self._form.before.replace("{name}", function.name).removeprefix(head))
+            lines.append(f"call{i}: {'head ' * bool(head)}{begin} arguments{i} {self.text(self._form.after)}")
             if self._form.parameter is None:
-                lines.append(f"arguments{i}: {_json(function.exact or {'type': 'object'})}")
-            elif function.exact is None:
-                lines += _AnyParameters(self, self._form.parameter, function, f"arguments{i}").rules()
+                lines.append(f"arguments{i}: {_json(function.schema if function.exact else {'type': 'object'})}")
             else:
-                lines += _Parameters(self, self._form.parameter, function, f"arguments{i}").rules()
+                kind = _ExactParameters if function.exact else _AnyParameters
+                lines += kind(self, self._form.parameter, function, f"arguments{i}").rules()
         return lines
+
+    def text(self, text: str) -> str:
+        """Return a text as terminals."""
+        return as_terminals(text, self.added)
 
     def refusal(self, function: Function, what: str) -> RequestError:
         text = f"{function.field}: {function.name}: {what} cannot be kept to where calls are of the form"
@@ -158,10 +159,6 @@ class CallGrammar:
         """Texts that end the name of a parameter."""
         return [move.terminal for move in self._table.moves if move.state is ReplyState.KEY]
 
-    @property
-    def added(self) -> Mapping[str, int]:
-        return self._added
-
 
 def _texts(form: CallForm, functions: Sequence[Function]) -> Iterator[str]:
     """Yield the texts of which calls are made, but for values."""
@@ -172,28 +169,37 @@ def _texts(form: CallForm, functions: Sequence[Function]) -> Iterator[str]:
 
 
 def _json(schema: Schema) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': EXACT})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': {**EXACT, 'whitespace_pattern': WHITESPACE}})}"
 
 
 class _Parameters:
-    """The rules of one function's parameters, which stand in the order of its schema, named `rule` and numbers."""
+    """Makes the rules of one function's parameters, whose names begin with `rule`."""
 
     def __init__(self, calls: CallGrammar, form: ParameterForm, function: Function, rule: str) -> None:
         self._calls = calls
         self._form = form
         self._function = function
-        self._schema: Schema = function.exact or {}
+        self._schema = function.schema
+        self._properties: Mapping[str, Any] = function.schema.get("properties") or {}
         self._rule = rule
         self._marks = "|".join(map(_regex, calls.marks))
+        if form.python and not _IDENTIFIER.fullmatch(function.name):
+            raise calls.refusal(function, "the name")
+
+    def rules(self) -> list[str]:
+        raise NotImplementedError
+
+
+class _ExactParameters(_Parameters):
+    """Parameters that stand in the order of the schema, and are held to it."""
 
     def rules(self) -> list[str]:
         self._check()
-        properties = self._schema.get("properties") or {}
         required = set(self._schema.get("required") or ())
-        between = as_terminals(self._form.between, self._calls.added)
+        between = self._calls.text(self._form.between)
         lines = []
         # "first" goes on where no parameter has been written, "more" where one has.
-        for i, (key, schema) in enumerate(properties.items()):
+        for i, (key, schema) in enumerate(self._properties.items()):
             value, rest, skips = f"{self._rule}v{i}", f"{self._rule}more{i + 1}", key not in required
             first = f" | {self._rule}first{i + 1}" if skips else ""
             more = f" | {rest}" if skips else ""
@@ -202,20 +208,17 @@ class _Parameters:
                 f"{self._rule}more{i}: {between} {value} {rest}{more}",
             ]
             lines += self._parameter(key, schema if isinstance(schema, Mapping) else {}, value)
-        ends = [f'{self._rule}{kind}{len(properties)}: ""' for kind in ("first", "more")]
+        ends = [f'{self._rule}{kind}{len(self._properties)}: ""' for kind in ("first", "more")]
         return [f"{self._rule}: {self._rule}first0", *lines, *ends]
 
     def _check(self) -> None:
         """Refuse what the parameters cannot be held to."""
-        properties = self._schema.get("properties") or {}
         for key in self._schema.keys() - _OBJECT:
             raise self._calls.refusal(self._function, f"the keyword {key!r}")
         for key in self._schema.get("required") or ():
-            if key not in properties:
+            if key not in self._properties:
                 raise self._calls.refusal(self._function, f"the required {key!r}, which properties do not describe,")
-        if self._form.python and not _IDENTIFIER.fullmatch(self._function.name):
-            raise self._calls.refusal(self._function, "the name")
-        for key in properties:
+        for key in self._properties:
             if not key or key != key.strip() or any(mark in key for mark in self._calls.heads) or "{index}" in key:
                 raise self._calls.refusal(self._function, f"the parameter name {key[:40]!r}")
 
@@ -228,7 +231,7 @@ class _Parameters:
         if not (text or form.python or form.before_string) and (not types or "string" in types):
             raise self._calls.refusal(self._function, f"the type of {key!r}, which may be a string or another,")
         before = form.before_string if text and form.before_string else form.before
-        begin, after = (as_terminals(part.replace("{key}", key), self._calls.added) for part in (before, form.after))
+        begin, after = self._calls.text(before.replace("{key}", key)), self._calls.text(form.after)
         if form.python:
             return [f"{rule}: {begin} {_python(schema, defined)} {after}"]
         if text:
@@ -244,7 +247,7 @@ class _Parameters:
             for one in choices:
                 if not isinstance(one, str) or re.search(self._marks, one):
                     raise self._calls.refusal(self._function, f"the value {str(one)[:40]!r} of {key!r}")
-            value = "(" + " | ".join(map(_quoted, choices)) + ")"
+            value = "(" + " | ".join(map(quoted, choices)) + ")"
         else:
             most = schema.get("maxLength", "") if schema.get("minLength") or "maxLength" in schema else None
             count = "*" if most is None else f"{{{schema.get('minLength', 0)},{most}}}"
@@ -252,28 +255,20 @@ class _Parameters:
         return _ended(rule, begin, value, after)
 
 
-class _AnyParameters:
-    """The rules of any parameters that the parser reads as JSON, in any order, named `rule` and letters."""
-
-    def __init__(self, calls: CallGrammar, form: ParameterForm, function: Function, rule: str) -> None:
-        self._calls = calls
-        self._form = form
-        self._schema = function.schema
-        self._rule = rule
-        if form.python and not _IDENTIFIER.fullmatch(function.name):
-            raise calls.refusal(function, "the name")
+class _AnyParameters(_Parameters):
+    """Any parameters that the parser reads as JSON, in any order."""
 
     def rules(self) -> list[str]:
-        one, between = f"{self._rule}one", as_terminals(self._form.between, self._calls.added)
+        one, between = f"{self._rule}one", self._calls.text(self._form.between)
         if self._form.python:
             kinds = self._python()
         elif self._form.before_string:
             kinds = [*self._text(self._form.before_string, ""), *self._values(self._form.before, f"/{_KEY}/")]
         else:
             # Values of these the parser reads as JSON, so that a quote in one has to be closed.
-            keys = [key for key, schema in (self._schema.get("properties") or {}).items() if self._is_json(schema)]
+            keys = [key for key, schema in self._properties.items() if self._is_json(schema)]
             kinds = self._text(self._form.before, "|".join(map(_regex, keys)))
-            kinds += self._values(self._form.before, f"({' | '.join(map(_quoted, keys))})") if keys else []
+            kinds += self._values(self._form.before, f"({' | '.join(map(quoted, keys))})") if keys else []
         names = " | ".join(sorted({line.partition(":")[0] for line in kinds if line.startswith(one)}))
         return [f"{self._rule}: ({self._rule}any ({between} {self._rule}any)*)?", f"{self._rule}any: {names}", *kinds]
 
@@ -282,20 +277,18 @@ class _AnyParameters:
         return bool(types) and "string" not in types
 
     def _around(self, before: str) -> list[str]:
-        return [as_terminals(part, self._calls.added) for part in before.split("{key}")]
+        return [self._calls.text(part) for part in before.split("{key}")]
 
     def _text(self, before: str, others: str) -> list[str]:
         """Return the rules of a text, under any name but `others`, a regular expression."""
         begin, end = self._around(before)
         key, but = f"{self._rule.upper()}KEY", f" & ~/({others})/" * bool(others)
-        after = as_terminals(self._form.after, self._calls.added)
-        value = _any_text("|".join(map(_regex, self._calls.marks)))
+        value, after = _any_text(self._marks), self._calls.text(self._form.after)
         return [*_ended(f"{self._rule}onetext", f"{begin} {key} {end}", value, after), f"{key}: /{_KEY}/{but}"]
 
     def _values(self, before: str, key: str) -> list[str]:
         begin, end = self._around(before)
-        after = as_terminals(self._form.after, self._calls.added)
-        return [f"{self._rule}onevalue: {begin} {key} {end} {_json({})} {after}"]
+        return [f"{self._rule}onevalue: {begin} {key} {end} {_json({})} {self._calls.text(self._form.after)}"]
 
     def _python(self) -> list[str]:
         value, items = f"{self._rule}literal", r"{0} (/,\s*/ {0})*"

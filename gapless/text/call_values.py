@@ -46,30 +46,21 @@ class ValueScanner:
         found = pattern.search(text, at)
         if found is None:
             return len(text)
+        char = found[0]
         if self._quote:
-            self._string_char(found[0])
-        elif not self._depth and found[0] in ",)]}":
+            self._escaped = char == "\\"
+            if char == self._quote:
+                self._quote = ""
+        elif not self._depth and char in ",)]}":
             self.done = True
             return found.start()
-        else:
-            self._bracket(found[0])
-        return found.end()
-
-    def _string_char(self, char: str) -> None:
-        if char == "\\":
-            self._escaped = True
-        elif char == self._quote:
-            self._quote = ""
-            self.done = not self._depth and not self._python
-
-    def _bracket(self, char: str) -> None:
-        if char in "\"'":
+        elif char in "\"'":
             self._quote = char
-        elif char in "([{":
-            self._depth += 1
         elif char != ",":
-            self._depth -= 1
-            self.done = not self._depth and not self._python
+            self._depth += 1 if char in "([{" else -1
+        closed = char in "\"')]}" and not self._quote
+        self.done = closed and not self._depth and not self._python
+        return found.end()
 
 
 class CallReader:

@@ -68,11 +68,9 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _render(self._pick(bool(tools)), values, Budget() if seconds is None else Budget(seconds=seconds))
+        template = self._compiled.get("tool_use" if tools else "default", self._compiled["default"])
+        text = _render(template, values, Budget() if seconds is None else Budget(seconds=seconds))
         return _cut_final(text) if continue_final_message else text
-
-    def _pick(self, tools: bool) -> Template:
-        return self._compiled.get("tool_use" if tools else "default") or self._compiled["default"]
 
 
 def _render(template: Template, values: Mapping[str, Any], budget: Budget) -> str:

@@ -10,6 +10,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Sequence
 
 from gapless.text.tokenizer import Tokenizer
+from gapless.text.tokens import byte_token
 
 REPLACEMENT = "\ufffd"
 SEED_TOKENS = 8
@@ -66,13 +67,16 @@ class _Window:
 
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._tokenizer = tokenizer
-        self._kind = tokenizer.kind_of[skip]
-        tail = [token for token in tail if self._kind[token] is not None]
-        while tail and self._kind[tail[-1]]:
+        self._bytes = tokenizer.bytes_of[skip]
+        tail = [token for token in tail if self._bytes[token]]
+        while tail and self._is_byte(tail[-1]):
             tail.pop()  # a run of bytes cut here would decode differently with and without what follows
         self.context: list[int] = tail
         self._shown = self._text(tail)
         self._held: list[int] = []
+
+    def _is_byte(self, token: int) -> bool:
+        return byte_token(self._tokenizer.token_str(token)) is not None
 
     def _text(self, ids: list[int]) -> str:
         # Skipped and unknown ids never get here, so nothing is left to skip.
@@ -80,11 +84,10 @@ class _Window:
 
     def push(self, token: int) -> str:
         """The text that this token settles."""
-        is_byte = self._kind[token]
-        if is_byte is None:
+        if not self._bytes[token]:
             return ""
         self._held.append(token)
-        return "" if is_byte else self._settle()
+        return "" if self._is_byte(token) else self._settle()
 
     def _settle(self) -> str:
         """The text of all held tokens, unless they end inside a character."""

@@ -10,16 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gapless.base.errors import ConfigError
-from gapless.text.reply_parser import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Content,
-    Reasoning,
-    ReplyEvent,
-    ReplyFormat,
-    added_tokens,
-)
+from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent, ReplyFormat
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable, choose_tables
 from gapless.text.response_template import compile_response_template
 from gapless.text.tokenizer import Tokenizer
@@ -57,8 +48,8 @@ class ReplyForms:
         found = _described(tokenizer) if "auto" in (tools, reasoning) else (None, None)
         self.tools = _table(TOOL_TABLES, tools, found[0], "tool_call_parser")
         self.reasoning = _table(REASONING_TABLES, reasoning, found[1], "reasoning_parser")
-        self.special = {tokenizer.token_str(token): token for token in tokenizer.special_ids}
-        self.added = added_tokens(tokenizer)
+        self.special_ids = tokenizer.special_ids
+        self._added = tokenizer.added
         self._formats: dict[bool, ReplyFormat] = {}
 
     def format(self, tools: bool) -> ReplyFormat | None:
@@ -67,7 +58,7 @@ class ReplyForms:
         if table is None and self.reasoning is None:
             return None
         if tools not in self._formats:
-            self._formats[tools] = ReplyFormat(table, self.reasoning, self.added)
+            self._formats[tools] = ReplyFormat(table, self.reasoning, self._added)
         return self._formats[tools]
 
     def names(self) -> dict[str, str | None]:
@@ -82,8 +73,7 @@ def _described(tokenizer: Tokenizer) -> tuple[ReplyTable | None, ReplyTable | No
     """Return the tables that the checkpoint describes, else those whose marks its chat template has."""
     if tokenizer.response_template is not None:
         return compile_response_template(tokenizer.response_template)
-    names = choose_tables(tokenizer.template.source if tokenizer.template else "")
-    return TOOL_TABLES.get(names.tools or ""), REASONING_TABLES.get(names.reasoning or "")
+    return choose_tables(tokenizer.template.source if tokenizer.template else "")
 
 
 def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | None, flag: str) -> ReplyTable | None:
@@ -130,23 +120,18 @@ class ReplyReader:
                 self._plain = 0
         self._pending += text
         events: list[ReplyEvent] = []
-        read = 0
         while self._terminals:
             token, count = self._terminals[0]
-            literal = self._form.terminal_of[token]
-            at = self._pending.find(literal, read)
-            if at < 0:
-                break
+            before, literal, after = self._pending.partition(self._form.terminal_of[token])
+            if not literal:
+                return self._shown(events)
             self._terminals.popleft()
             self._count(count)
-            events += self._parser.push(None, self._pending[read:at]) + self._parser.push(token, literal)
-            read = at + len(literal)
-        self._pending = self._pending[read:]
-        if not self._terminals:
-            self._count(self._plain)
-            self._plain = 0
-            events += self._parser.push(None, self._pending)
-            self._pending = ""
+            events += self._parser.push(None, before) + self._parser.push(token, literal)
+            self._pending = after
+        self._count(self._plain)
+        events += self._parser.push(None, self._pending)
+        self._plain, self._pending = 0, ""
         return self._shown(events)
 
     def finish(self) -> list[ReplyEvent]:
@@ -166,7 +151,7 @@ class ReplyReader:
         return [event for event in events if self._passes(event)]
 
     def _passes(self, event: ReplyEvent) -> bool:
-        if isinstance(event, CallBegun | CallArguments | CallEnded):
+        if isinstance(event, CallBegun | CallArguments):
             return self._parallel or event.index == 0
         return self._include or not isinstance(event, Reasoning)
 

@@ -25,7 +25,6 @@ from gapless.text.call_values import (
     ValueScanner,
 )
 from gapless.text.reply_tables import Move, ReplyState, ReplyTable
-from gapless.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,7 @@ class CallArguments:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnded:
-    """No more arguments of this call will come."""
-
-    index: int
-
-
-ReplyEvent = Content | Reasoning | CallBegun | CallArguments | CallEnded
+ReplyEvent = Content | Reasoning | CallBegun | CallArguments
 
 _S = ReplyState
 _PROSE = (_S.CONTENT, _S.REASONING)
@@ -80,16 +72,6 @@ PIECE = 1_000
 """Characters that are taken apart at a time: what follows a terminal is copied at each."""
 MAX_WORD = 1_000
 """Characters of a name or a head that are kept; with more than these it names nothing."""
-
-
-def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the tokens that were added to a vocabulary whole, with their ids."""
-    return {token.content: i for i, token in tokenizer.backend.get_added_tokens_decoder().items()}
-
-
-def _within(table: ReplyTable, added: Mapping[str, int]) -> list[str]:
-    """Return the added tokens of which a table's terminals are made, in part or whole."""
-    return [text for text in added if len(text) > 1 and any(text in move.terminal for move in table.moves)]
 
 
 class Terminals:
@@ -130,7 +112,8 @@ class ReplyFormat:
     ) -> None:
         self.tools = tools or _NO_TABLE
         self.reasoning = reasoning or _NO_TABLE
-        added = added or {}
+        self.added = added = added or {}
+        """Tokens that were added to the vocabulary whole, with their ids"""
         moves = (*self.reasoning.moves, *self.tools.moves)
         self.channels = (*self.tools.channels, *self.reasoning.channels)
         self.terminal_of = {added[move.terminal]: move.terminal for move in moves if move.terminal in added}
@@ -139,8 +122,9 @@ class ReplyFormat:
         for move in self.tools.moves:  # a call may begin before the reasoning was closed
             if move.state is _S.CONTENT and move.to is not _S.CONTENT and move.terminal in added:
                 self.by_token.setdefault((_S.REASONING, move.terminal), move)
-        self.marks = tuple(sorted({*self.terminal_of.values(), *_within(self.tools, added)}))
-        """Added tokens that mean something in a reply."""
+        within = [one for one in added if len(one) > 1 and any(one in move.terminal for move in self.tools.moves)]
+        self.marks = tuple(sorted({*self.terminal_of.values(), *within}))
+        """Added tokens that mean something in a reply, also as parts of a terminal of calls."""
         texts = [move for move in moves if move.terminal not in added]
         self.terminals = {
             (state, begun): Terminals(m for m in texts if m.state is state and not (begun and m.first))
@@ -177,8 +161,6 @@ class ReplyParser:
     """Splits one reply. Feed it every token with `push`, then call `finish` once."""
 
     def __init__(self, form: ReplyFormat, functions: Mapping[str, Any], state: ReplyState) -> None:
-        self.reasoning_tokens = 0
-        """Tokens that came while the model was reasoning, the closing terminal included."""
         self._form = form
         self._tools = form.tools
         self._functions = functions
@@ -218,7 +200,6 @@ class ReplyParser:
 
         The text of a terminal's token may be missing, as when special tokens are skipped.
         """
-        self.reasoning_tokens += self.in_reasoning and token is not None
         literal = "" if token is None else self._form.terminal_of.get(token, "")
         plain = text.removesuffix(literal)
         for at in range(0, len(plain), PIECE):
@@ -232,11 +213,9 @@ class ReplyParser:
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back; call it once, after the last token."""
         self._read(last=True)
-        if self._state in _VALUES and self._parameters is not None:
+        if self._parameters is not None and self._state in _VALUES:
             self._write(self._parameters.cut())
-        if self._parameters is not None:
-            self._end_call(whole=False)
-        elif self._unsure:
+        elif self._parameters is None and self._unsure:
             self._give_up()
         if self._space and self._state in _PROSE:
             self._say(self._space)
@@ -436,12 +415,9 @@ class ReplyParser:
             self._written = True
             self._events.append(CallArguments(self._calls, text))
 
-    def _end_call(self, whole: bool = True) -> None:
-        """End the open call; what is not whole is left open."""
+    def _end_call(self) -> None:
         assert self._parameters is not None
-        if whole:
-            self._write(self._parameters.end() if self._written else "{}")
-        self._events.append(CallEnded(self._calls))
+        self._write(self._parameters.end() if self._written else "{}")
         self._parameters = None
         self._calls += 1
 

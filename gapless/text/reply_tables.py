@@ -83,10 +83,6 @@ class CallForm(NamedTuple):
     plain: str = ""
     """Text with which a reply without calls begins."""
 
-    def begin(self, name: str, index: int = 0) -> str:
-        """Return the text of a call to this function up to its arguments."""
-        return self.before.replace("{name}", name).replace("{index}", str(index))
-
 
 class ReplyTable(NamedTuple):
     """How a family of models writes its tool calls, or its reasoning."""
@@ -328,13 +324,14 @@ _HARMONY = ReplyTable(
 )
 
 
-def _think(name: str, begin: str, end: str) -> ReplyTable:
+def think_table(name: str, begin: str, end: str) -> ReplyTable:
+    """Return the table of reasoning between these two texts."""
     return ReplyTable(
         name,
         (Move(_C, begin, _R, first=True), *_moves((_R, begin, _R), (_R, end, _C), (_C, end, _C))),
         marks=(end,),
-        opening=begin,
-        thinking=Thinking(begin, end),
+        opening=begin.strip(),
+        thinking=Thinking(begin.strip(), end.strip()),
     )
 
 
@@ -348,32 +345,18 @@ _REASONING = (
         channels=(("analysis", _R), ("to=", _R)),
         thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", _HARMONY_ANSWER),
     ),
-    _think("think", "<think>", "</think>"),
-    _think("mistral", "[THINK]", "[/THINK]"),
+    think_table("think", "<think>", "</think>"),
+    think_table("mistral", "[THINK]", "[/THINK]"),
 )  # fmt: skip
 TOOL_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _TOOLS}
 """Forms of tool calls by name, those first that a template is asked for first."""
 REASONING_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _REASONING}
 
 
-class ReplyChoice(NamedTuple):
-    """The tables that fit a chat template, by name; None with the reason when none does."""
-
-    tools: str | None
-    reasoning: str | None
-    why_no_tools: str = ""
-    why_no_reasoning: str = ""
-
-
-def choose_tables(template: str) -> ReplyChoice:
-    """Return the names of the tables whose marks all occur in the text of a chat template."""
+def choose_tables(template: str) -> tuple[ReplyTable | None, ReplyTable | None]:
+    """Return the tables of tool calls and of reasoning whose marks all occur in the text of a chat template."""
     tools, reasoning = (
-        next((table.name for table in tables if all(mark in template for mark in table.marks)), None)
+        next((table for table in tables if all(mark in template for mark in table.marks)), None)
         for tables in (_TOOLS, _REASONING)
     )
-    return ReplyChoice(
-        tools,
-        reasoning,
-        "" if tools else "the chat template has the marks of none of: " + ", ".join(TOOL_TABLES),
-        "" if reasoning else "the chat template has the marks of none of: " + ", ".join(REASONING_TABLES),
-    )
+    return tools, reasoning

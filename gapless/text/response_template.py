@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gapless.base.errors import CheckpointError
-from gapless.base.structured import Thinking
-from gapless.text.reply_tables import Move, ReplyState, ReplyTable
+from gapless.text.reply_tables import Move, ReplyState, ReplyTable, think_table
 
 _S = ReplyState
 _ATOM = r"(?:\[(?:\\.|[^\]\\])+\]|\\w|\.)[*+]\??"
@@ -87,14 +86,7 @@ def _reasoning(name: str, field: Mapping[str, Any]) -> ReplyTable:
     begin, end = (_delimiter(name, field, key) for key in ("open", "close"))
     if field.get("content", "text") != "text" or len(begin) != 1 or len(end) != 1:
         raise _unreadable(name, "it must be text between one opening and one closing")
-    moves = (
-        Move(_S.CONTENT, begin[0], _S.REASONING, first=True),
-        Move(_S.REASONING, begin[0], _S.REASONING),
-        Move(_S.REASONING, end[0], _S.CONTENT),
-        Move(_S.CONTENT, end[0], _S.CONTENT),
-    )
-    thinking = Thinking(begin[0].strip(), end[0].strip())
-    return ReplyTable("response_template", moves, opening=thinking.begin, thinking=thinking)
+    return think_table("response_template", begin[0], end[0])
 
 
 def _tools(name: str, field: Mapping[str, Any]) -> ReplyTable:

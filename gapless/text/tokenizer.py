@@ -41,7 +41,10 @@ class Tokenizer:
         _mark_special(backend, self.special.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         """Token ids of the tokenizer itself; a model's vocabulary may be padded beyond it."""
-        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        added = backend.get_added_tokens_decoder()
+        self.added = {token.content: i for i, token in added.items()}
+        """Tokens that were added to the vocabulary whole, with their ids."""
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         steps = decoder_types(backend)
         self.byte_level = steps == ["ByteLevel"]
         """Decoding is nothing but joining the tokens' bytes."""
@@ -52,8 +55,6 @@ class Tokenizer:
         """Indexed by skip_special_tokens: token id -> those bytes as text; None when they are no whole characters."""
         self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
         """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
-        self.kind_of = tuple(Memo(partial(self._kind, skip)) for skip in (False, True))
-        """Indexed by skip_special_tokens: token id -> whether it is a byte token; None when it shows nothing."""
 
     @classmethod
     def from_dir(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -68,7 +69,8 @@ class Tokenizer:
         special = _special_tokens(read_json(root / "special_tokens_map.json") or {}, config)
         _add_configured(backend, config, root / "tokenizer_config.json")
         sources = {"default": template_text(chat_template)} if chat_template else _template_sources(root, config)
-        template = ChatTemplate(sources, special, name=chat_template_name(root, chat_template)) if sources else None
+        name = "the given chat template" if chat_template else f"the chat template of {root}"
+        template = ChatTemplate(sources, special, name) if sources else None
         return cls(backend, special=special, config=config, template=template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -109,7 +111,7 @@ class Tokenizer:
     @cached_property
     def max_token_bytes(self) -> int:
         """Length of the longest token: text longer than context * this cannot fit, whatever its tokens are."""
-        added = max((len(t.content.encode()) for t in self.backend.get_added_tokens_decoder().values()), default=1)
+        added = max((len(text.encode()) for text in self.added), default=1)
         tokens = self.backend.get_vocab(with_added_tokens=False)
         # A byte-level vocabulary writes each byte as one character.
         plain = max(map(len, tokens if self.byte_level else map(str.encode, tokens)), default=1)
@@ -135,11 +137,6 @@ class Tokenizer:
             return self.bytes_of[skip][token].decode()
         except UnicodeDecodeError:
             return None
-
-    def _kind(self, skip: bool, token: int) -> bool | None:
-        text = self.token_str(token)
-        hidden = not text or (skip and token in self.special_ids)
-        return None if hidden else byte_token(text) is not None
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The prompt of a conversation; options as in ChatTemplate.render. Encode it without special tokens."""
@@ -178,11 +175,6 @@ def template_text(given: str) -> str:
     if text is None:
         raise CheckpointError(f"chat template file {given} does not exist; name a file or give the template itself")
     return text
-
-
-def chat_template_name(root: Path, given: str | None) -> str:
-    """Return the name of the template for error texts."""
-    return "the given chat template" if given else f"the chat template of {root}"
 
 
 def _load_backend(path: Path) -> Backend:

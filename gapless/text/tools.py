@@ -131,12 +131,12 @@ def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
 
 
 def call_form(
-    use: ToolUse, reply: ReplyFormat, added: Mapping[str, int], prompt: str, form: StructuredOutputs | None = None
+    use: ToolUse, reply: ReplyFormat, prompt: str, form: StructuredOutputs | None = None
 ) -> StructuredOutputs | None:
     """Return the form of output that a request with these tools asks for; None where calls may be as they come.
 
-    `added` are the tokenizer's added tokens. `prompt` is the prompt's text, or its end. `form` is what the request asks
-    of text that is no call. Raises RequestError where the model's way to write calls has no such form.
+    `prompt` is the prompt's text, or its end. `form` is what the request asks of text that is no call. Raises
+    RequestError where the model's way to write calls has no such form.
     """
     held, answer = use.must or use.strict, None if form is None else _answer(form)
     if held and form is not None and answer is None:
@@ -145,10 +145,9 @@ def call_form(
     if not held and (answer is None or not use.tools or reply.tools.form is None):
         return None
     functions = [
-        Function(name, schema if use.must or name in use.strict else None, schema, use.fields[name])
-        for name, schema in use.schemas.items()
+        Function(name, schema, use.must or name in use.strict, use.fields[name]) for name, schema in use.schemas.items()
     ]
-    grammar = CallGrammar(reply.tools, functions, added, _source(use, form))
+    grammar = CallGrammar(reply.tools, functions, reply.added, _source(use, form))
     if use.must:  # then there is no text
         text = grammar.calls(use.parallel)
     else:
@@ -194,10 +193,9 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: st
     reply, form = replies.format(tools=bool(use.tools)), params.structured_outputs
     if reply is None:
         return params
-    calls = call_form(use, reply, replies.added, prompt, form)
+    calls = call_form(use, reply, prompt, form)
     if calls is None and form is not None:
         calls = replace(form, thinking=reply.thinking(prompt), marks=reply.marks)
-    # A mark that is a special token must be seen.
-    hidden = params.skip_special_tokens and not replies.special.keys().isdisjoint(reply.marks)
-    changes = {"structured_outputs": calls, **({"skip_special_tokens": False} if hidden else {})}
-    return params.replace(**changes)
+    if any(reply.added[mark] in replies.special_ids for mark in reply.marks):  # it must be seen
+        params = params.replace(skip_special_tokens=False)
+    return params.replace(structured_outputs=calls)

@@ -78,8 +78,9 @@ class Drawn:
         tables = [table for table in (forms.tools, forms.reasoning) if table]
         self._marks = [move.terminal for table in tables for move in table.moves]
         form = forms.tools.form
-        self._marks += [form.opening + form.begin(name) for name in FUNCTIONS]
-        self._marks += [form.after + form.closing, form.after + form.between + form.begin("now")] * 5
+        begins = {name: form.before.replace("{name}", name).replace("{index}", "0") for name in FUNCTIONS}
+        self._marks += [form.opening + begin for begin in begins.values()]
+        self._marks += [form.after + form.closing, form.after + form.between + begins["now"]] * 5
         self._marks += [form.parameter.after] * 5 if form.parameter else []
         self._spelled = []
         while len(self.tokens) < 6_000:

@@ -88,7 +88,7 @@ class Counted(dict):
 def test_the_added_tokens_of_a_tokenizer_are_gone_through_once_for_all_tools():
     added = Counted({"<tool_call>": 3, **{f"<|reserved_{i}|>": 100 + i for i in range(1_000)}})
     for count in (1, 100):
-        functions = [call_grammar.Function(f"f{i}", {"type": "object"}, {}, f"tools[{i}]") for i in range(count)]
+        functions = [call_grammar.Function(f"f{i}", {"type": "object"}, True, f"tools[{i}]") for i in range(count)]
         added.looks = 0
         grammar = call_grammar.CallGrammar(TOOL_TABLES["hermes"], functions, added, "tools")
         assert "<[3]>" in grammar.calls(many=True) and added.looks == 1

@@ -128,13 +128,13 @@ def test_what_a_checkpoint_says_of_its_replies_goes_before_its_template(tmp_path
 
 def test_calls_are_constrained_only_where_asked():
     free = check_tools(TOOLS, "auto", None)
-    assert call_form(free, FORM, {}, "") is None
+    assert call_form(free, FORM, "") is None
     must = check_tools(TOOLS, "required", False)
-    assert call_form(must, FORM, {}, "").kind == "grammar"
-    assert "<[3]>" in call_form(must, FORM, {"<tool_call>": 3}, "").text, "an added token is not its text"
+    assert call_form(must, FORM, "").kind == "grammar"
+    assert "<[3]>" in call_form(must, FORM, "").text, "an added token is not its text"
     strict = check_tools([{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}], None, None)
-    assert "TEXT" in call_form(strict, FORM, {}, "").text
+    assert "TEXT" in call_form(strict, FORM, "").text
     described = ReplyFormat(ReplyTable("response_template"))
     with pytest.raises(RequestError, match="no grammar is known") as found:
-        call_form(must, described, {}, "")
+        call_form(must, described, "")
     assert found.value.param == "tool_choice"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from gapless.text.reply_parser import (
     CallArguments,
     CallBegun,
-    CallEnded,
     Content,
     Reasoning,
     ReplyEvent,
@@ -45,8 +44,8 @@ class Golden(NamedTuple):
 
 
 def added_up(events: Iterable[ReplyEvent]) -> Reply:
-    """Join fragments; every call is begun once, in order, and has ended before the next begins."""
-    content, reasoning, calls, open_call = "", "", [], False
+    """Join fragments; every call is begun once, in order, and its arguments come before the next begins."""
+    content, reasoning, calls = "", "", []
     for event in events:
         match event:
             case Content(text):
@@ -54,16 +53,11 @@ def added_up(events: Iterable[ReplyEvent]) -> Reply:
             case Reasoning(text):
                 reasoning += text
             case CallBegun(index, name, call_id):
-                assert index == len(calls) and not open_call
+                assert index == len(calls)
                 calls.append(Call(name, "", call_id))
-                open_call = True
             case CallArguments(index, text):
-                assert index == len(calls) - 1 and open_call and text
+                assert index == len(calls) - 1 and text
                 calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + text)
-            case CallEnded(index):
-                assert index == len(calls) - 1 and open_call
-                open_call = False
-    assert not open_call
     return Reply(content, reasoning, tuple(calls))
 
 

@@ -14,11 +14,9 @@ from gapless.text.incremental import Detokenizer
 from gapless.text.reply_parser import (
     CallArguments,
     CallBegun,
-    CallEnded,
     Content,
     Reasoning,
     ReplyFormat,
-    added_tokens,
 )
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, Move, ReplyTable
 from gapless.text.reply_tables import ReplyState as S
@@ -110,12 +108,11 @@ def test_special_tokens_are_terminals_by_their_ids_whether_their_text_is_shown_o
 @pytest.mark.parametrize("skip", [True, False])
 def test_the_demo_tokenizer_gives_the_same_reply_token_by_token(skip: bool) -> None:
     tokenizer = Tokenizer.from_dir(WEIGHTS)
-    added = added_tokens(tokenizer)
-    assert {"<tool_call>", "</tool_call>"} <= set(added)
+    assert {"<tool_call>", "</tool_call>"} <= set(tokenizer.added)
     for name in (name for name in NAMES if name.startswith("hermes")):
         golden = GOLDEN[name]
         detokenizer = Detokenizer(tokenizer, skip)
-        parser = form_of(golden, added).parser(FUNCTIONS)
+        parser = form_of(golden, tokenizer.added).parser(FUNCTIONS)
         ids = tokenizer.encode(golden.text, add_special_tokens=False)
         events = [event for token in ids for event in parser.push(token, detokenizer.push(token))]
         events += parser.push(None, detokenizer.finish())
@@ -153,15 +150,6 @@ def test_a_call_may_begin_before_the_reasoning_was_closed() -> None:
     parser = form.parser({}, "<think>\n")
     events = parser.push(3, "Hm.\n") + parser.push(5, "") + parser.push(3, '{"name": "now"}') + parser.push(6, "")
     assert added_up(events + parser.finish()) == Reply("", "Hm.", (Call("now", "{}"),))
-
-
-def test_reasoning_tokens_are_counted_until_the_terminal() -> None:
-    form = ReplyFormat(None, REASONING_TABLES["think"], {"<think>": 5, "</think>": 6})
-    parser = form.parser()
-    for token, text in ((5, ""), (1, "a"), (2, "b"), (6, ""), (1, "c")):
-        parser.push(token, text)
-    assert parser.reasoning_tokens == 3
-    assert not parser.in_reasoning
 
 
 # What is held back
@@ -205,7 +193,7 @@ def test_the_name_of_a_hermes_call_comes_with_its_closing_quote() -> None:
     assert parser.push(None, 'w"') == [CallBegun(0, "now", None)]
     assert parser.push(None, ', "arguments": {"a"') == [CallArguments(0, '{"a"')]
     assert parser.push(None, ": 1}") == [CallArguments(0, ": 1}")]
-    assert parser.push(None, "}") == [CallEnded(0)]
+    assert parser.push(None, "}") == []
 
 
 # Broken replies
@@ -365,7 +353,7 @@ def test_lone_surrogates_do_not_reach_the_client() -> None:
 def test_events_of_a_whole_reply_come_in_order() -> None:
     golden = GOLDEN["hermes"]
     kinds = [type(event) for event in feed(form_of(golden).parser(), [golden.text])]
-    call = [CallBegun, CallArguments, CallEnded]
+    call = [CallBegun, CallArguments]
     assert kinds == [Reasoning, Content, *call, *call]
 
 

@@ -12,7 +12,7 @@ from peer_rig import KEY, giver_of, taker_of, until
 from tier_rig import Hand, key, setup_of, stored
 
 from gapless.base.errors import ConfigError
-from gapless.base.peers import PeerAddress, PeerPlan, check_reach, parse_peers, read_key
+from gapless.base.peers import PeerAddress, PeerPlan, role_plan, with_key
 from gapless.base.records import NO_TRANSFER
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
 from gapless.tiers.peer import PeerWorker, open_peer_tier
@@ -114,12 +114,12 @@ def test_addresses_are_read_and_shown():
         assert str(PeerAddress.parse(text, "x")) == text
     for text in ("5600", ":5600", "host", "host:0", "host:70000", "host:x", "unix:"):
         with pytest.raises(ConfigError, match="kv_peers must be HOST:PORT"):
-            parse_peers(None, [text])
+            role_plan(None, None, [text])
     for text in (".example:1", "a..b:1", "x" * 64 + ":1"):
         with pytest.raises(ConfigError, match=r"kv_peers: '.*' is no name of a host"):
-            parse_peers(None, [text])
+            role_plan(None, None, [text])
     with pytest.raises(ConfigError, match="twice"):
-        parse_peers(None, ["a:1", "a:1"])
+        role_plan(None, None, ["a:1", "a:1"])
     local = [
         "127.0.0.1:1",
         "127.9.9.9:1",
@@ -134,19 +134,19 @@ def test_addresses_are_read_and_shown():
     assert [PeerAddress.parse(text, "x").local for text in local] == [True] * 5 + [False] * 4
     assert all(PeerAddress.parse(text, "x").everywhere for text in ("0.0.0.0:1", "[::]:1", "[::0]:1"))
     assert not any(PeerAddress.parse(text, "x").everywhere for text in ("[::1]:1", "a:1", "unix:/x"))
-    check_reach(parse_peers("127.0.0.1:1", ["unix:/x"]))
+    role_plan(None, "127.0.0.1:1", ["unix:/x"])
     for listen, peers, field in (("0.0.0.0:1", [], "kv_peer_listen"), (None, ["other:1"], "kv_peers")):
         with pytest.raises(ConfigError, match=f"{field}.*in the clear.*kv_peer_ssl_certfile"):
-            check_reach(parse_peers(listen, peers))
+            role_plan(None, listen, peers)
 
 
 def test_keys_come_from_a_file_or_else_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
-    assert read_key(None) == b""
+    assert with_key(PeerPlan(), None).key == b""
     monkeypatch.setenv("GAPLESS_KV_PEER_KEY", "short")
     with pytest.raises(ConfigError, match="at least 16"):
-        read_key(None)
+        with_key(PeerPlan(), None)
     (tmp_path / "key").write_bytes(KEY + b"\n")
-    assert read_key(str(tmp_path / "key")) == KEY
+    assert with_key(PeerPlan(), str(tmp_path / "key")).key == KEY
     with pytest.raises(ConfigError, match=r"kv_peer_key_file .*cannot be read"):
-        read_key(str(tmp_path / "none"))
+        with_key(PeerPlan(), str(tmp_path / "none"))

@@ -16,7 +16,7 @@ from tier_rig import SLOT, content, has, loaded, setup_of, stored
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, parse_peers, role_plan, with_key
+from gapless.base.peers import PeerAddress, PeerFiles, PeerPlan, role_plan, with_key
 from gapless.engine.core import build_core
 from gapless.server.config import ServerConfig
 from gapless.server.pair import serve_pair
@@ -279,7 +279,7 @@ def test_addresses_that_other_machines_reach_need_tls_and_a_key(tmp_path, monkey
             with_key(plan, None)
         (tmp_path / "key").write_bytes(KEY)
         assert with_key(plan, str(tmp_path / "key")) == plan._replace(key=KEY)
-    assert with_key(parse_peers("127.0.0.1:1", ["unix:/x"]), None).key == b""
+    assert with_key(role_plan(None, "127.0.0.1:1", ["unix:/x"]), None).key == b""
 
 
 def test_the_files_for_tls_come_together():
