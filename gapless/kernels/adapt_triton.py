@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.library_triton import operator
+from gapless.kernels.unpack import unpacked
 
 BLOCK_T = 16
 """Tokens of a block: the least that a tensor core takes, since most batches are decode rows."""
@@ -90,7 +90,8 @@ def up_kernel(
 
 
 def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: list[int]) -> None:
-    for tensor in (x, y, slots, down, up):
+    x = x.contiguous()
+    for tensor in (y, slots, down, up):
         assert tensor.is_contiguous()
     (tokens, depth), (used, width, _), rank, columns = x.shape, down.shape, up.shape[1], y.shape[1]
     high = MANY_BLOCK_T[x.element_size()] if tokens >= MANY_TOKENS else BLOCK_T
@@ -110,11 +111,9 @@ def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends:
     )  # fmt: skip
 
 
-triton_adapt = operator(
-    "triton_adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()", _launch
+adapt = unpacked(
+    operator(
+        "triton_adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()",
+        _launch,
+    ),
 )
-
-
-def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
-    """See `seam.Kernels.adapt`."""
-    triton_adapt(x.contiguous(), y, slots, part.down, part.up, part.ends)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gapless.base.params import MAX_BIASES
 from gapless.kernels import layout as L
+from gapless.kernels import unpack
 from gapless.kernels.library_triton import operator
-from gapless.kernels.tables import COUNTED_TILE, Adjustments, Tables
+from gapless.kernels.tables import COUNTED_TILE
 
 _STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
 _SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
@@ -184,16 +185,10 @@ def _launch(
             )
 
 
-triton_adjust = operator(
-    "triton_adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, "
-    "Tensor wishes, Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()",
-    _launch,
+adjust = unpack.adjust(
+    operator(
+        "triton_adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, "
+        "Tensor wishes, Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()",
+        _launch,
+    )
 )
-
-
-def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
-    """See `seam.Kernels.adjust`."""
-    state, params, history, *_ = tables
-    triton_adjust(
-        logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
-    )  # fmt: skip

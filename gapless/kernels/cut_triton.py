@@ -26,8 +26,7 @@ from triton.language.extra import cuda
 from gapless.base.params import MAX_STOP_IDS
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
-from gapless.kernels.tables import Tables
-from gapless.kernels.views import Filters
+from gapless.kernels.unpack import unpacked
 
 FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
@@ -418,13 +417,11 @@ def _cut(
         count(slots - 1, 0)
 
 
-triton_cut = operator(
-    "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks, bool top_k, "
-    "bool top_p) -> ()",
-    _cut,
+cut = unpacked(
+    operator(
+        "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks, "
+        "bool top_k, bool top_p) -> ()",
+        _cut,
+    ),
+    ("state", "params", "masks"),
 )
-
-
-def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
-    """See `seam.Kernels.cut`. For 16-bit logits 2 launches, 4 with top-p, 5 with both; top-k begins with a memset."""
-    triton_cut(logits, index, rows, tables.state, tables.params, tables.masks, *filters)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import ROW_TABLES, unpacked
 
 BLOCK = 1024
 """Tokens of a history that a program looks at together."""
@@ -108,24 +108,18 @@ def _look_up(
     return matches
 
 
-triton_accept = operator(
-    "triton_accept(Tensor tokens, Tensor finite, Tensor rows, Tensor state, Tensor history, int width) -> Tensor",
-    _accept,
+accept = unpacked(
+    operator(
+        "triton_accept(Tensor tokens, Tensor finite, Tensor rows, Tensor state, Tensor history, int width) -> Tensor",
+        _accept,
+    ),
+    ("state", "history"),
 )
-triton_look_up = operator(
-    "triton_look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, "
-    "int longest) -> Tensor",
-    _look_up,
+look_up = unpacked(
+    operator(
+        "triton_look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, "
+        "int longest) -> Tensor",
+        _look_up,
+    ),
+    ROW_TABLES,
 )
-
-
-def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: int) -> Tensor:
-    """See `seam.Kernels.accept`."""
-    given: Tensor = triton_accept(tokens, finite, rows, tables.state, tables.history, width)
-    return given
-
-
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
-    """See `seam.Kernels.look_up`."""
-    same: Tensor = triton_look_up(rows, *tables[:3], most, *lengths)
-    return same

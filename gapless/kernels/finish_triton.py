@@ -12,7 +12,7 @@ from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import ROW_TABLES, unpacked
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
 _COMPUTED, _STATE = tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
@@ -135,17 +135,11 @@ def _launch(
     )  # fmt: skip
 
 
-triton_finish = operator(
-    "triton_finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
-    "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()",
-    _launch,
+finish = unpacked(
+    operator(
+        "triton_finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
+        "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()",
+        _launch,
+    ),
+    ROW_TABLES,
 )
-
-
-def finish(
-    words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, tables: Tables, lines: Tensor,
-    out: Tensor,
-) -> None:  # fmt: skip
-    """See `seam.Kernels.finish`. `lines` may be pinned host memory, which a GPU writes as its own."""
-    state, params, history, *_ = tables
-    triton_finish(words, rows, sizes, tokens, finite, state, params, history, lines, out)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
-from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import ROW_TABLES, unpacked
 
 LOOKS = 16
 """How often a program looks for a late mask: each takes a GPU about a microsecond, across the bus."""
@@ -170,7 +170,7 @@ def _mask(
 
 def _reply(
     index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, mail: Tensor,
-    drafts: int, most: int,
+    drafts: int, most: int = 0,
 ) -> None:  # fmt: skip
     _check(state, params, history, tokens, mail)
     given, width = (index, rows, tokens, state, params, history, mail), tokens.shape[1]
@@ -184,25 +184,19 @@ def _check(*tables: Tensor) -> None:
     assert mail.stride(1) == 1 and mail.stride(0) % 2 == 0, "a tag is one int64"
 
 
-triton_mask = operator(
-    "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor(b!) masks, "
-    "Tensor mail, int places) -> ()",
-    _mask,
+mask = unpacked(
+    operator(
+        "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor(b!) masks, "
+        "Tensor mail, int places) -> ()",
+        _mask,
+    ),
+    (*ROW_TABLES, "masks"),
 )
-triton_reply = operator(
-    "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-    "Tensor(c!) mail, int drafts, int most) -> ()",
-    _reply,
+reply = unpacked(
+    operator(
+        "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
+        "Tensor(c!) mail, int drafts, int most=0) -> ()",
+        _reply,
+    ),
+    ROW_TABLES,
 )
-
-
-def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int) -> None:
-    """See `seam.Kernels.mask`. `mail` may be pinned host memory, which a GPU reads and writes as its own."""
-    triton_mask(index, rows, *tables[:3], tables.masks, mail, places)
-
-
-def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, mail: Tensor, drafts: int, most: int = 0
-) -> None:
-    """See `seam.Kernels.reply`. `mail` likewise."""
-    triton_reply(index, rows, tokens, *tables[:3], mail, drafts, most)

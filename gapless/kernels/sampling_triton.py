@@ -16,7 +16,7 @@ from torch import Tensor
 from gapless.kernels import layout as L
 from gapless.kernels.cut_triton import load_allowed
 from gapless.kernels.library_triton import operator
-from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import unpacked
 
 BLOCK = 1024
 """Tokens that a program looks at together."""
@@ -170,7 +170,7 @@ def _blocks(samples: int) -> int:
 
 
 def _sample(
-    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, adjusted: Tensor | None
+    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, adjusted: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     samples, vocab = logits.shape
@@ -196,14 +196,11 @@ def _sample(
     return tokens, finite
 
 
-triton_sample = operator(
-    "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, Tensor? adjusted) -> "
-    "(Tensor, Tensor)",
-    _sample,
+sample = unpacked(
+    operator(
+        "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, "
+        "Tensor? adjusted=None) -> (Tensor, Tensor)",
+        _sample,
+    ),
+    ("state", "params", "masks"),
 )
-
-
-def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """See `seam.Kernels.sample`."""
-    tokens, finite = triton_sample(logits, rows, tables.state, tables.params, tables.masks, adjusted)
-    return tokens, finite

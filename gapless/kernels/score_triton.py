@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
-from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import unpacked
 
 TILE = 2048
 """Tokens that a program holds in registers."""
@@ -166,16 +166,11 @@ def _score(
     )  # fmt: skip
 
 
-triton_score = operator(
-    "triton_score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, "
-    "int start, int width) -> ()",
-    _score,
+score = unpacked(
+    operator(
+        "triton_score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, "
+        "int start, int width) -> ()",
+        _score,
+    ),
+    ("state",),
 )
-
-
-def score(
-    logits: Tensor, index: Tensor, words: Tensor, tokens: Tensor, tables: Tables, outboxes: Tensor, start: int,
-    width: int,
-) -> None:  # fmt: skip
-    """See `seam.Kernels.score`. `outboxes` may be pinned host memory, which a GPU writes as its own."""
-    triton_score(logits, index, words, tokens, tables.state, outboxes, start, width)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.tables import Tables
-from gapless.kernels.views import Recall
+from gapless.kernels.unpack import ROW_TABLES, unpacked
 
 _ACTIVE, _LENGTH, _DRAFTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
@@ -142,23 +141,19 @@ def _recall(
         )  # fmt: skip
 
 
-triton_remember = operator(
-    "triton_remember(Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor(a!) suffixes) "
-    "-> ()",
-    _remember,
+remember = unpacked(
+    operator(
+        "triton_remember(Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor(a!) suffixes) "
+        "-> ()",
+        _remember,
+    ),
+    ROW_TABLES,
 )
-triton_recall = operator(
-    "triton_recall(Tensor rows, Tensor same, Tensor(a!) state, Tensor params, Tensor(b!) history, Tensor suffixes, "
-    "int most, int factor, int least) -> ()",
-    _recall,
+recall = unpacked(
+    operator(
+        "triton_recall(Tensor rows, Tensor same, Tensor(a!) state, Tensor params, Tensor(b!) history, Tensor suffixes, "
+        "int most, int factor, int least) -> ()",
+        _recall,
+    ),
+    ROW_TABLES,
 )
-
-
-def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> None:
-    """See `seam.Kernels.remember`."""
-    triton_remember(rows, tokens, *tables[:3], suffixes)
-
-
-def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: Recall) -> None:
-    """See `seam.Kernels.recall`."""
-    triton_recall(rows, same, *tables[:3], suffixes, *asked)

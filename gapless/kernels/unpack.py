@@ -11,9 +11,41 @@ from typing import Any
 
 from torch import Tensor
 
+from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 Operator = Callable[..., Any]
+
+
+ROW_TABLES = ("state", "params", "history")
+
+
+def unpacked(operator: Operator, tables: tuple[str, ...] = ()) -> Operator:
+    """An operation of `seam.Kernels` by an operator of its arguments in their order: of `Tables` it takes the ones that
+    are named, of other views all fields."""
+
+    def call(*args: Any) -> Any:
+        flat: list[Any] = []
+        for arg in args:
+            if isinstance(arg, Tables):
+                flat += [getattr(arg, name) for name in tables]
+            elif isinstance(arg, tuple):
+                flat += arg
+            else:
+                flat.append(arg)
+        return operator(*flat)
+
+    return call
+
+
+def adjust(operator: Operator) -> Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None]:
+    """`seam.Kernels.adjust` by an operator (logits, index, rows, state, params, history, wishes, counts, counted,
+    adjusted)."""
+
+    def call(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
+        operator(logits, index, rows, *tables[:3], slots.wishes, slots.counts, slots.counted, slots.logits)
+
+    return call
 
 
 def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenBatch], None]:

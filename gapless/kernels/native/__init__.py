@@ -15,11 +15,11 @@ from gapless.base import host
 from gapless.device import build
 from gapless.kernels import linear as torch_linear
 from gapless.kernels import pages, unpack
-from gapless.kernels.adapt import AdapterPart
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
-from gapless.kernels.tables import Adjustments, Tables
-from gapless.kernels.views import Counts, Filters, Recall
+from gapless.kernels.tables import Tables
+from gapless.kernels.unpack import ROW_TABLES, unpacked
+from gapless.kernels.views import Counts, Filters
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
@@ -44,19 +44,19 @@ def kernels() -> Kernels:
         unpack.decode_attention(ops.decode_attention.default),
         unpack.prefill_attention(ops.prefill_attention.default),
         cut,
-        sample,
+        unpacked(ops.sample.default, ("state", "params", "masks")),
         begin_decode,
-        finish,
-        score,
-        accept,
-        look_up,
+        unpacked(ops.finish.default, ROW_TABLES),
+        unpacked(ops.score.default, ("state",)),
+        unpacked(ops.accept.default, ("state", "history")),
+        unpacked(ops.look_up.default, ROW_TABLES),
         begin_mixed,
-        adjust=adjust,
-        mask=mask,
-        reply=reply,
-        adapt=adapt,
-        remember=remember,
-        recall=recall,
+        adjust=unpack.adjust(ops.adjust.default),
+        mask=unpacked(ops.mask.default, (*ROW_TABLES, "masks")),
+        reply=unpacked(ops.reply.default, ROW_TABLES),
+        adapt=unpacked(ops.adapt.default),
+        remember=unpacked(ops.remember.default, ROW_TABLES),
+        recall=unpacked(ops.recall.default, ROW_TABLES),
         join=ops.join.default,
         copy_pages=copy_pages,
     )
@@ -64,33 +64,6 @@ def kernels() -> Kernels:
 
 def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
     torch.ops.gapless.cut.default(logits, index, rows, tables.state, tables.params, tables.masks)
-
-
-def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    state, params, *_, masks = tables
-    tokens, finite = torch.ops.gapless.sample.default(logits, rows, state, params, masks, adjusted)
-    return tokens, finite
-
-
-def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
-    state, params, history, *_ = tables
-    torch.ops.gapless.adjust.default(
-        logits, index, rows, state, params, history, slots.wishes, slots.counts, slots.counted, slots.logits
-    )
-
-
-def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int) -> None:
-    torch.ops.gapless.mask.default(index, rows, *tables[:3], tables.masks, mail, places)
-
-
-def reply(
-    index: Tensor, rows: Tensor, tokens: Tensor, tables: Tables, mail: Tensor, drafts: int, most: int = 0
-) -> None:
-    torch.ops.gapless.reply.default(index, rows, tokens, *tables[:3], mail, drafts, most)
-
-
-def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
-    torch.ops.gapless.adapt.default(x, y, slots, part.down, part.up, part.ends)
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
@@ -105,44 +78,11 @@ def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -
     return MixedBatch(*torch.ops.gapless.begin_mixed.default(words, *counts, *tables[:4], page_size))
 
 
-def finish(
-    words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, tables: Tables, lines: Tensor,
-    out: Tensor,
-) -> None:  # fmt: skip
-    state, params, history, *_ = tables
-    torch.ops.gapless.finish.default(words, rows, sizes, tokens, finite, state, params, history, lines, out)
-
-
-def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: int) -> Tensor:
-    given: Tensor = torch.ops.gapless.accept.default(tokens, finite, rows, tables.state, tables.history, width)
-    return given
-
-
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
-    same: Tensor = torch.ops.gapless.look_up.default(rows, *tables[:3], most, *lengths)
-    return same
-
-
-def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> None:
-    torch.ops.gapless.remember.default(rows, tokens, *tables[:3], suffixes)
-
-
-def recall(rows: Tensor, same: Tensor, tables: Tables, suffixes: Tensor, asked: Recall) -> None:
-    torch.ops.gapless.recall.default(rows, same, *tables[:3], suffixes, *asked)
-
-
 def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     if src.dtype == torch.int32:
         torch.ops.gapless.copy_pages.default(src, dst, places, sums)
     else:
         pages.copy_pages(src, dst, places, sums)
-
-
-def score(
-    logits: Tensor, index: Tensor, words: Tensor, tokens: Tensor, tables: Tables, outboxes: Tensor, start: int,
-    width: int,
-) -> None:  # fmt: skip
-    torch.ops.gapless.score.default(logits, index, words, tokens, tables.state, outboxes, start, width)
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> Linear:
