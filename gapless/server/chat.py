@@ -55,7 +55,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
 
 async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
     """Return the job of a conversation: checked, with its prompt, and with readers where replies are taken apart."""
-    use = tool_use(request)
+    use = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     params = _sampling(request, call.state)
     prompt = await chat_prompt(call.state, request.messages, **prompt_options(request, use))
     return await rendered_job(call, request, use, params, prompt, request.include_reasoning is not False)
@@ -81,11 +81,6 @@ async def rendered_job(
             for index in range(len(job.choices))
         }
     return job
-
-
-def tool_use(request: ChatRequest) -> ToolUse:
-    """Return what a request says about tools. Raises RequestError naming the field."""
-    return check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
 
 
 def _writer(job: Job, _choice: int) -> ChatWriter:

@@ -7,30 +7,25 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp
 
-from gapless.server.chat import chat_job, chat_prompt, prompt_options, tool_use
+from gapless.server.chat import chat_job, chat_prompt, prompt_options
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.generation import Job, WholeAnswer
 from gapless.server.messages_answer import MessageStream, whole_message
-from gapless.server.messages_request import CountTokensRequest, MessagesRequest, TranslatedChat
-from gapless.server.state import ServerState
+from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.text.tools import check_tools
 
 
 async def messages(call: HttpCall) -> ASGIApp:
     """Answer a conversation in the form of Anthropic's Messages API."""
     request = await call.parsed(MessagesRequest)
     call.model = call.state.admit(request.model)
-    job = await chat_job(call, await _converted(call.state, request))
+    chat = await call.state.text_work(call.state.llm.in_pool(request.chat))  # a long conversation takes a while
+    job = await chat_job(call, chat)
     job.prompt_only = request.max_tokens == 0
     _fit(job)
     call.identity = f"msg_{secrets.token_hex(12)}"
-    if request.stream:
-        return MessageStream(job, request.max_tokens)
-    return WholeAnswer(job, lambda: whole_message(job, request.max_tokens))
-
-
-async def _converted(state: ServerState, request: CountTokensRequest) -> TranslatedChat:
-    """Return the chat request, made on a thread: a long conversation takes a while. Raises RequestError."""
-    return await state.text_work(state.llm.in_pool(request.chat))
+    asked = request.max_tokens
+    return MessageStream(job, asked) if request.stream else WholeAnswer(job, lambda: whole_message(job, asked))
 
 
 def _fit(job: Job) -> None:
@@ -46,6 +41,7 @@ async def count_tokens(call: HttpCall) -> ASGIApp:
     """Answer with the number of tokens that a conversation has as a prompt."""
     request = await call.parsed(CountTokensRequest)
     call.state.admit(request.model)
-    chat = await _converted(call.state, request)
-    prompt = await chat_prompt(call.state, chat.messages, **prompt_options(chat, tool_use(chat)))
+    chat = await call.state.text_work(call.state.llm.in_pool(request.chat))
+    use = check_tools(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    prompt = await chat_prompt(call.state, chat.messages, **prompt_options(chat, use))
     return json_response({"input_tokens": len(prompt["prompt_token_ids"])})
