@@ -161,9 +161,7 @@ def _lag(run: LoadRun) -> Lag:
 
 def peak_tokens(samples: Sequence[Sample]) -> float:
     """Most tokens in one of the seconds from the first sending on. Every event stands for an equal share of tokens."""
-    if not samples:
-        return 0.0
-    start = min(s.sent for s in samples)
+    start = min((s.sent for s in samples), default=0.0)
     buckets: dict[int, float] = {}
     for s in samples:
         for at in s.events:
