@@ -37,15 +37,11 @@ def main(argv: Sequence[str]) -> int:
     if options.lint:
         if words[at + 1 :]:
             raise UsageError("--lint reads files and a program is run: do one of them at a time")
-        return _lint(options)
+        try:
+            return lint.main(options)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     return _run(options, words[at + 1 :])
-
-
-def _lint(options: Namespace) -> int:
-    try:
-        return lint.main(options)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _run(options: Namespace, command: Sequence[str]) -> int:

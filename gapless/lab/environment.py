@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -55,14 +54,11 @@ def wait_until_quiet(busy: float, seconds: float) -> float | None:
 
 def gpu_states() -> list[dict[str, str]]:
     """Clock, temperature, power and throttling of each NVIDIA GPU, in nvidia-smi's words; none without that tool."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # a tool without a driver; the report then says nothing of GPUs
+        return []  # no such tool, or one without a driver: the report then says nothing of GPUs
     names = _GPU_FIELDS.split(",")
     return [dict(zip(names, map(str.strip, line.split(",")), strict=False)) for line in said.strip().splitlines()]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,13 +51,11 @@ class _Gate:
     """Lets at most `limit` in; who must wait is let in by who leaves, in order of arrival."""
 
     def __init__(self, limit: int | None) -> None:
-        self._free = limit
+        self._free = math.inf if limit is None else limit
         self._waiting: deque[asyncio.Future[float]] = deque()
 
     async def enter(self, now: float) -> float:
         """Wait for room; returns the time at which there was some: `now`, or when another request left."""
-        if self._free is None:
-            return now
         if self._free > 0:
             self._free -= 1
             return now
@@ -65,8 +64,6 @@ class _Gate:
         return float(await place)
 
     def leave(self, at: float) -> None:
-        if self._free is None:
-            return
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():

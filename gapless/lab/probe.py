@@ -81,7 +81,11 @@ async def stream_events(client: Client, path: str, fields: Mapping[str, Any]) ->
     answer.add_done_callback(lambda _: queue.put_nowait(None))
     reader = EventReader()
     try:
-        while (piece := await _next(queue)) is not None:
+        while True:
+            async with asyncio.timeout(SILENT_SECONDS):  # wait_for() may lose a cancellation before Python 3.12
+                piece = await queue.get()
+            if piece is None:
+                break
             for event in reader.feed(piece.data):
                 yield event
         _check(client.target, path, await answer)
@@ -90,11 +94,6 @@ async def stream_events(client: Client, path: str, fields: Mapping[str, Any]) ->
     finally:
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
-
-
-async def _next(queue: asyncio.Queue[Piece | None]) -> Piece | None:
-    async with asyncio.timeout(SILENT_SECONDS):  # wait_for() may lose a cancellation before Python 3.12
-        return await queue.get()
 
 
 async def list_models(client: Client) -> list[ServedModel]:

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
+from operator import mul
 from typing import NamedTuple
 
 from gapless.lab.distributions import bisect, t_power, t_quantile, t_two_sided
@@ -82,19 +83,12 @@ def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
     If A and B are the same, each pair's difference could as well have had the other sign. All 2^n flips up to 14 pairs,
     20,000 drawn ones above. It cannot fall below 2 / 2^n: 6 pairs are needed for 0.05.
     """
-    size = abs(math.fsum(differences)) * (1 - 1e-12)
-    if len(differences) <= _EXACT_FLIPS:
-        # The first sign may stay: flipping all changes nothing of the absolute sum.
-        head, *tail = differences or (0.0,)
-        flips = product((1, -1), repeat=len(tail))
-        sums = [abs(head + sum(s * d for s, d in zip(signs, tail, strict=True))) for signs in flips]
-        return sum(s >= size for s in sums) / len(sums)
-    rng = random.Random(seed)
-    as_large = sum(
-        abs(sum(d if bits >> k & 1 else -d for k, d in enumerate(differences))) >= size
-        for bits in (rng.getrandbits(len(differences)) for _ in range(_DRAWN_FLIPS))
-    )
-    return (as_large + 1) / (_DRAWN_FLIPS + 1)
+    size, pairs = abs(math.fsum(differences)) * (1 - 1e-12), len(differences)
+    exact, rng = pairs <= _EXACT_FLIPS, random.Random(seed)
+    flips = product((1, -1), repeat=pairs) if exact else (rng.choices((1, -1), k=pairs) for _ in range(_DRAWN_FLIPS))
+    as_large: list[bool] = [abs(sum(map(mul, signs, differences))) >= size for signs in flips]
+    # Among drawn flips the data themselves count as one more.
+    return sum(as_large) / len(as_large) if exact else (sum(as_large) + 1) / (len(as_large) + 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -155,21 +155,13 @@ def _lag(run: LoadRun) -> Lag:
     lags = sorted(s.lag * MS for s in run.samples)
     late = sorted(delay * MS for delay in run.client.late)
     share = run.client.cpu / run.client.wall if run.client.wall else 0.0
-    return Lag(
-        percentile(lags, 50),
-        percentile(lags, 99),
-        lags[-1] if lags else 0.0,
-        percentile(late, 99),
-        late[-1] if late else 0.0,
-        share,
-    )
+    p50, p99, most = (percentile(lags, p) for p in (50, 99, 100))
+    return Lag(p50, p99, most, percentile(late, 99), percentile(late, 100), share)
 
 
 def peak_tokens(samples: Sequence[Sample]) -> float:
     """Most tokens in one of the seconds from the first sending on. Every event stands for an equal share of tokens."""
-    if not samples:
-        return 0.0
-    start = min(s.sent for s in samples)
+    start = min((s.sent for s in samples), default=0.0)
     buckets: dict[int, float] = {}
     for s in samples:
         for at in s.events:
