@@ -24,7 +24,7 @@ def test_looks_at_one_turn_count_and_not_the_time_on_the_clock(monkeypatch):
     assert not any(look(began) for began in (124.0, 0.0) * limit), "turns come and go"
 
 
-def test_without_a_limit_nothing_looks_on(monkeypatch):
+def test_a_pulse_without_a_limit_has_no_watchdog(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     pulse = Pulse(cast(Control, None))
     pulse.arm(0)

@@ -18,7 +18,7 @@ from gapless.base.errors import EngineDeadError
 from gapless.cli.main import main
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.frontdoor import ModelAssets
-from gapless.engine.seam import EngineInfo, Stats
+from gapless.engine.seam import EngineInfo, EngineView, Stats
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
 from gapless.server import debug, pages, settings
@@ -252,7 +252,7 @@ class Engine:
     def look(self, number, since):
         self.looks.append(since)
         if self.answer:
-            asyncio.get_running_loop().call_soon(self.sink.view, number, [], b"ffcoxfff")
+            asyncio.get_running_loop().call_soon(self.sink.answered, number, EngineView([], b"ffcoxfff"))
 
     def watch(self, on):
         pass
