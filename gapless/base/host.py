@@ -14,7 +14,8 @@ def usable_cores() -> int:
     """Cores that this process may run on, at least 1."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, min(cores, _quota_cores(cores)))
+    quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
+    return max(1, min(cores, -(-int(quota) // int(period)))) if quota.isdecimal() else cores
 
 
 def processor_says(name: str) -> str:
@@ -41,11 +42,6 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _quota_cores(cores: int) -> int:
-    quota, _, period = _read(CGROUP / "cpu.max").partition(" ")
-    return -(-int(quota) // int(period)) if quota.isdecimal() else cores
 
 
 def _machine_memory() -> tuple[int, int]:

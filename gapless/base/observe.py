@@ -53,47 +53,6 @@ class Watcher(Protocol):
         ...
 
 
-class _Marks(tuple[Mark, ...]):
-    """The marks of several watchers on one fence."""
-
-    __slots__ = ()
-
-    def passed(self) -> None:
-        for mark in self:
-            mark.passed()
-
-
-class _Several:
-    """Several watchers as one."""
-
-    def __init__(self, watchers: tuple[Watcher, ...]) -> None:
-        self._watchers = watchers
-
-    def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
-        for one in self._watchers:
-            program = one.launched(stream, program, args, reads)
-        return program
-
-    def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
-        for one in self._watchers:
-            one.replayed(stream, name, reads, writes)
-
-    def recorded(self, stream: Any) -> Mark:
-        return _Marks(one.recorded(stream) for one in self._watchers)
-
-    def waits(self, stream: Any, mark: Mark | None) -> None:
-        for one, own in zip(self._watchers, mark if isinstance(mark, _Marks) else (), strict=False):
-            one.waits(stream, own)
-
-    def touched(self, tensor: Any) -> None:
-        for one in self._watchers:
-            one.touched(tensor)
-
-    def closed(self, streams: Sequence[Any]) -> None:
-        for one in self._watchers:
-            one.closed(streams)
-
-
 def unchecked(name: str) -> AbstractContextManager[object]:
     raise CaptureError(
         f"{name} cannot be captured: nothing checks that it does not wait for the device; "
@@ -103,27 +62,23 @@ def unchecked(name: str) -> AbstractContextManager[object]:
 
 watcher: Watcher | None = None
 capture_check: CaptureCheck = unchecked
-_watchers: list[Watcher] = []
 
 
 def add(observer: Watcher, /) -> None:
-    """Report to `observer` as well, from now on."""
-    _watchers.append(observer)
-    _refresh()
+    """Report to `observer` from now on. There is one at a time: regions inside one another share their checker."""
+    global watcher
+    assert watcher is None, "devices report to one checker"
+    watcher = observer
 
 
 def remove(observer: Watcher, /) -> None:
     """Stop reporting to `observer`."""
-    _watchers.remove(observer)
-    _refresh()
+    global watcher
+    assert watcher is observer
+    watcher = None
 
 
 def check_captures(check: CaptureCheck) -> None:
     """Record programs inside `check(name)` from now on; until this is called, every capture is refused."""
     global capture_check
     capture_check = check
-
-
-def _refresh() -> None:
-    global watcher
-    watcher = _Several(tuple(_watchers)) if len(_watchers) > 1 else next(iter(_watchers), None)

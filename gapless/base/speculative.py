@@ -73,19 +73,14 @@ class SpeculativeConfig(NamedTuple):
         suffix, least = f"{name}.suffix_decoding", config.num_speculative_tokens + SHORTEST_MATCH
         _check(f"{suffix}_max_tree_depth", config.suffix_decoding_max_tree_depth, least, 1 << 20)
         _check(f"{suffix}_max_cached_requests", config.suffix_decoding_max_cached_requests, 0, MAX_CACHED_REQUESTS)
-        _check_real(f"{suffix}_max_spec_factor", config.suffix_decoding_max_spec_factor, 1000)
-        _check_real(f"{suffix}_min_token_prob", config.suffix_decoding_min_token_prob, 1)
+        _check(f"{suffix}_max_spec_factor", config.suffix_decoding_max_spec_factor, 0, 1000, whole=False)
+        _check(f"{suffix}_min_token_prob", config.suffix_decoding_min_token_prob, 0, 1, whole=False)
         return config
 
 
-def _check(name: str, value: Any, low: int, high: int = MAX_DRAFTS) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-
-
-def _check_real(name: str, value: Any, high: int) -> None:
-    if type(value) not in (int, float) or not 0 <= value <= high:
-        raise ConfigError(f"{name} must be a number from 0 to {high}, got {value!r}")
+def _check(name: str, value: Any, low: int, high: int = MAX_DRAFTS, whole: bool = True) -> None:
+    if type(value) not in ((int,) if whole else (int, float)) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a {'whole ' * whole}number from {low} to {high}, got {value!r}")
 
 
 EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'

@@ -127,16 +127,16 @@ class ReplyReader:
                 return self._shown(events)
             self._terminals.popleft()
             self._count(count)
-            events += self._parser.push(None, before) + self._parser.push(token, literal)
+            events += self._parser.push(before, literal)
             self._pending = after
         self._count(self._plain)
-        events += self._parser.push(None, self._pending)
+        events += self._parser.push(self._pending)
         self._plain, self._pending = 0, ""
         return self._shown(events)
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back, at the end."""
-        return self._shown(self._parser.push(None, self._pending) + self._parser.finish())
+        return self._shown(self._parser.push(self._pending) + self._parser.finish())
 
     def finish_reason(self, reason: str) -> str:
         """Return the finish reason of a completion, as clients are given it: `stop` where they chose the call."""

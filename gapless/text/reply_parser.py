@@ -158,7 +158,7 @@ class ReplyFormat:
 
 
 class ReplyParser:
-    """Splits one reply. Feed it every token with `push`, then call `finish` once."""
+    """Splits one reply. Feed it all text with `push`, then call `finish` once."""
 
     def __init__(self, form: ReplyFormat, functions: Mapping[str, Any], state: ReplyState) -> None:
         self._form = form
@@ -195,19 +195,14 @@ class ReplyParser:
         """Characters at the end of the text that may still become content or reasoning, or be dropped."""
         return len(self._text) + len(self._space) + sum(map(len, self._unsure or ()))
 
-    def push(self, token: int | None, text: str) -> list[ReplyEvent]:
-        """Take a token and the text that it settled; None for text that belongs to no one token.
-
-        The text of a terminal's token may be missing, as when special tokens are skipped.
-        """
-        literal = "" if token is None else self._form.terminal_of.get(token, "")
-        plain = text.removesuffix(literal)
-        for at in range(0, len(plain), PIECE):
-            self._text += plain[at : at + PIECE]
+    def push(self, text: str, terminal: str = "") -> list[ReplyEvent]:
+        """Take text, and the terminal after it where one has come as a token."""
+        for at in range(0, len(text), PIECE):
+            self._text += text[at : at + PIECE]
             self._read()
-        if literal:
+        if terminal:
             self._read(last=True)
-            self._terminal(literal, text[len(plain) :])
+            self._terminal(terminal)
         return self._take()
 
     def finish(self) -> list[ReplyEvent]:
@@ -253,13 +248,13 @@ class ReplyParser:
         written = self._parameters
         return self._state in _VALUES and written is not None and written.is_json and self._value.quoted
 
-    def _terminal(self, literal: str, shown: str) -> None:
-        """Take a terminal that came as a token; where it means nothing, it is the text that was shown of it."""
+    def _terminal(self, literal: str) -> None:
+        """Take a terminal that came as a token; where it means nothing, it is text."""
         move = self._form.by_token.get((self._state, literal))
         if move is not None:
             self._move(move)
         else:
-            self._text += shown
+            self._text += literal
         self._read()
 
     def _move(self, move: Move) -> None:
@@ -403,8 +398,6 @@ class ReplyParser:
         return True
 
     def _begin_call(self, name: str, call_id: str | None) -> None:
-        if self._parameters is not None:
-            self._end_call()
         self._unsure = None
         self._parameters = ParameterWriter(self._functions.get(name), self._tools.trims)
         self._written = False

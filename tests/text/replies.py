@@ -62,7 +62,7 @@ def added_up(events: Iterable[ReplyEvent]) -> Reply:
 
 
 def feed(parser: ReplyParser, parts: Sequence[str]) -> list[ReplyEvent]:
-    events = [event for part in parts for event in parser.push(None, part)]
+    events = [event for part in parts for event in parser.push(part)]
     return [*events, *parser.finish()]
 
 
