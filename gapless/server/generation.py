@@ -282,4 +282,4 @@ def _without_tokens(delta: Delta) -> Delta:
 
 def _salt(tenant: str, salt: str | None) -> str:
     """Return the salt of this caller's prefix cache. The tenant comes from the key, never from the body."""
-    return f"{tenant}:{salt}" if tenant or salt else ""
+    return f"{tenant}:{salt or ''}" if tenant or salt else ""

@@ -47,7 +47,8 @@ def as_vllm(event: PageEvent) -> dict[str, Any]:
     # The client's own salt stands with the first block alone, as in vLLM. What our salt has in front of it is made from
     # the client's key, and stays here.
     own = (event.adapter,) if event.adapter else ()
-    salt = (event.salt.partition(":")[2],) if event.parent is None and event.salt else ()
+    given = event.salt.partition(":")[2]
+    salt = (given,) if event.parent is None and given else ()
     window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": event.window}
     return {
         "type": "BlockStored",

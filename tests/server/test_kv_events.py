@@ -72,7 +72,7 @@ def test_events_have_the_form_of_vllm(tmp_path):
         connected(publisher, subscriber)
         began = time.time()
         publisher.publish([stored(1, 2, salt="tenant:s", adapter="lora"), stored(3, parent=2, salt=":s"), REMOVED])
-        publisher.publish([stored(4, tokens=3, window=6)])
+        publisher.publish([stored(4, tokens=3, window=6, salt="tenant:")])
         frames = receive(subscriber, 2)
         assert not other.poll(0)
     while decode(frames[0][2]).events == [AllBlocksCleared()]:
@@ -88,6 +88,7 @@ def test_events_have_the_form_of_vllm(tmp_path):
         BlockRemoved([one, one + 1], "GPU", 1),
     ]
     (event,) = window.events
+    assert event.extra_keys == [None], "a tenant that sends no salt has none"
     assert (event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.block_size) == ("sliding_window", 6, 3)
     again = decode(frames[0][2])
     again.events = [*batch.events]
