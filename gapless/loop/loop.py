@@ -381,9 +381,10 @@ class Loop:
         scores = flight.decision.logprobs is not None and flight.decision.logprobs.prompt
         if self.transfers is not None and not scores:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
-        if self.launcher.gate is not None and not scores:
+        gate = self.launcher.gate
+        if gate is not None and not scores and gate.learns(flight.plan, flight.batch.places):
             kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
-            self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
+            gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
@@ -392,17 +393,17 @@ class Loop:
 
     def commit(self, flight: Flight) -> StepTokens:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
-        plan, table = flight.plan, self.rows
+        plan, table, gate, places = flight.plan, self.rows, self.launcher.gate, flight.batch.places
         sampled, tokens, flags, some_flag = self._lines(flight)
-        if self.launcher.gate is not None and (flight.batch.places > 1 or not plan.chunks):
-            self.launcher.gate.observe(*of_decode_rows(plan, sampled, tokens), flight.batch.places)
+        if gate is not None and (places > 1 or not plan.chunks):
+            gate.observe(*of_decode_rows(plan, sampled, tokens), places)
         if some_flag and flight.decision.key.mask:
             held = sampled[flags == _HELD]
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
             if len(held) and self.masks is not None:
                 self.masks.held(held)
-        if self.launcher.gate is not None:
-            tokens = tokens[:, : flight.batch.places]  # what one place gives is settled faster
+        if gate is not None:
+            tokens = tokens[:, :places]  # what one place gives is settled faster
         rows, tokens, flags = one_by_one(sampled, tokens, flags)
         logprobs = None
         if flight.decision.logprobs is not None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.base.records import Int32s, Int64s, Request
+from gapless.base.records import Int32s, Int64s, Request, StepPlan
 from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
 from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
@@ -251,9 +251,13 @@ class Gate:
         self._held: dict[tuple[Kind, int], float] = {}
         """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
-        self._seen = np.empty((MOST_SEEN, speculation.rows, speculation.places), np.int32)
+        self._seen: list[bytes] = []
         """Tokens of steps that were observed and not taken in; each has these rows and places"""
-        self._seen_steps, self._seen_rows, self._seen_places = 0, b"", 1
+        self._seen_rows, self._seen_places = b"", 1
+        self._learnt: tuple[tuple[int, ...], int] = ((), 1)
+        """Rows and places of the step that was learnt from last, or was like it"""
+        self._alike = 0
+        """Steps that were like the one before, in a row"""
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -315,6 +319,15 @@ class Gate:
         self._trials[kind] += 1
         return others[(self._trials[kind] - 1) % len(others)]
 
+    def learns(self, plan: StepPlan, places: int) -> bool:
+        """Return whether it learns from such a step: of steps that are alike and follow each other, from a few and then
+        from every LOOKS-th."""
+        rows, before = self._learnt
+        self._alike += 1
+        if plan.decode is not rows or places != before or plan.chunks:
+            self._learnt, self._alike = (plan.decode, places), 0
+        return self._alike < LOOKS or self._alike % LOOKS == 0
+
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places
@@ -345,18 +358,18 @@ class Gate:
         if len(rows) > self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return
         same = rows.tobytes()
-        if same != self._seen_rows or places != self._seen_places or self._seen_steps == MOST_SEEN:
+        if same != self._seen_rows or places != self._seen_places or len(self._seen) == MOST_SEEN:
             self._take_in()
             self._seen_rows, self._seen_places = same, places
-        self._seen[self._seen_steps, : len(rows)] = tokens
-        self._seen_steps += 1
+        self._seen.append(tokens.tobytes())
 
     def _take_in(self) -> None:
         """Learn from the steps that were observed since the last call."""
-        if not self._seen_steps:
+        if not self._seen:
             return
         rows, ran = np.frombuffer(self._seen_rows, np.int32), self._seen_places - 1
-        tokens, self._seen_steps = self._seen[: self._seen_steps, : len(rows)], 0
+        tokens = np.frombuffer(b"".join(self._seen), np.int32).reshape(len(self._seen), len(rows), -1)
+        self._seen.clear()
         # How many drafts were right; -1 for a row that has not sampled, for want of its mask.
         if ran:
             right = np.add.reduce(tokens >= 0, axis=2) - 1
