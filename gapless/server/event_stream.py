@@ -202,10 +202,7 @@ class EventStream(StreamedAnswer):
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._job.usage_in_each else None
         before = self._prompt(choice) if choice in self._echo else b""
-        ids = self._prompt_ids(choice)
-        if self._job.shows_ids:
-            ids += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
-        extra = Extra(self._logprobs(choice, delta.token_ids, delta.logprobs), ids)
+        extra = self._extra(choice, delta) if self._scored or self._job.shows_ids else PLAIN
         if choice in self._job.readers:
             return self._parsed(choice, delta, usage, extra)
         if delta.finish_reason is not None:
@@ -219,7 +216,7 @@ class EventStream(StreamedAnswer):
         """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
         reader, reason = self._job.readers[choice], delta.finish_reason
         news = list(deltas_of(self._job.events_of(choice, delta)))
-        if not news and delta.token_ids and (self._scored or self._job.shows_ids or usage is not None):
+        if not news and delta.token_ids and (extra is not PLAIN or usage is not None):
             news = [b"{}"]
         data = b""
         for one in news:
@@ -234,6 +231,12 @@ class EventStream(StreamedAnswer):
         stream = self._job.stream_of(choice)
         logprobs = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs)
         return self._chunks.text(choice, self._echo.pop(choice), None, Extra(logprobs, self._prompt_ids(choice)))
+
+    def _extra(self, choice: int, delta: Delta) -> Extra:
+        ids = self._prompt_ids(choice)
+        if self._job.shows_ids:
+            ids += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
+        return Extra(self._logprobs(choice, delta.token_ids, delta.logprobs), ids)
 
     def _prompt_ids(self, choice: int) -> bytes:
         """The field with the ids of the choice's prompt, once, and where it is asked for."""
