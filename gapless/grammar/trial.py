@@ -84,9 +84,10 @@ class Trial:
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
-        timer.cancel()
+        finally:
+            timer.cancel()
         slow = time.monotonic() - began >= seconds
-        if slow or not answer:
+        if slow or not answer.endswith("\n"):  # it died, perhaps while it wrote
             self.close()
             return "compiling it takes more " + (f"than {SECONDS:g} s" if slow else "stack or memory than there is")
         self._answered = True
