@@ -16,7 +16,7 @@ class ConfigError(UserError):
 
 
 class CheckpointError(UserError):
-    """A model directory is wrong; the text names the file and the tensor."""
+    """A model directory is wrong; the text names the file, and the tensor where there is one."""
 
 
 class RequestError(UserError):
@@ -36,7 +36,7 @@ class QueueFullError(GaplessError):
 
 
 class ServerError(GaplessError):
-    """A server that we called (not ours to run) cannot be reached or answered with an error."""
+    """A server that we called (not ours to run), or the hub, cannot be reached or answered with an error."""
 
 
 class EngineError(GaplessError, RuntimeError):
@@ -48,7 +48,10 @@ class DeviceError(EngineError):
 
 
 class CaptureError(EngineError):
-    """A program cannot become a graph: it waits for the device, or moves memory. The text names the line."""
+    """A program cannot become a graph: it waits for the device, or moves memory. It can still be launched.
+
+    The text names the line.
+    """
 
 
 class StalledError(EngineError):
