@@ -196,7 +196,13 @@ def test_unknown_fields_are_warned_about_once(client, caplog):
 def test_the_line_about_throughput_has_the_rates():
     before = Stats(prompt_tokens=100, generation_tokens=50, prefix_queries=100, prefix_hits=0)
     now = Stats(
-        *(3, 2, 0, 100, 60, 10, 28, 2),
+        running=3,
+        waiting=2,
+        pages_total=100,
+        pages_free=60,
+        pages_cached=10,
+        pages_owned=28,
+        pages_fenced=2,
         prompt_tokens=300,
         generation_tokens=1050,
         prefix_queries=300,
