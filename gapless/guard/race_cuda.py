@@ -239,6 +239,10 @@ class EmulatedWatch(CudaWatch):
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
 
+    def captures(self) -> bool:
+        # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.
+        return emulated_streams.is_capturing()
+
     def is_device(self, tensor: Tensor) -> bool:
         return tensor in marks.DEVICE
 
