@@ -28,9 +28,15 @@ _NO_MEMORY = frozenset(
         "resize_as_",
         "record_stream",
         "_resize_output_",
+        "is_pinned",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "is_contiguous",
     ]
 )
-"""Operators that return or change a tensor, and look at shapes and types, or change bookkeeping, alone."""
+"""Operators that look at the shape and type of their tensors alone, or change their bookkeeping alone."""
 
 
 class OperatorSchema(NamedTuple):

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,11 +28,20 @@ INTERRUPT_SECONDS = 2.0
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class PythonQueue:
-    """A FIFO of programs that one thread works off, as that of native streams is; after a fault it drops the rest.
+class Queue(Protocol):
+    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block."""
 
-    `put` and `stop` never block.
-    """
+    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None: ...
+
+    def stop(self) -> None:
+        """Let `work` end after what is queued."""
+
+    def work(self) -> None:
+        """Work off the queue; the thread runs this."""
+
+
+class PythonQueue:
+    """The queue that needs no compiler; native streams have their own."""
 
     def __init__(self, name: str, fault: Fault) -> None:
         self._name = name
@@ -43,11 +52,9 @@ class PythonQueue:
         self._queue.put((program, args))
 
     def stop(self) -> None:
-        """Let `work` end after what is queued."""
         self._queue.put(None)
 
     def work(self) -> None:
-        """Work off the queue; the thread runs this."""
         while self._run_next():
             pass
 
@@ -75,7 +82,7 @@ class Worker:
     `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
-    def __init__(self, name: str, queue: PythonQueue, threads: int = 0) -> None:
+    def __init__(self, name: str, queue: Queue, threads: int = 0) -> None:
         self.name = name
         self._queue = queue
         self._threads = threads
@@ -119,7 +126,7 @@ class Worker:
                 self._thread.start()
 
 
-def _work(queue: PythonQueue, threads: int) -> None:
+def _work(queue: Queue, threads: int) -> None:
     if threads:
         # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
         torch.get_num_threads()
@@ -174,7 +181,8 @@ switch_interval = _SwitchInterval()
 
 
 def shut(fault: Fault, workers: Iterable[Worker]) -> None:
-    """End a device: also one that is collected, or there when the interpreter ends, where torch must not be running."""
+    """End a device, also one that was forgotten and collected, or is open when the interpreter exits: torch must not be
+    left running there."""
     fault.set(DeviceError("it was closed"), "the device is gone")
     try:
         stop_all(workers)

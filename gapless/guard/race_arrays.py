@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .race_buffers import region_of_array
 from .race_report import READ, WRITE
@@ -62,18 +61,16 @@ class WatchedArray(np.ndarray[Any, Any]):
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out, writes = kwargs.get("out"), func in _WRITERS
-        for array in tree_leaves((args, kwargs)):
+        for array in _arrays((args, kwargs)):
             _touch(array, WRITE if array is out or (writes and array is args[0]) else READ)
-        args, kwargs = tree_map(_plain, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = func(*_unwrapped(args), **_unwrapped(kwargs))
         return result if out is None else out
 
 
 def _method(name: str, kind: int) -> Callable[..., Any]:
     def called(self: WatchedArray, *args: Any, **kwargs: Any) -> Any:
         _touch(self, kind)
-        args, kwargs = tree_map(_plain, (args, kwargs))
-        return getattr(_plain(self), name)(*args, **kwargs)
+        return getattr(_plain(self), name)(*_unwrapped(args), **_unwrapped(kwargs))
 
     return called
 
@@ -95,6 +92,22 @@ def watched(memory: Array, note: Note) -> WatchedArray:
 
 def _plain(value: Any) -> Any:
     return value.view(np.ndarray) if isinstance(value, WatchedArray) else value
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_unwrapped, value)) if type(value) in (tuple, list) else value
+    if isinstance(value, dict):
+        return {name: _unwrapped(one) for name, one in value.items()}
+    return _plain(value)
+
+
+def _arrays(value: Any) -> Iterator[WatchedArray]:
+    if isinstance(value, WatchedArray):
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(one)
 
 
 def _touch(array: Any, kind: int, key: Any = Ellipsis) -> None:

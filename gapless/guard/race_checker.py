@@ -309,10 +309,10 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     shadow = buffer.shadow
     if not isinstance(shadow, Rows):
         return low, high, layout, choose(way, args, low)
-    rows = named_rows(way, args, shadow.count, shadow.stride) if low == buffer.start and layout is None else None
+    inside = low >= buffer.start and high <= buffer.end
+    rows = named_rows(way, args, shadow.rows(region), shadow.stride) if inside and layout is None else None
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
-    inside = low >= buffer.start and high <= buffer.end
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 

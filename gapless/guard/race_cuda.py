@@ -239,6 +239,10 @@ class EmulatedWatch(CudaWatch):
     def __init__(self, checker: RaceState) -> None:
         super().__init__(checker, raw_stream=lambda device: emulated_streams.current_stream().cuda_stream)
 
+    def captures(self) -> bool:
+        # Not asked of torch.cuda: a thread that outlives the run would find the real one of a machine without CUDA.
+        return emulated_streams.is_capturing()
+
     def is_device(self, tensor: Tensor) -> bool:
         return tensor in marks.DEVICE
 
@@ -247,7 +251,11 @@ class EmulatedWatch(CudaWatch):
 
     def now(self, host: Actor, tensor: Tensor) -> Actor:
         # A program on a stream of a connected device acts as that one.
-        return host if isinstance(host, Launched) else super().now(host, tensor)
+        if isinstance(host, Launched):
+            return host
+        stream = self.current(0)  # there is one device: asking the tensor for its own would cost 2 us an operator
+        self._checker.agents.enqueue_again(stream, host)
+        return stream
 
     @contextmanager
     def reading(self, tensor: Tensor) -> Iterator[None]:

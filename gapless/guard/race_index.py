@@ -141,10 +141,10 @@ def _wrapped(index: Any, size: int) -> Any:
     return np.where(index < 0, index + size, index) if index.size and index.min() < 0 else index
 
 
-def named_rows(way: int, args: Sequence[Any], count: int, stride: int) -> Ints | None:
-    """Return the row numbers that a call names, where those are the `count` rows of args[0]; negative ones as they are.
+def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints | None:
+    """Return those of `rows` that a call names, where they are the rows of args[0]; None where they are not.
 
-    args[0] is contiguous; its rows must have `stride` bytes.
+    args[0] is contiguous; its rows must have `stride` bytes. Raises IndexError for a row out of range.
     """
     source = args[0]
     if way == LIST:
@@ -153,14 +153,14 @@ def named_rows(way: int, args: Sequence[Any], count: int, stride: int) -> Ints |
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or not (sizes := source.shape) or sizes[0] != count or source.nbytes != count * stride:
+    if index is None or not (sizes := source.shape) or sizes[0] != len(rows) or source.nbytes != len(rows) * stride:
         return None
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
         return None
-    numbers = index.numel()
-    # A copy: the index may change before the rows are looked at.
-    return np.frombuffer(_memory_at(index.data_ptr()), kind, numbers).copy() if numbers else np.zeros(0, kind)
+    count = index.numel()
+    # This makes a copy: the index may change before the rows are looked at.
+    return rows[np.frombuffer(_memory_at(index.data_ptr()), kind, count) if count else np.zeros(0, kind)]
 
 
 # Reading an index.

@@ -242,7 +242,7 @@ class Rows(Shadow):
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
-        rows = self._numbers[self._place(region)]
+        rows = self.rows(region)
         late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
         if len(late):
             agent, kind = key >> KIND_BITS, key & KIND_MASK
@@ -262,6 +262,10 @@ class Rows(Shadow):
     def inside(self, rows: Ints) -> Ints:
         """Return those of the rows that exist."""
         return rows[(rows >= 0) & (rows < self.count)]
+
+    def rows(self, region: Region) -> Ints:
+        """Return the numbers of the rows that a region has a part of."""
+        return self._numbers[self._place(region)]
 
     def _place(self, region: Region) -> Ints | slice:
         low, high, layout, chosen = region

@@ -118,6 +118,10 @@ class PagedAttention:
         self.columns = torch.arange(longest, device=inputs.slots.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
+
+        Returns [T, heads * head_dim].
+        """
         keys = self.flat[2 * layer * self.page_size :]
         values = self.flat[(2 * layer + 1) * self.page_size :]
         parts = [self._decode(q, keys, values, group) for group in self.decode]

@@ -120,6 +120,9 @@ class StepGraphs:
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
         """The answers of `larger` for the graphs there are."""
+        self._asked: tuple[int, int, int] = (-1, 0, 1)
+        self._answer: ForwardKey | None = None
+        """The last decode key: steps ask for the same one again and again."""
         self.stand_ins = tuple(self._larger_graphs())
 
     def __len__(self) -> int:
@@ -127,11 +130,15 @@ class StepGraphs:
 
     def decode_key(self, rows: int, bound: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of `rows` decode rows, padded to a bucket, or None if no bucket holds them."""
-        bucket = next((bucket for bucket in self.buckets if bucket >= rows), None)
-        if bucket is None:
-            return None
-        bound = self._round(bound) if self.shapes.bounded else 0
-        return bucket_key(bucket, bound, row_writes=self.shapes.row_writes, places=places)
+        asked = rows, bound if self.shapes.bounded else 0, places
+        if asked != self._asked:
+            bucket = next((bucket for bucket in self.buckets if bucket >= rows), 0)
+            self._asked = asked
+            bound = asked[1] and self._round(bound)
+            self._answer = (
+                bucket_key(bucket, bound, row_writes=self.shapes.row_writes, places=places) if bucket else None
+            )
+        return self._answer
 
     def mixed_key(self, decode: int, chunks: int, tokens: int, places: int = 1) -> ForwardKey | None:
         """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""

@@ -355,8 +355,8 @@ class Gate:
 
     def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
-        if len(rows) > self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
-            return
+        if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
+            return  # where all rows have left, no line is theirs
         same = rows.tobytes()
         if same != self._seen_rows or places != self._seen_places or len(self._seen) == MOST_SEEN:
             self._take_in()

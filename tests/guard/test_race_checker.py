@@ -167,6 +167,7 @@ def index(*rows: int) -> Tensor:
         (lambda m: torch.embedding(m, index(2, 6)), lambda m: m[6].zero_(), "rows 6"),
         (lambda m: m[::2].fill_(1), lambda m: m[1::2].fill_(1), None),
         (lambda m: m[2:].index_add_(0, index(0), torch.ones(1, 3)), lambda m: m[2].sum(), "rows 2"),
+        (lambda m: m[2:6].index_put_((index(0, -1),), torch.ones(2, 3)), lambda m: m[:6].sum(), "rows 2, 5"),
         (lambda m: m[:, 1].index_select(0, index(5).int()), lambda m: m[5].zero_(), "rows 5"),
         (lambda m: m[:, 1][index(5)], lambda m: m[:, 0].index_fill_(0, index(5), 1), "rows 5"),
     ],
@@ -180,7 +181,7 @@ def test_rows_that_an_index_names(one, other, part):
 def test_named_rows_do_not_share_the_memory_of_their_index(dtype):
     # Rows that a compiled kernel states are an index that is gone before they are looked at.
     memory, rows = torch.zeros(8, 3), torch.tensor([2, 5], dtype=dtype)
-    found = named_rows(FIRST, (memory, rows), len(memory), memory.stride(0) * memory.itemsize)
+    found = named_rows(FIRST, (memory, rows), np.arange(len(memory)), memory.stride(0) * memory.itemsize)
     rows.fill_(7)
     assert found is not None and found.tolist() == [2, 5]
 
