@@ -18,7 +18,6 @@ from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, write_text
 from gapless.cli.prompts import RunPrompt, gather
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import with_defaults
 
 if TYPE_CHECKING:
     from gapless.engine.outputs import RequestOutput
@@ -71,6 +70,8 @@ def _answer(
     engine: dict[str, Any], prompts: list[RunPrompt], fields: dict[str, Any], raw: bool, trace: str | None
 ) -> tuple[list[RequestOutput], float]:
     """The answers and the seconds they took, loading not counted."""
+    from gapless.cli.talk import with_defaults  # asyncio comes with it: slow to load, and not needed for --help
+
     bar = sys.stderr.isatty() and len(prompts) > 1
     with starting():
         llm = gapless.LLM(**engine)

@@ -389,6 +389,7 @@ def count_kernel(logits, index, rows, state, settings, masks, batch, search, top
 def _cut(
     logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, top_k: bool, top_p: bool
 ) -> None:
+    """Launch 2 kernels for 16-bit logits, 4 with top-p, 5 with both; top-k begins with a memset."""
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     entries, vocab = index.shape[0], logits.shape[1]
     tile = FEW_ROWS_TILE if entries <= FEW_ROWS else TILE

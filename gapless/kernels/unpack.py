@@ -15,24 +15,25 @@ from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 Operator = Callable[..., Any]
-
-
 ROW_TABLES = ("state", "params", "history")
+"""Tables with a line for each row that most operators take"""
 
 
 def unpacked(operator: Operator, tables: tuple[str, ...] = ()) -> Operator:
     """An operation of `seam.Kernels` by an operator of its arguments in their order: of `Tables` it takes the ones that
     are named, of other views all fields."""
 
+    places = [Tables._fields.index(name) for name in tables]
+
     def call(*args: Any) -> Any:
         flat: list[Any] = []
-        for arg in args:
-            if isinstance(arg, Tables):
-                flat += [getattr(arg, name) for name in tables]
-            elif isinstance(arg, tuple):
-                flat += arg
-            else:
+        for arg in args:  # an eager step calls this for every layer, so the common case comes first
+            if not isinstance(arg, tuple):
                 flat.append(arg)
+            elif isinstance(arg, Tables):
+                flat += [arg[place] for place in places]
+            else:
+                flat += arg
         return operator(*flat)
 
     return call

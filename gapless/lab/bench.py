@@ -94,8 +94,8 @@ class BenchResult(NamedTuple):
 async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
     """Measure a server.
 
-    Raises ServerError when it is not there, has no such model or refuses the first request; ConfigError for a workload
-    that does not fit the model, or whose file is wrong.
+    Raises ServerError when it is not there, refuses the key, has no such model or refuses the first request;
+    ConfigError for a workload that does not fit the model, or whose file is wrong.
     """
     async with Client(plan.target, connect) as client:
         if plan.ready_seconds > 0:

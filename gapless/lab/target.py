@@ -36,7 +36,10 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A server and how to ask it. `omit` names optional fields that this server refuses."""
+    """A server and how to ask it.
+
+    `backend` is openai (completions) or openai-chat. `omit` names optional fields that this server refuses.
+    """
 
     base_url: str = "http://127.0.0.1:8000"
     model: str = ""

@@ -25,9 +25,8 @@ def patience(seconds: float, operations: float, kind: str) -> float:
 class Watchdog:
     """Looks on from a thread of its own; touches nothing while there is progress.
 
-    `progress` changes with each completed step and `busy` says whether more should complete: both are read without a
-    lock.
-    `on_stall` gets the error, once; the watchdog ends after it.
+    `progress` changes with each completed step, and `busy` says whether more should complete. Both are read without a
+    lock. `on_stall` gets the error, once; the watchdog ends after it.
 
     It counts looks, which come at a steady pace while the process runs. The time on the clock would also pass while
     the whole process is stopped (SIGSTOP, a frozen container, a paused machine), and that is no stall.

@@ -401,7 +401,7 @@ class LowerTiers:
         counts.written_bytes += end.nbytes
         counts.written_ns += round(1e9 * end.seconds)
         self._page_seconds[place] += (end.seconds / len(job.copies) - self._page_seconds[place]) / 8
-        if bad := [copy.key for copy in job.copies if copy.key in job.doubted]:
+        if job.doubted and (bad := [copy.key for copy in job.copies if copy.key in job.doubted]):
             line.drop(bad)
 
 
