@@ -381,10 +381,9 @@ class Loop:
         scores = flight.decision.logprobs is not None and flight.decision.logprobs.prompt
         if self.transfers is not None and not scores:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
-        gate = self.launcher.gate
-        if gate is not None and not scores and gate.learns(flight.plan, flight.batch.places):
+        if self.launcher.gate is not None and not scores:
             kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
-            gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
+            self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens

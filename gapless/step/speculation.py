@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gapless.base.records import Int32s, Int64s, Request, StepPlan
+from gapless.base.records import Int32s, Int64s, Request
 from gapless.base.speculative import MAX_DRAFTS, SpeculativeConfig
 from gapless.kernels.layout import DRAFTED, LENGTH, NO_TOKEN, RIGHT, SUFFIX_LENGTHS
 from gapless.kernels.seam import Kernels
@@ -254,10 +254,6 @@ class Gate:
         self._seen: list[bytes] = []
         """Tokens of steps that were observed and not taken in; each has these rows and places"""
         self._seen_rows, self._seen_places = b"", 1
-        self._learnt: tuple[tuple[int, ...], int] = ((), 1)
-        """Rows and places of the step that was learnt from last, or was like it"""
-        self._alike = 0
-        """Steps that were like the one before, in a row"""
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -318,15 +314,6 @@ class Gate:
             return best
         self._trials[kind] += 1
         return others[(self._trials[kind] - 1) % len(others)]
-
-    def learns(self, plan: StepPlan, places: int) -> bool:
-        """Return whether it learns from such a step: of steps that are alike and follow each other, from a few and then
-        from every LOOKS-th."""
-        rows, before = self._learnt
-        self._alike += 1
-        if plan.decode is not rows or places != before or plan.chunks:
-            self._learnt, self._alike = (plan.decode, places), 0
-        return self._alike < LOOKS or self._alike % LOOKS == 0
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""

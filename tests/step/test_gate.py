@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request, StepPlan
+from gapless.base.records import Request
 from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
 from gapless.model.seam import BatchShape
 from gapless.step.speculation import BEYOND, FIRST, LEARNS, LOOKS, RETRY, Gate, PromptLookup, Speculation, kind_of
@@ -257,14 +257,3 @@ def test_a_step_whose_rows_have_all_left_changes_nothing(head):
     for _ in range(2):
         gate.observe(np.empty(0, np.int32), np.empty((0, 1 + DRAFTS), np.int32), 3)
     assert str(vars(gate.counts)) == str(before) and np.array_equal(gate.keeps, keeps)
-
-
-def test_of_steps_that_are_alike_a_gate_learns_from_the_first_and_then_from_every_fourth():
-    gate = gate_of()
-
-    def learnt(decode: tuple[int, ...], places: int, steps: int) -> list[bool]:
-        return [gate.learns(StepPlan(step, decode, (), (), (), 9), places) for step in range(steps)]
-
-    assert learnt(ALL, 3, 9) == [True] * 5 + [False] * 3 + [True]
-    assert learnt(ALL, 1, 6) == [True] * 5 + [False], "another number of drafts"
-    assert learnt((4, 5), 1, 4) == [True] * 4, "other rows"
