@@ -132,7 +132,7 @@ def sampling_cases(shape: Shape, rows: int) -> Iterator[Case]:
 def draw(kernels: Kernels, logits: Tensor, rows: Tensor, index: Tensor, tables: Tables) -> None:
     if len(index):
         kernels.cut(logits, index, rows, tables, Filters(top_k=True, top_p=True))
-    kernels.sample(logits, rows, tables)
+    kernels.sample(logits, rows, tables, None)
 
 
 def score_cases(shape: Shape, rows: int) -> Iterator[Case]:

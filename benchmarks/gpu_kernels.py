@@ -126,7 +126,7 @@ def sampling_cases(batch: int) -> Iterator[Case]:
         if len(index):
             cut_triton.cut(logits, index, rows, tables, filters_of(way))
         yield Case(
-            f"sample, {name}", lambda rows=rows, tables=tables: sampling_triton.sample(logits, rows, tables),
+            f"sample, {name}", lambda rows=rows, tables=tables: sampling_triton.sample(logits, rows, tables, None),
             lambda rows=rows, tables=tables: sampling.sample(logits, rows, tables), logits.nbytes,
         )  # fmt: skip
     for name, way in (("top-p", TOP_P_ROW), ("top-k", TOP_K_ROW), ("top-k and top-p", Way(0.8, 50, 0.9))):

@@ -170,7 +170,7 @@ def _mask(
 
 def _reply(
     index: Tensor, rows: Tensor, tokens: Tensor, state: Tensor, params: Tensor, history: Tensor, mail: Tensor,
-    drafts: int, most: int = 0,
+    drafts: int, most: int,
 ) -> None:  # fmt: skip
     _check(state, params, history, tokens, mail)
     given, width = (index, rows, tokens, state, params, history, mail), tokens.shape[1]
@@ -195,7 +195,7 @@ mask = unpacked(
 reply = unpacked(
     operator(
         "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-        "Tensor(c!) mail, int drafts, int most=0) -> ()",
+        "Tensor(c!) mail, int drafts, int most) -> ()",
         _reply,
     ),
     ROW_TABLES,

@@ -170,7 +170,7 @@ def _blocks(samples: int) -> int:
 
 
 def _sample(
-    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, adjusted: Tensor | None = None
+    logits: Tensor, rows: Tensor, state: Tensor, params: Tensor, masks: Tensor, adjusted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     samples, vocab = logits.shape
@@ -199,7 +199,7 @@ def _sample(
 sample = unpacked(
     operator(
         "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, "
-        "Tensor? adjusted=None) -> (Tensor, Tensor)",
+        "Tensor? adjusted) -> (Tensor, Tensor)",
         _sample,
     ),
     ("state", "params", "masks"),

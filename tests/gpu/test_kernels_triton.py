@@ -153,7 +153,7 @@ def test_cuts_of_a_real_vocabulary(dtype, count):
     rows, tables = tables_of(settings, "cuda")
     logits = random((count, VOCAB), dtype, "cuda", 5, 3.0)
     KERNELS.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
-    tokens, finite = KERNELS.sample(logits, rows, tables)
+    tokens, finite = KERNELS.sample(logits, rows, tables, None)
     assert bool(finite.all())
     for i in range(0, count, max(1, count // 12)):
         row, found = logits[i].cpu(), mask_by(tables, int(rows[i]), logits[i], settings[i])
@@ -269,7 +269,15 @@ def test_a_captured_layer_and_its_sampling_follow_their_buffers():
         triton_rope_and_write(qkv, head_norm, 1e-6, positions, table, slots, cache, 1)
         y = triton_add_rms_norm(x, delta + y, weight, 1e-6)
         cut_triton.cut(logits, index, *made, ALL)
-        return y, x, qkv, cache, triton_silu_mul(gate_up), *sampling_triton.sample(logits, *made), made[1].state.clone()
+        return (
+            y,
+            x,
+            qkv,
+            cache,
+            triton_silu_mul(gate_up),
+            *sampling_triton.sample(logits, *made, None),
+            made[1].state.clone(),
+        )
 
     def inputs(seed):
         return [

@@ -112,7 +112,7 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     )  # fmt: skip
     expected = {row: tokens[sample].tolist() for sample, row in world.masked()}
     before = world.mail.words.clone()
-    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.mail.words, count)
+    kernels.reply(world.index, world.rows, tokens.to(device), world.tables, world.mail.words, count, 0)
     if device == "cuda":
         torch.cuda.synchronize()
     for row in range(1, len(world.tags)):

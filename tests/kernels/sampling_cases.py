@@ -36,7 +36,7 @@ def seed_words(seed: int) -> Tensor:
 
 def draw(logits: Tensor, rows: Tensor, made: Tables) -> tuple[list[int], list[bool]]:
     before = logits.clone()
-    tokens, finite = sampling_triton.sample(logits, rows, made)
+    tokens, finite = sampling_triton.sample(logits, rows, made, None)
     assert tokens.dtype == torch.int64 and finite.dtype == torch.bool
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
     return tokens.tolist(), finite.tolist()

@@ -209,7 +209,7 @@ def check_hard_rows(kernels: Kernels, vocab: int, dtype: torch.dtype, device: st
     rows, tables = tables_of(settings, device, vocab)
     before = logits.clone()
     kernels.cut(logits, torch.arange(len(made), dtype=torch.int32, device=device), rows, tables, ALL)
-    tokens, finite = kernels.sample(logits, rows, tables)
+    tokens, finite = kernels.sample(logits, rows, tables, None)
     assert torch.equal(logits, before) and bool(finite.all())
     for i, (row, asked) in enumerate(made):
         found, token = kept_by(tables, int(rows[i]), row, asked), int(tokens[i])
@@ -255,7 +255,7 @@ def check_masks_of_places(kernels: Kernels, vocab: int, device: str) -> None:
                 if row < 3:
                     given[sample, banned(masks[row, place][None], vocab)[0].to(device)] = -torch.inf
         kernels.cut(given, index, rows, own, ALL)
-        found.append((*kernels.sample(given, rows, own), own.state))
+        found.append((*kernels.sample(given, rows, own, None), own.state))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
@@ -276,7 +276,7 @@ def check_bad_rows(kernels: Kernels, vocab: int, device: str) -> None:
         before = tables.state.clone()
         index = torch.tensor([0, 7, 7, 1, 2, 3, 4, 5, 6, 6, 6], dtype=torch.int32, device=device)
         kernels.cut(logits.to(device), index, rows, tables, ALL)
-        tokens, finite = kernels.sample(logits.to(device), rows, tables)
+        tokens, finite = kernels.sample(logits.to(device), rows, tables, None)
         assert finite.tolist() == [True, False, False, False, True, False, False, True]
         assert all(0 <= token < vocab for token in tokens.tolist())
         assert torch.equal(tables.state[:, :CUT_VALUE], before[:, :CUT_VALUE])

@@ -47,7 +47,7 @@ def seeded():
 
 def sampled(kernels, logits, state, params):
     rows = torch.arange(len(logits), dtype=torch.int32)
-    return kernels.sample(logits, rows, Tables(state, params, state, state, state[:, None, :0]))
+    return kernels.sample(logits, rows, Tables(state, params, state, state, state[:, None, :0]), None)
 
 
 def tables():

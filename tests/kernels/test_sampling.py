@@ -54,7 +54,7 @@ def draw(kernels, logits, settings):
     rows, tables = tables_of(settings)
     before = (logits := logits.contiguous()).clone()
     kernels.cut(logits, torch.arange(len(rows), dtype=torch.int32), rows, tables, ALL)
-    tokens, _ = kernels.sample(logits, rows, tables)
+    tokens, _ = kernels.sample(logits, rows, tables, None)
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
     return tokens.tolist()
 
@@ -257,7 +257,7 @@ def test_cuts_of_a_real_vocabulary_equal_the_direct_computation(dtype):
         rows, tables = tables_of(settings)
         many = logits.expand(len(HOT), vocab).contiguous()
         kernels.cut(many, torch.arange(len(HOT), dtype=torch.int32), rows, tables, ALL)
-        tokens, _ = kernels.sample(many, rows, tables)
+        tokens, _ = kernels.sample(many, rows, tables, None)
         assert tokens.tolist() == [drawn(logits, asked, vocab) for asked in settings]
         for row, asked in zip(rows.tolist(), settings, strict=True):
             found = mask_by(tables, row, logits, asked)
@@ -281,6 +281,6 @@ def test_sampling_without_avx512_is_the_same_to_the_bit(tmp_path):
         kernels.cut(logits, index, rows, tables, ALL)
         ops.cut(logits, index, rows, reference.state, reference.params, reference.masks)
         assert torch.equal(reference.state, tables.state)
-        want, _ = kernels.sample(logits, rows, tables)
+        want, _ = kernels.sample(logits, rows, tables, None)
         given = logits, rows, reference.state, reference.params, reference.masks, None
         assert torch.equal(ops.sample(*given)[0], want)

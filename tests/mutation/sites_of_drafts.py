@@ -30,7 +30,7 @@ def believed() -> AbstractContextManager[None]:
         given, finite = original(self, logits, rows)
         places = len(logits) // max(1, len(rows))
         if places > 1:
-            sampled, _ = self.kernels.sample(logits, rows, self.tables)
+            sampled, _ = self.kernels.sample(logits, rows, self.tables, None)
             drafted = drafts_of(self.tables.state.index_select(0, rows), places)
             given = torch.where(torch.arange(places) <= drafted[:, None], sampled.view(places, -1).T, given)
         return given, finite

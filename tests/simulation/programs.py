@@ -74,7 +74,7 @@ class Several(Holding):
         return self.model.logits(self.model.forward(batch.inputs, self.model.plan(shape), self.cache)).argmax(-1)
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        _, finite = self.kernels.sample(logits, rows, self.tables)
+        _, finite = self.kernels.sample(logits, rows, self.tables, None)
         index = torch.arange(self.width, device=rows.device)
         given = index < self._counts(self.step, rows)[:, None]
         return torch.where(given, self.candidates[: len(rows)], NO_TOKEN), finite

@@ -641,7 +641,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
       "Tensor kv_lens, float scale, int max_query) -> Tensor");
   m.def(
-      "sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, Tensor? adjusted=None) -> "
+      "sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, Tensor? adjusted) -> "
       "(Tensor, Tensor)");
   m.def(
       "adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, Tensor wishes, "
@@ -651,7 +651,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "Tensor mail, int places) -> ()");
   m.def(
       "reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-      "Tensor(c!) mail, int drafts, int most=0) -> ()");
+      "Tensor(c!) mail, int drafts, int most) -> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
