@@ -121,7 +121,7 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-def adapted_norm_of(
+def norm_with_adapters(
     x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
 ) -> tuple[Tensor, Tensor, Shrunk | None]:
     before, up = (None, None) if added is None else (added.inner, added.part.up)
@@ -145,5 +145,5 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
     return Shrunk(inner, slots, part)
 
 
-ADAPTED_ROWS = AdaptedRows(adapted_norm_of, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
+ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
 FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)

@@ -11,7 +11,7 @@ from gapless.kernels.activation_triton import silu_mul
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
-from gapless.kernels.few_rows import adapted_norm_of
+from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
 from gapless.kernels.rope_triton import rope_and_write, triton_rope_and_write
@@ -104,7 +104,7 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
     return found
 
 
-def _left_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+def _bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     return _linear(Normable(x, None), 0.0, linear)
 
 
@@ -118,7 +118,7 @@ def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: Toke
 
 def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     inner, slots, part = added
-    gate_up = _left_linear(x, added, linear)
+    gate_up = _bare_linear(x, added, linear)
     found: Tensor = triton_adapted_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
     return found
 
@@ -128,5 +128,5 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
     return Shrunk(triton_linear_add_beside(x, y, linear.weight, linear.bias, slots, part.down), slots, part)
 
 
-MANY_ADAPTED = AdaptedRows(adapted_norm_of, _left_linear, _rotate, _adapted_silu_mul, _adapted_add)
+MANY_ADAPTED = AdaptedRows(norm_with_adapters, _bare_linear, _rotate, _adapted_silu_mul, _adapted_add)
 MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)

@@ -110,7 +110,7 @@ def adapted_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     return y
 
 
-def left_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
+def bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     return linear(x)
 
 
@@ -233,7 +233,7 @@ KERNELS = Kernels(
 )  # fmt: skip
 
 ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
-MANY_ADAPTED = ADAPTED_ROWS._replace(linear=left_linear, rotate=adapted_rope_and_write)
+MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
 FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
 MANY_ROWS = ManyRows(
     256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED

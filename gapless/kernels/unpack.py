@@ -20,9 +20,8 @@ ROW_TABLES = ("state", "params", "history")
 
 
 def unpacked(operator: Operator, tables: tuple[str, ...] = ()) -> Operator:
-    """An operation of `seam.Kernels` by an operator of its arguments in their order: of `Tables` it takes the ones that
-    are named, of other views all fields."""
-
+    """Return an operation of `seam.Kernels` that calls an operator with its own arguments, in their order: in place of
+    `Tables` the ones that are named, in place of any other view all its fields."""
     places = [Tables._fields.index(name) for name in tables]
 
     def call(*args: Any) -> Any:
@@ -40,8 +39,8 @@ def unpacked(operator: Operator, tables: tuple[str, ...] = ()) -> Operator:
 
 
 def adjust(operator: Operator) -> Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None]:
-    """`seam.Kernels.adjust` by an operator (logits, index, rows, state, params, history, wishes, counts, counted,
-    adjusted)."""
+    """Return `seam.Kernels.adjust` by an operator (logits, index, rows, state, params, history, wishes, counts,
+    counted, adjusted)."""
 
     def call(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
         operator(logits, index, rows, *tables[:3], slots.wishes, slots.counts, slots.counted, slots.logits)

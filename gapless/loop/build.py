@@ -109,11 +109,7 @@ def build_loop(
     groups = model.groups()
     width = speculation.places if speculation else program.width
     ahead = AHEAD if speculation else 1
-    page_writes = len(groups) * most_page_writes(
-        sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, width * ahead
-    )
-    # Wherever the tokens of a row that gets pages begin in a page, they touch no more.
-    row_writes = len(groups) * -(-(width * ahead + sizes.page_size - 1) // sizes.page_size)
+    page_writes, row_writes = _page_writes(sizes, len(groups), width * ahead)
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
@@ -164,6 +160,14 @@ def build_loop(
         planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
         transfers = Transfers(device, cache, tier, kernels.copy_pages)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
+
+
+def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:
+    """Return how many pages a step gives to rows at most, and to one row that gets pages for `tokens` tokens."""
+    max_pages = -(-sizes.max_len // sizes.page_size)
+    most = most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, tokens)
+    # Wherever the tokens of a row begin in a page, they touch no more.
+    return groups * most, groups * -(-(tokens + sizes.page_size - 1) // sizes.page_size)
 
 
 def _host_tier(

@@ -187,7 +187,7 @@ class DenseModel:
                 y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
             else:
                 ways.rotate(qkv, own, self._rotation(block), kv, tokens)
-                y = self._attend(qkv, kv, batch)
+                y = self._attend(qkv, kv, batch, config.head_dim**-0.5)
             added = ways.linear_add(x, y, block.output, slots, parts.output)
             x, y, own = ways.norm(x, added, block.mlp_norm, eps, slots, parts.gate_up)
             assert own is not None
@@ -215,11 +215,11 @@ class DenseModel:
     ) -> Tensor:
         """`FewRows.decode` in two launches, for rows that read what other rows write."""
         self.kernels.rope_and_write(qkv, rotation, kv, tokens)
-        return self._attend(qkv, kv, batch)
+        return self._attend(qkv, kv, batch, scale)
 
-    def _attend(self, qkv: Tensor, kv: KV, batch: RowBatch) -> Tensor:
+    def _attend(self, qkv: Tensor, kv: KV, batch: RowBatch, scale: float) -> Tensor:
         assert self.kernels.decode_attention is not None
-        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, self.config.head_dim**-0.5)
+        return self.kernels.decode_attention(qkv[:, : self.config.heads], kv, batch, scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in the model's dtype."""

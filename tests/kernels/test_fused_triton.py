@@ -14,7 +14,7 @@ from gapless.kernels.norm_triton import add_rms_norm_kernel, rms_norm_kernel
 from gapless.kernels.rope_triton import rope_and_write_kernel
 
 ALONE = {"RANK": 0, "inner": None, "adapters": None}
-"""Of kernels that add nothing of adapters"""
+"""The constants of a kernel that adds nothing for adapters"""
 BUILDS = {
     "rms_norm": (
         rms_norm_kernel,

@@ -27,7 +27,7 @@ class Matrix(NamedTuple):
     normed: bool = False
     gated: bool = False
     shares: int = 0
-    """Of the first half of adapters, whose programs are beside those of the product"""
+    """In how many shares further programs make the first half of adapters; 0: there are none"""
 
     def build(self, rows: int, capability: int) -> aot.Resources:
         tiles = tiles_for(rows, self.columns, self.gated)
