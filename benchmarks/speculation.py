@@ -99,9 +99,9 @@ def play(llm: LLM, prompts: list[Any], output: int, ends: bool) -> Run:
 
 
 def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool, rounds: int) -> dict[str, Any]:
-    """A B A B, after a round of each."""
+    """A B A B, after two rounds of each: the shape of a prompt is captured at its second miss."""
     runs: tuple[list[Run], list[Run]] = ([], [])
-    for turn in range(-1, rounds):
+    for turn in range(-2, rounds):
         for llm, found in zip((plain, drafted), runs, strict=True):
             run = play(llm, prompts, output, ends)
             if turn >= 0:
@@ -113,6 +113,7 @@ def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool
         "ratio": statistics.median(ratios),
         "range": [min(ratios), max(ratios)],
         "tokens_per_s": [statistics.median(run.tokens_per_s for run in found) for found in runs],
+        "tokens": sum(map(len, last.tokens)),
         "steps": [found[-1].steps for found in runs],
         "drafts": last.drafts,
         "accepted": last.accepted,
@@ -201,7 +202,8 @@ def on_copies(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
 
 
 def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
-    """The demo model's tasks, one row at a time, those of the head on problems that it was not trained on."""
+    """The demo model's tasks, one row at a time, those of the head on problems that it was not trained on. The ratio is
+    that of the time for all of them."""
     found, name = [], {"ngram": "", "eagle3": ", head", "draft_model": ", drafted by itself"}[method]
     plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None, method)
     with plain, drafted:
@@ -211,7 +213,7 @@ def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
             if method != "ngram":  # with their tools, and none that it was trained on
                 prompts = [prompt_text(as_chat(problem)) for problem in problems.held_out_problems(family, 24, 7)]
             lines = [beside(plain, drafted, [prompt], 200, True, options.rounds) for prompt in prompts]
-            times = [[1 / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
+            times = [[line["tokens"] / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
             merged = {
                 "ratio": sum(times[0]) / sum(times[1]),
                 "steps": [sum(line["steps"][arm] for line in lines) for arm in (0, 1)],

@@ -64,3 +64,18 @@ def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -
     drafted = torch.where(params[:, L.DRAFTS] > 0, state[:, L.LENGTH] + asked, state[:, L.DRAFTED])
     tables.state[:, L.DRAFTED].index_copy_(0, rows, drafted.int())
     return torch.where(asked > 0, best[:, 0] // history.shape[1], 0).int()
+
+
+def ask(rows: Tensor, tables: Tables, drafts: int) -> None:
+    """See `seam.Kernels.ask`."""
+    rows = rows.long()
+    length = tables.state[:, L.LENGTH].index_select(0, rows)
+    params = tables.params.index_select(0, rows)
+    room = torch.minimum(params[:, L.DRAFTS], params[:, L.MAX_LEN] - 1 - length).clamp(0, drafts)
+    tables.state[:, L.DRAFTED].index_copy_(0, rows, length + room)
+
+
+def keep_drafts(ids: Tensor, positions: Tensor, rows: Tensor, slots: Tensor, tables: Tables) -> None:
+    """See `seam.Kernels.keep_drafts`."""
+    at = torch.add(positions, rows, alpha=tables.history.shape[1])
+    tables.history.view(-1).index_copy_(0, torch.where(slots > 0, at, 0), ids.int())

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gapless.kernels.adapt import AdapterPart, Shrunk, adapt
 from gapless.kernels.adjust import adjust
+from gapless.kernels.drafts import ask, keep_drafts
 from gapless.kernels.masks import mask, reply
 from gapless.kernels.pages import copy_pages
 from gapless.kernels.suffixes import recall, remember
@@ -213,6 +214,17 @@ class Kernels(NamedTuple):
     rows, whose prompt tokens go into the history. The places of decode rows come first, as those of `begin_decode`.
     counts.tokens may be more than the rows have: the tokens after theirs have id, position and slot 0. None: the step
     calls torch."""
+    ask: Callable[[Tensor, Tables, int], None] = ask
+    """(rows int32 [N], tables, drafts), before the inputs of a step are made whose model drafts: writes DRAFTED, up to
+    `drafts` beyond the length where a row's DRAFTS and greatest length allow."""
+    draft: Callable[[Tensor, Tensor | None, Tensor, Tables, int, int], Tensor] | None = None
+    """(logits [B, M] of float32 or bfloat16, ids int64 [M] or None, rows int64 [B], tables, place, vocab): the draft of
+    each row after `place` others -> int64 [B], drawn as `sample` would from logits of the tokens `ids`, or of all
+    `vocab`, by the row's temperature and noise; cuts, masks and adjustments do not count. None: `sample` draws, from
+    tables that are made for it."""
+    keep_drafts: Callable[[Tensor, Tensor, Tensor, Tensor, Tables], None] = keep_drafts
+    """(ids, positions, rows, slots, all int64 [T], tables): writes drafts to the histories of their rows; those of
+    slot 0, which are no row's, to the null row's first token."""
     join: Callable[[Tensor, Tensor], Tensor] = join
     """(a [M, W], b [N, W]) -> [M + N, W], on a CPU by the kernels' own threads: torch's would spin on their cores."""
     adjust: Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None] = adjust

@@ -18,7 +18,7 @@ from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.drafting import Draws, PlaceTokens, ask, keep_drafts
+from gapless.model.drafting import Draws, PlaceTokens
 from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
 
 
@@ -60,7 +60,9 @@ class DraftModel:
         head.model, head.draft = model, self.draft.first_layers()
         return head
 
-    ask = staticmethod(ask)
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """See `step.speculation.Head`."""
+        self.kernels.ask(rows, tables, drafts)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Run the draft model, which drafts where rows have several places; then the model."""
@@ -83,4 +85,5 @@ class DraftModel:
             hidden = self.draft.forward(alone, plan, own)
             if index + 1 < len(places):
                 places[index + 1].ids.copy_(draws.next(self.draft.logits(hidden)))
-        keep_drafts(tokens.beyond(rows), tables)
+        drafted = tokens.beyond(rows)
+        self.kernels.keep_drafts(drafted.ids, drafted.positions, drafted.rows, drafted.slots, tables)

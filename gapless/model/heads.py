@@ -27,7 +27,7 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
 from gapless.model.dense import NO_TAPS, DenseModel, Taps
-from gapless.model.drafting import Draws, PlaceTokens, ask, keep_drafts
+from gapless.model.drafting import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
 
@@ -109,7 +109,9 @@ class RecurrentHead:
         head.model = model
         return head
 
-    ask = staticmethod(ask)
+    def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
+        """See `step.speculation.Head`."""
+        self.model.kernels.ask(rows, tables, drafts)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, tables: Tables, cache: KVCache) -> Tensor:
         """Draft where rows have several places, then run the model: hidden states [T, H] after its last norm."""
@@ -131,11 +133,13 @@ class RecurrentHead:
         """Write drafts to the inputs of places after the first, of `count` tokens in all, and to the rows' history."""
         tokens, kv = PlaceTokens.of(inputs).up_to(count), KV(cache.data, self.kv_layer, inputs.page_table)
         places = tokens.split(inputs.places)
-        draws = Draws(self.model.kernels, places[0].rows, tables, self.model.vocab_size, self.layer.tokens)
+        kernels = self.model.kernels
+        draws = Draws(kernels, places[0].rows, tables, self.model.vocab_size, self.layer.tokens)
         x = self._before(places[0].rows, places[0].positions)
         for place, following in itertools.pairwise(places):
             following.ids.copy_(draws.next(self.layer.draft(place, x, kv)))
-        keep_drafts(tokens.beyond(len(x)), tables)
+        drafted = tokens.beyond(len(x))
+        kernels.keep_drafts(drafted.ids, drafted.positions, drafted.rows, drafted.slots, tables)
 
     # After the model.
 

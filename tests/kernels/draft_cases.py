@@ -158,6 +158,33 @@ def check_accept(kernels: Kernels, device: str, seed: int, places: int, width: i
         assert given[index].tolist() == wanted + [NO_TOKEN] * (width - len(wanted))
 
 
+def check_ask(kernels: Kernels, device: str, seed: int, drafts: int) -> None:
+    made = world(seed)
+    rows, there = random.Random(seed).sample(range(1, ROWS + 1), 5), copied(made, device)
+    kernels.ask(torch.tensor(rows, dtype=torch.int32, device=device), there, drafts)
+    for row in rows:
+        length, most = int(made.state[row, LENGTH]), int(made.params[row, MAX_LEN]) - 1
+        allowed = max(0, min(int(made.params[row, DRAFTS]), most - length, drafts))
+        assert int(there.state[row, DRAFTED]) == length + allowed
+        made.state[row, DRAFTED] = length + allowed
+    assert torch.equal(there.state.cpu(), made.state)
+
+
+def check_keep_drafts(kernels: Kernels, device: str, seed: int) -> None:
+    rng, made = random.Random(seed), world(seed)
+    there, rows = copied(made, device), rng.sample(range(1, ROWS + 1), 4) * 2
+    real = [rng.random() < 0.7 for _ in rows]
+    places = [rng.randrange(LONGEST // 2) + LONGEST // 2 * (index > 3) for index in range(len(rows))]
+    ids = [rng.randrange(VOCAB) for _ in rows]
+    columns = (ids, places, rows, [7 if one else 0 for one in real])
+    kernels.keep_drafts(*(torch.tensor(column, device=device) for column in columns), there)
+    for index, row in enumerate(rows):
+        if real[index]:
+            made.history[row, places[index]] = ids[index]
+    made.history[0, 0] = there.history[0, 0].cpu()  # whose word means nothing
+    assert torch.equal(there.history.cpu(), made.history)
+
+
 def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: tuple[int, int]) -> int:
     """Returns how many rows got drafts."""
     made = world(seed)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
+from draft_cases import (
+    check_accept,
+    check_ask,
+    check_begin,
+    check_begin_beside,
+    check_keep_drafts,
+    check_look_up,
+    check_sample,
+)
 
 from gapless.kernels import native, plain
 from gapless.kernels.layout import (
@@ -49,6 +57,17 @@ def test_a_step_with_drafts_beside_prompts_begins_with_every_place(kernels, plac
 def test_a_row_keeps_what_it_sampled_after_right_drafts(kernels, places, width):
     for seed in range(20):
         check_accept(kernels, "cpu", seed, places, width)
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 8])
+def test_a_row_is_asked_for_as_many_drafts_as_it_may_have(kernels, drafts):
+    for seed in range(20):
+        check_ask(kernels, "cpu", seed, drafts)
+
+
+def test_drafts_are_kept_in_the_histories_of_their_rows(kernels):
+    for seed in range(20):
+        check_keep_drafts(kernels, "cpu", seed)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 4), (2, 4), (3, 8)])

@@ -9,8 +9,9 @@ from kernels.native_kernels import check_threads, load_native
 from gapless.kernels import native
 from gapless.kernels.native import NativeLinear
 
-SIZES = [(1, 2), (16, 7), (17, 64), (63, 100), (64, 256), (65, 1000), (130, 1026), (512, 3072)]
-"""(outputs, inputs): around the tile of 64, the vector of 16, the pair and the blocks of 128 and 1,024 inputs"""
+SIZES = [(1, 2), (16, 7), (17, 64), (63, 100), (64, 256), (65, 1000), (130, 1026), (192, 50), (452, 31), (512, 3072)]
+"""(outputs, inputs): around the tile of 64, three tiles, the vector of 16, the pair and the blocks of 128 and 1,024
+inputs"""
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +29,13 @@ def made(outputs: int, inputs: int, rows: int):
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 @pytest.mark.parametrize("biased", [False, True])
-def test_agrees_with_float64_and_does_not_depend_on_the_batch(outputs, inputs, biased):
+@pytest.mark.parametrize("amx", [False, True])
+def test_agrees_with_float64_and_does_not_depend_on_the_batch(outputs, inputs, biased, amx):
+    if amx and (missing := torch.ops.gapless.amx_missing()):
+        pytest.skip(missing)
     weight, bias, x = made(outputs, inputs, 200)
     layer = NativeLinear(weight, bias if biased else None)
+    layer.amx = amx
     got = layer(x)
     want = x.double() @ weight.double().T + (bias.double() if biased else 0.0)
     # bfloat16 has 8 bits: half a unit of rounding is 2**-9 of the value; float32 sums add far less.
@@ -105,10 +110,14 @@ def test_a_small_float32_layer_gives_the_product_for_few_rows_and_for_many(biase
 
 
 @pytest.mark.parametrize("rows", [1, 5, 13])
-def test_a_drafter_s_float32_layer_gives_the_bits_of_its_weight_in_bfloat16(rows):
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_drafter_s_float32_layer_gives_the_product_in_bfloat16_unrounded(rows, biased):
     load_native()
     generator = torch.Generator().manual_seed(rows)
-    weight, x = torch.randn(100, 70, generator=generator), torch.randn(rows, 70, generator=generator)
-    layer = native.draft_linear(weight, None)
-    assert torch.equal(layer(x), native.WideLinear(weight.bfloat16().float())(x))
+    weight, x = torch.randn(230, 71, generator=generator), torch.randn(rows, 71, generator=generator)
+    bias = torch.randn(230, generator=generator) if biased else None
+    layer, dot = native.draft_linear(weight, bias), torch.ops.gapless.has_bf16_dot()
+    want = (x.bfloat16() if dot else x).double() @ weight.bfloat16().double().T + (0.0 if bias is None else bias)
+    torch.testing.assert_close(layer(x), want.float(), rtol=1e-5, atol=1e-4)
+    assert torch.equal(layer(x, torch.empty(rows, 230)), layer(x))
     assert layer.weight.dtype == torch.bfloat16, "half as much is kept"

@@ -15,6 +15,7 @@ from gapless.kernels.layout import (
     KEEP_ID,
     KEEP_VALUE,
     LENGTH,
+    MIN_LEN,
     NO_TOKEN,
     SEED_HIGH,
     SEED_LOW,
@@ -66,6 +67,16 @@ def test_each_place_is_drawn_with_its_own_noise(kernels, temperature, some):
         noise = gumbel(named.expand(len(rows), -1), VOCAB, position, seed)
         assert torch.equal(draws.next(logits), named[(logits + temperature * noise).argmax(1)])
     assert all(map(torch.equal, tables, before))
+
+
+def test_a_stop_id_is_not_drafted_below_the_least_length(kernels):
+    tables, rows = tables_of(4, 0.0), torch.arange(1, 5)
+    tables.params[:, STOP_IDS], tables.params[:, MIN_LEN] = 7, tables.state[:, LENGTH] + 2
+    ids = torch.arange(5, 15)
+    logits = torch.zeros(4, len(ids))
+    logits[:, 2], logits[:, 4] = 9.0, 5.0
+    draws = Draws(kernels, rows, tables, VOCAB, ids)
+    assert [draws.next(logits).tolist() for _ in range(PLACES)] == [[9] * 4, [9] * 4, [7] * 4]
 
 
 def test_drafts_of_a_like_model_are_its_tokens_more_often_than_the_best_one_is(kernels):

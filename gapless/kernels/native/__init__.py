@@ -51,6 +51,9 @@ def kernels() -> Kernels:
         unpacked(ops.accept.default, ("state", "history")),
         unpacked(ops.look_up.default, ROW_TABLES),
         begin_mixed,
+        ask=unpacked(ops.ask.default, ("state", "params")),
+        draft=unpacked(ops.draft.default, ("state", "params")),
+        keep_drafts=unpacked(ops.keep_drafts.default, ("history",)),
         adjust=unpack.adjust(ops.adjust.default),
         mask=unpacked(ops.mask.default, (*ROW_TABLES, "masks")),
         reply=unpacked(ops.reply.default, ROW_TABLES),
@@ -152,10 +155,10 @@ def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def draft_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Make a layer of a drafter, which decides about no token: half as much of a float32 weight is kept, and read."""
-    if weight.dtype == torch.float32:
-        return WideLinear(weight.bfloat16(), bias)
-    return invariant_linear(weight, bias)
+    """Make a layer of a drafter, which decides about no token: half as much of a float32 weight is kept, and read, and
+    inputs are rounded to bfloat16 where the processor multiplies that."""
+    layer = DraftLinear if torch.ops.gapless.has_bf16_dot() else WideLinear
+    return layer(weight.bfloat16(), bias)
 
 
 FEW, SMALL = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8, 1 << 20
@@ -193,7 +196,9 @@ class WideLinear:
 
 
 class NativeLinear:
-    """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] of a weight in bfloat16, over its one packed copy.
+
+    Both are in x's dtype; float32 is rounded to bfloat16 before it is multiplied.
 
     The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
     rows of x.
@@ -208,12 +213,23 @@ class NativeLinear:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         ops = torch.ops.gapless
         if out is None:
-            found: Tensor = ops.linear_packed.default(x, self.weight, self.outputs, self.bias, self.amx)
+            found: Tensor = ops.linear_packed.default(x, self.weight, self.outputs, self.bias, self.by_amx(len(x)))
             return found
-        ops.linear_packed_to.default(x, self.weight, self.outputs, self.bias, self.amx, out)
+        ops.linear_packed_to.default(x, self.weight, self.outputs, self.bias, self.by_amx(len(x)), out)
         return out
+
+    def by_amx(self, rows: int) -> bool:
+        """Return whether AMX multiplies this many rows."""
+        return self.amx
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no other copy."""
         out: Tensor = torch.ops.gapless.embedding_packed.default(ids, self.weight, self.outputs, self.inputs)
         return out
+
+
+class DraftLinear(NativeLinear):
+    """A layer of a drafter, whose bits may depend on the number of rows: the vectors multiply one row alone faster."""
+
+    def by_amx(self, rows: int) -> bool:
+        return self.amx and rows > 1

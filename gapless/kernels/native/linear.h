@@ -35,13 +35,15 @@ void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed);
 // out[i] = weight[ids[i]], the weight's row back in order.
 void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out);
 
-// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n]. Where LINEAR_HERE.
+// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n] in bfloat16 or float32. Where LINEAR_HERE.
+template <typename Out>
 void linear_vectors(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out);
 
 // The same where AMX serves (amx.h).
+template <typename Out>
 void linear_amx(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out);
 
 // The same promise on any processor and in float32, also by a weight W in bfloat16: packed as tiles of 64 columns,
 // [k][columns] each, the last tile narrower (a multiple of 16).

@@ -69,6 +69,11 @@ const int64_t* longs(const Tensor& x) {
   return x.const_data_ptr<int64_t>();
 }
 
+const int32_t* ints(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int32_t>();
+}
+
 Tensor linear_pack(const Tensor& weight) {
   TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
   TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack wants a contiguous matrix");
@@ -76,6 +81,21 @@ Tensor linear_pack(const Tensor& weight) {
   Tensor packed = at::empty({packed_elements(n, k)}, weight.options());
   pack(bf16s(weight), n, k, bf16s_to(packed));
   return packed;
+}
+
+// Rows in bfloat16.
+Tensor rounded(const Tensor& x) {
+  int64_t width = x.size(1);
+  Tensor out = at::empty({x.size(0), width}, x.options().dtype(at::kBFloat16));
+  for (int64_t row = 0; row < x.size(0); row++) {
+    const float* from = x.const_data_ptr<float>() + row * x.stride(0);
+    bf16* to = bf16s_to(out) + row * width;
+    for (int64_t i = 0; i < width; i += LANES) {
+      int count = int(std::min<int64_t>(LANES, width - i));
+      store_some(to + i, load_some(from + i, count), count);
+    }
+  }
+  return out;
 }
 
 void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx, const Tensor& out) {
@@ -87,8 +107,14 @@ void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Ma
       out.is_contiguous() && out.sizes() == at::IntArrayRef({m, n}) && out.dtype() == x.dtype(),
       "gapless: linear_packed_to another shape or dtype");
   Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
-  const bf16* add = bias ? bf16s(*bias) : nullptr;
-  (amx ? linear_amx : linear_vectors)(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, add, bf16s_to(out));
+  k += k % 2;
+  if (x.scalar_type() == at::kFloat) rows = rounded(rows);
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* add = bias ? data<T>(*bias) : nullptr;
+    (amx ? linear_amx<T> : linear_vectors<T>)(
+        bf16s(rows), rows.stride(0), m, bf16s(packed), n, k, add, data<T>(out));
+  });
 }
 
 Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx) {
@@ -397,6 +423,64 @@ std::tuple<Tensor, Tensor> sample_op(
   return {tokens, finite};
 }
 
+void ask_op(const Tensor& rows, const Tensor& state, const Tensor& params, int64_t drafts) {
+  for (int64_t i = 0; i < rows.size(0); i++) {
+    int32_t *line = table(state).row(ints(rows)[i]), *own = table(params).row(ints(rows)[i]);
+    int32_t room = std::min(own[DRAFTS], own[MAX_LEN] - 1 - line[LENGTH]);
+    line[DRAFTED] = line[LENGTH] + std::clamp(room, 0, int32_t(drafts));
+  }
+}
+
+// Logits of all tokens, of some: those that `ids` names, or all.
+template <typename T>
+Tensor spread(const T* logits, int64_t count, const int64_t* ids, int64_t vocab) {
+  Tensor all = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
+  float* to = data<float>(all);
+  std::fill_n(to, vocab, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < count; i++) to[ids ? ids[i] : i] = to_float(logits[i]);
+  return all;
+}
+
+Tensor draft_op(
+    const Tensor& logits, const Maybe& ids, const Tensor& rows, const Tensor& state, const Tensor& params,
+    int64_t place, int64_t vocab) {
+  whole(logits);
+  int64_t count = logits.size(0), some = logits.size(1);
+  const int64_t *named = ids ? longs(*ids) : nullptr, *row = longs(rows);
+  Tensor tokens = at::empty({count}, rows.options());
+  by_dtype(logits, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    share(count, count * some > 1 << 14, [&](int64_t i, bool) {
+      c10::ParallelGuard alone(true);
+      c10::InferenceMode plain;
+      const int32_t* own = table(params).row(row[i]);
+      auto line = at_place(table(state).row(row[i]), place);
+      line[CUT_VALUE] = bits_of<int32_t>(-std::numeric_limits<float>::infinity());
+      line[CUT_ID] = std::numeric_limits<int32_t>::max();
+      const T* drafted = data<T>(logits) + i * some;
+      Banned stops = banned(nullptr, line.data(), own, params.size(1));
+      int64_t* token = data<int64_t>(tokens) + i;
+      bool greedy = bits_of<float>(own[TEMPERATURE]) <= 0;
+      if (!stops && (!named || greedy)) {
+        *token = sampled(drafted, some, line.data(), own).first;
+        if (named) *token = named[*token];
+        return;
+      }
+      Tensor all = allowed(data<float>(spread(drafted, some, named, vocab)), vocab, stops);
+      *token = sampled(data<float>(all), vocab, line.data(), own).first;
+    });
+  });
+  return tokens;
+}
+
+void keep_drafts_op(
+    const Tensor& ids, const Tensor& positions, const Tensor& rows, const Tensor& slots, const Tensor& history) {
+  for (int64_t i = 0; i < ids.size(0); i++) {
+    bool real = longs(slots)[i] > 0;
+    table(history).row(real ? longs(rows)[i] : 0)[real ? longs(positions)[i] : 0] = int32_t(longs(ids)[i]);
+  }
+}
+
 void adjust_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
     const Tensor& history, const Tensor& wishes, const Tensor& counts, const Tensor& counted, const Tensor& adjusted) {
@@ -535,11 +619,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin
   return {rows, sizes, last, kv_lens, starts, ids, positions, slots};
 }
 
-const int32_t* ints(const Tensor& x) {
-  whole(x);
-  return x.const_data_ptr<int32_t>();
-}
-
 void finish_op(
     const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
     const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines, const Tensor& out) {
@@ -652,6 +731,10 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def(
       "reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
       "Tensor(c!) mail, int drafts, int most) -> ()");
+  m.def("ask(Tensor rows, Tensor(a!) state, Tensor params, int drafts) -> ()");
+  m.def(
+      "draft(Tensor logits, Tensor? ids, Tensor rows, Tensor state, Tensor params, int place, int vocab) -> Tensor");
+  m.def("keep_drafts(Tensor ids, Tensor positions, Tensor rows, Tensor slots, Tensor(a!) history) -> ()");
   m.def("cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks) -> ()");
   m.def(
       "begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, Tensor(a!) pages, "
@@ -699,6 +782,9 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("adjust", adjust_op);
   m.impl("mask", mask_op);
   m.impl("reply", reply_op);
+  m.impl("ask", ask_op);
+  m.impl("draft", draft_op);
+  m.impl("keep_drafts", keep_drafts_op);
   m.impl("cut", cut_op);
   m.impl("begin_decode", begin_decode_op);
   m.impl("begin_mixed", begin_mixed_op);
