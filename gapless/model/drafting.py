@@ -49,6 +49,8 @@ class Draws:
         self._kernels, self._rows, self._vocab, self._ids = kernels, rows, vocab, ids
         self._tables = tables if kernels.draft is not None else _lines_of(rows, tables)
         self._place = -1
+        self._all: Tensor | None = None
+        """Logits of all tokens, where `ids` are some: others stay at -inf"""
 
     def next(self, logits: Tensor) -> Tensor:
         """Return the next draft of each row, int64 [B], from logits [B, M]."""
@@ -56,8 +58,9 @@ class Draws:
         if self._kernels.draft is not None:
             return self._kernels.draft(logits, self._ids, self._rows, self._tables, self._place, self._vocab)
         if self._ids is not None:
-            everything = logits.new_full((len(logits), self._vocab), -torch.inf)
-            logits = everything.index_copy_(1, self._ids, logits)
+            if self._all is None:
+                self._all = logits.new_full((len(logits), self._vocab), -torch.inf)
+            logits = self._all.index_copy_(1, self._ids, logits)
         line = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
         tokens, _ = self._kernels.sample(logits, line, self._tables, None)
         self._tables.state[:, L.LENGTH].add_(1)
