@@ -61,7 +61,7 @@ LINES = {
     "adapters": 1_480,
     "adapters inside the layers of 33 to 256 rows": 130,
     "draft models, heads that draw, MTP layers": 500,
-    "drafts asked for, drawn and kept by an operator each, in layers that round to bfloat16": 44,
+    "drafts asked for, drawn and kept by an operator each, by layers of bytes": 44,
     "drafts beside prompts": 150,
     "drafts from other answers": 400,
     "EAGLE-3 heads": 400,

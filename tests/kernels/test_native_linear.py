@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernels.native_kernels import check_threads, load_native
+from torch import Tensor
 
 from gapless.kernels import native
 from gapless.kernels.native import NativeLinear
@@ -109,15 +110,36 @@ def test_a_small_float32_layer_gives_the_product_for_few_rows_and_for_many(biase
     assert not isinstance(native.linear(torch.randn(1025, 1024), None), native.SmallLinear)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 13])
+def in_steps(x: Tensor) -> Tensor:
+    """Round the last dimension to 127 steps either way of what is largest there."""
+    step = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(step > 0, (x * (1 / step)).round() * step, x).double()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 13])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 7), (192, 64), (230, 71), (452, 200)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_drafter_s_float32_layer_gives_the_product_in_bfloat16_unrounded(rows, biased):
-    load_native()
-    generator = torch.Generator().manual_seed(rows)
-    weight, x = torch.randn(230, 71, generator=generator), torch.randn(rows, 71, generator=generator)
-    bias = torch.randn(230, generator=generator) if biased else None
-    layer, dot = native.draft_linear(weight, bias), torch.ops.gapless.has_bf16_dot()
-    want = (x.bfloat16() if dot else x).double() @ weight.bfloat16().double().T + (0.0 if bias is None else bias)
-    torch.testing.assert_close(layer(x), want.float(), rtol=1e-5, atol=1e-4)
-    assert torch.equal(layer(x, torch.empty(rows, 230)), layer(x))
-    assert layer.weight.dtype == torch.bfloat16, "half as much is kept"
+def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, inputs, biased):
+    if not torch.ops.gapless.has_byte_dot():
+        pytest.skip("this processor does not multiply bytes")
+    weight, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
+    x[0, 3] = 300.0  # its neighbors are coarse, others are not
+    bias = torch.randn(outputs) if biased else None
+    layer = native.draft_linear(weight, bias)
+    assert isinstance(layer, native.ByteLinear)
+    rounded = torch.cat([in_steps(some) for some in x.split(64, dim=1)], dim=1)
+    want = rounded @ in_steps(weight).T + (0.0 if bias is None else bias)
+    torch.testing.assert_close(layer(x), want.float(), rtol=1e-4, atol=1e-3)
+    wide = torch.zeros(rows, inputs + 9)
+    wide[:, 4:-5] = x
+    assert torch.equal(layer(wide[:, 4:-5]), layer(x)), "rows may lie apart"
+    assert all(torch.equal(layer(x[row : row + 1])[0], line) for row, line in enumerate(layer(x)))
+    assert torch.equal(layer(x, torch.empty(rows, outputs)), layer(x))
+    half = layer(x.bfloat16()) if bias is None else None
+    assert half is None or (half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16()))
+
+
+def test_a_drafter_s_layer_is_a_hundredth_off():
+    weight, x = torch.randn(300, 512), torch.randn(40, 512)
+    want = x @ weight.T
+    assert (native.draft_linear(weight, None)(x) - want).norm() < 0.012 * want.norm()

@@ -155,10 +155,10 @@ def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def draft_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Make a layer of a drafter, which decides about no token: half as much of a float32 weight is kept, and read, and
-    inputs are rounded to bfloat16 where the processor multiplies that."""
-    layer = DraftLinear if torch.ops.gapless.has_bf16_dot() else WideLinear
-    return layer(weight.bfloat16(), bias)
+    """Make a layer of a drafter, which decides about no token: of the weight a byte a number is kept, and read, or two
+    where the processor multiplies no bytes."""
+    layer = ByteLinear if torch.ops.gapless.has_byte_dot() else WideLinear
+    return layer(weight.float() if layer is ByteLinear else weight.bfloat16(), bias)
 
 
 FEW, SMALL = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8, 1 << 20
@@ -195,10 +195,21 @@ class WideLinear:
         return found if out is None else out.copy_(found)
 
 
-class NativeLinear:
-    """A layer x [T, in] -> x @ weight.T + bias [T, out] of a weight in bfloat16, over its one packed copy.
+class ByteLinear:
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32 or bfloat16, of which both factors are rounded to
+    whole numbers of 8 bits: the weight by outputs, each row of x by 64 inputs. A row does not depend on the others."""
 
-    Both are in x's dtype; float32 is rounded to bfloat16 before it is multiplied.
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.outputs, self.bias = weight.shape[0], bias
+        self.weight, self.scales = torch.ops.gapless.linear_pack_bytes.default(weight.contiguous())
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        found: Tensor = torch.ops.gapless.linear_bytes.default(x, self.weight, self.scales, self.outputs, self.bias)
+        return found if out is None else out.copy_(found)
+
+
+class NativeLinear:
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in bfloat16, over the one packed copy of the weight.
 
     The processor and the weight's shape fix the order of an output's float32 sums: it does not depend on the other
     rows of x.
@@ -213,23 +224,12 @@ class NativeLinear:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         ops = torch.ops.gapless
         if out is None:
-            found: Tensor = ops.linear_packed.default(x, self.weight, self.outputs, self.bias, self.by_amx(len(x)))
+            found: Tensor = ops.linear_packed.default(x, self.weight, self.outputs, self.bias, self.amx)
             return found
-        ops.linear_packed_to.default(x, self.weight, self.outputs, self.bias, self.by_amx(len(x)), out)
+        ops.linear_packed_to.default(x, self.weight, self.outputs, self.bias, self.amx, out)
         return out
-
-    def by_amx(self, rows: int) -> bool:
-        """Return whether AMX multiplies this many rows."""
-        return self.amx
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows `ids` int64 [T] in plain order, [T, in]: a tied embedding needs no other copy."""
         out: Tensor = torch.ops.gapless.embedding_packed.default(ids, self.weight, self.outputs, self.inputs)
         return out
-
-
-class DraftLinear(NativeLinear):
-    """A layer of a drafter, whose bits may depend on the number of rows: the vectors multiply one row alone faster."""
-
-    def by_amx(self, rows: int) -> bool:
-        return self.amx and rows > 1

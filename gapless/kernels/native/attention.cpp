@@ -268,6 +268,7 @@ void attend(
   }
 #endif
   for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<T, ROWS, 4>(block, offset, d, 4 * LANES, weights, states);
+  for (; d + 2 * LANES <= dim; d += 2 * LANES) add_values<T, ROWS, 2>(block, offset, d, 2 * LANES, weights, states);
   for (; d < dim; d += LANES) add_values<T, ROWS, 1>(block, offset, d, int(dim - d), weights, states);
 }
 
@@ -282,7 +283,10 @@ template <typename T>
 void attend_some(
     int count, const Block<T>& block, int64_t head, const Paged<T>& kv, const T* const* queries, const int* limits,
     float scale, State* states) {
-  auto* chosen = kv.dim == 128 ? of_rows<T, 128>(count) : kv.dim == 64 ? of_rows<T, 64>(count) : of_rows<T, 0>(count);
+  auto* chosen = kv.dim == 128  ? of_rows<T, 128>(count)
+                 : kv.dim == 64 ? of_rows<T, 64>(count)
+                 : kv.dim == 32 ? of_rows<T, 32>(count)
+                                : of_rows<T, 0>(count);
   chosen(block, head * kv.dim, kv.value_offset(), kv.dim, queries, limits, scale, states);
 }
 

@@ -57,7 +57,6 @@ constexpr int64_t TOGETHER = 3;
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 18;
 
-template <typename Out>
 struct Part {
   const bf16* x;
   int64_t x_stride;
@@ -66,15 +65,15 @@ struct Part {
   float* sums;  // [rows, TILE]: of the inputs before, and for those after
   bool first, last;
   const char* next;  // what to ask memory for meanwhile; null for nothing
-  const Out* bias;
-  Out* out;
+  const bf16* bias;
+  bf16* out;
   int64_t out_stride;
   int64_t columns;
 };
 
 // ROWS x (VECTORS * 16) outputs. NEXT: lines asked for per pair of inputs.
-template <typename Out, int ROWS, int VECTORS, int NEXT>
-void multiply(const Part<Out>& part) {
+template <int ROWS, int VECTORS, int NEXT>
+void multiply(const Part& part) {
   __m512 sums[ROWS][VECTORS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++)
@@ -121,8 +120,7 @@ void multiply(const Part<Out>& part) {
 }
 
 // One row by TOGETHER whole tiles.
-template <typename Out>
-void multiply_row(const Part<Out>& part) {
+void multiply_row(const Part& part) {
   constexpr int VECTORS = TILE / LANES;
   __m512 sums[TOGETHER * VECTORS];
 #pragma GCC unroll 16
@@ -146,37 +144,33 @@ void multiply_row(const Part<Out>& part) {
   }
 }
 
-template <typename Out>
-using Multiply = void (*)(const Part<Out>&);
+using Multiply = void (*)(const Part&);
 
-template <typename Out, int VECTORS, int NEXT>
-Multiply<Out> of_rows(int rows) {
-  static constexpr Multiply<Out> all[MOST_ROWS] = {
-      multiply<Out, 1, VECTORS, NEXT>, multiply<Out, 2, VECTORS, NEXT>, multiply<Out, 3, VECTORS, NEXT>,
-      multiply<Out, 4, VECTORS, NEXT>, multiply<Out, 5, VECTORS, NEXT>, multiply<Out, 6, VECTORS, NEXT>};
+template <int VECTORS, int NEXT>
+Multiply of_rows(int rows) {
+  static constexpr Multiply all[MOST_ROWS] = {
+      multiply<1, VECTORS, NEXT>, multiply<2, VECTORS, NEXT>, multiply<3, VECTORS, NEXT>,
+      multiply<4, VECTORS, NEXT>, multiply<5, VECTORS, NEXT>, multiply<6, VECTORS, NEXT>};
   return all[rows - 1];
 }
 
-template <typename Out>
-Multiply<Out> find(int rows, int64_t vectors, int next) {
+Multiply find(int rows, int64_t vectors, int next) {
   if (vectors == 4) {
-    if (next == 4) return of_rows<Out, 4, 4>(rows);
-    if (next == 2) return of_rows<Out, 4, 2>(rows);
-    return next == 1 ? of_rows<Out, 4, 1>(rows) : of_rows<Out, 4, 0>(rows);
+    if (next == 4) return of_rows<4, 4>(rows);
+    if (next == 2) return of_rows<4, 2>(rows);
+    return next == 1 ? of_rows<4, 1>(rows) : of_rows<4, 0>(rows);
   }
-  return vectors == 3 ? of_rows<Out, 3, 0>(rows) : vectors == 2 ? of_rows<Out, 2, 0>(rows) : of_rows<Out, 1, 0>(rows);
+  return vectors == 3 ? of_rows<3, 0>(rows) : vectors == 2 ? of_rows<2, 0>(rows) : of_rows<1, 0>(rows);
 }
 
 // One tile of columns for up to BLOCK_ROWS rows: the rows go in passes of up to six over each block of inputs.
 // While that is computed, a share in each pass, the next block of weights comes from memory.
-template <typename Out>
-void tile_rows(
-    const Part<Out>& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
+void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool more, bool in_memory, float* sums) {
   int64_t passes = (rows + MOST_ROWS - 1) / MOST_ROWS, vectors = width / LANES;
   int64_t block = passes == 1 ? k : rows < MANY_ROWS ? SHALLOW : DEEP;
   int64_t ahead = rows == 1 ? AHEAD_OF_ONE : AHEAD;
   for (int64_t done = 0; done < k; done += block) {
-    Part<Out> part = whole;
+    Part part = whole;
     int64_t deep = std::min(block, k - done);
     part.weight += done * width;
     part.pairs = deep / 2;
@@ -191,7 +185,7 @@ void tile_rows(
       part.x = whole.x + start * whole.x_stride + done;
       part.sums = sums + start * TILE;
       part.out = whole.out + start * whole.out_stride;
-      find<Out>(end - start, vectors, pass * lines < 4 ? lines : 0)(part);
+      find(end - start, vectors, pass * lines < 4 ? lines : 0)(part);
       start = end;
     }
   }
@@ -199,9 +193,8 @@ void tile_rows(
 
 }  // namespace
 
-template <typename Out>
 void linear_vectors(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out) {
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   PackedPlace place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
   bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
@@ -209,7 +202,7 @@ void linear_vectors(
   share(together + others, worth, [&](int64_t index, bool last) {
     int64_t first = (index < together ? index * TOGETHER : index + together * (TOGETHER - 1)) * TILE;
     if (index < together) {
-      Part<Out> part{};
+      Part part{};
       part.x = x;
       part.weight = packed + place.tile(first);
       part.pairs = k / 2;
@@ -220,7 +213,7 @@ void linear_vectors(
     alignas(64) float sums[BLOCK_ROWS * TILE];
     for (int64_t low = 0; low < m; low += BLOCK_ROWS) {
       int64_t rows = std::min(BLOCK_ROWS, m - low);
-      Part<Out> part{};
+      Part part{};
       part.x = x + low * x_stride;
       part.x_stride = x_stride;
       part.weight = packed + place.tile(first);
@@ -235,14 +228,10 @@ void linear_vectors(
 
 #else
 
-template <typename Out>
-void linear_vectors(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const Out*, Out*) {
+void linear_vectors(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
   __builtin_unreachable();
 }
 
 #endif
-
-template void linear_vectors(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*);
-template void linear_vectors(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const float*, float*);
 
 }  // namespace gapless

@@ -35,15 +35,13 @@ void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed);
 // out[i] = weight[ids[i]], the weight's row back in order.
 void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out);
 
-// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n] in bfloat16 or float32. Where LINEAR_HERE.
-template <typename Out>
+// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n]. Where LINEAR_HERE.
 void linear_vectors(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out);
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
 // The same where AMX serves (amx.h).
-template <typename Out>
 void linear_amx(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out);
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
 // The same promise on any processor and in float32, also by a weight W in bfloat16: packed as tiles of 64 columns,
 // [k][columns] each, the last tile narrower (a multiple of 16).
@@ -56,5 +54,23 @@ void pack_wide(const T* weight, int64_t n, int64_t k, T* packed);
 template <typename T, typename W>
 void linear_wide(
     const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
+
+// The product of a drafter, where BYTES_HERE. Weights are bytes 128 + w / scale, tiles of 64 columns (the last one is
+// filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In each group a row of x is rounded to
+// as many steps, so a large input makes only its neighbors coarse. An output is about a hundredth off, which may cost a
+// draft; half as much is read as in bfloat16.
+constexpr bool BYTES_HERE = GAPLESS_BYTE_DOT;
+constexpr int64_t INPUT_GROUP = 64;
+
+inline int64_t byte_elements(int64_t n, int64_t k) { return round_up(n, TILE) * round_up(k, INPUT_GROUP); }
+
+// `scales` [n rounded up to whole tiles].
+void pack_bytes(const float* weight, int64_t n, int64_t k, uint8_t* packed, float* scales);
+
+// x [m, k] with rows `x_stride` apart; out [m, n].
+template <typename T>
+void linear_bytes(
+    const T* x, int64_t x_stride, int64_t m, const uint8_t* packed, const float* scales, int64_t n, int64_t k,
+    const T* bias, T* out);
 
 }  // namespace gapless

@@ -108,8 +108,7 @@ void configure(int64_t rows) {
   tile_configure(shapes);
 }
 
-template <typename Out>
-void write(const float* sums, int64_t rows, int64_t columns, const Out* bias, Out* out, int64_t out_stride) {
+void write(const float* sums, int64_t rows, int64_t columns, const bf16* bias, bf16* out, int64_t out_stride) {
   for (int64_t v = 0; v < columns; v += LANES) {
     int count = int(std::min<int64_t>(columns - v, LANES));
     f32x16 add = bias ? load_some(bias + v, count) : f32x16{};
@@ -117,14 +116,13 @@ void write(const float* sums, int64_t rows, int64_t columns, const Out* bias, Ou
   }
 }
 
-template <typename Out>
 struct Product {
   const bf16* x;
   int64_t x_stride, m;
   const bf16* packed;
   int64_t n, k;
-  const Out* bias;
-  Out* out;
+  const bf16* bias;
+  bf16* out;
 };
 
 // The inputs past the last multiple of 32, of x and of the weight, with zeros up to 32.
@@ -144,8 +142,7 @@ struct Rest {
 
 // What the steps of a block of rows ask memory for. Few rows take the lines a little ahead of their own; many rows take
 // those of the next 64 columns, a share in each of their passes.
-template <typename Out>
-void look_ahead(Part& part, const Product<Out>& all, int64_t low, int64_t rows, int64_t width, bool last) {
+void look_ahead(Part& part, const Product& all, int64_t low, int64_t rows, int64_t width, bool last) {
   if (rows <= TILE_ROWS) {
     part.next = part.whole.weight + AHEAD;
     part.lines = all.n * all.k > IN_MEMORY ? width : 0;
@@ -158,8 +155,7 @@ void look_ahead(Part& part, const Product<Out>& all, int64_t low, int64_t rows, 
 }
 
 // All rows by the 64 columns from `first` on.
-template <typename Out>
-void multiply_columns(const Product<Out>& all, int64_t first, bool last) {
+void multiply_columns(const Product& all, int64_t first, bool last) {
   const PackedPlace place{all.n, all.k};
   const int64_t width = place.width(first), whole = all.k / INPUTS * INPUTS, left = all.k - whole;
   const bf16* weight = all.packed + place.tile(first);
@@ -184,10 +180,9 @@ void multiply_columns(const Product<Out>& all, int64_t first, bool last) {
 
 }  // namespace
 
-template <typename Out>
 void linear_amx(
-    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const Out* bias, Out* out) {
-  const Product<Out> all{x, x_stride, m, packed, n, k, bias, out};
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
+  const Product all{x, x_stride, m, packed, n, k, bias, out};
   share((n + TILE - 1) / TILE, n * k * (m + 31) / 32 > WORTH, [&](int64_t tile, bool last) {
     multiply_columns(all, tile * TILE, last);
   });
@@ -195,14 +190,10 @@ void linear_amx(
 
 #else
 
-template <typename Out>
-void linear_amx(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const Out*, Out*) {
+void linear_amx(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
   __builtin_unreachable();
 }
 
 #endif
-
-template void linear_amx(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*);
-template void linear_amx(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const float*, float*);
 
 }  // namespace gapless

@@ -83,21 +83,6 @@ Tensor linear_pack(const Tensor& weight) {
   return packed;
 }
 
-// Rows in bfloat16.
-Tensor rounded(const Tensor& x) {
-  int64_t width = x.size(1);
-  Tensor out = at::empty({x.size(0), width}, x.options().dtype(at::kBFloat16));
-  for (int64_t row = 0; row < x.size(0); row++) {
-    const float* from = x.const_data_ptr<float>() + row * x.stride(0);
-    bf16* to = bf16s_to(out) + row * width;
-    for (int64_t i = 0; i < width; i += LANES) {
-      int count = int(std::min<int64_t>(LANES, width - i));
-      store_some(to + i, load_some(from + i, count), count);
-    }
-  }
-  return out;
-}
-
 void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx, const Tensor& out) {
   TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
   TORCH_CHECK(!amx || amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
@@ -107,14 +92,8 @@ void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Ma
       out.is_contiguous() && out.sizes() == at::IntArrayRef({m, n}) && out.dtype() == x.dtype(),
       "gapless: linear_packed_to another shape or dtype");
   Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
-  k += k % 2;
-  if (x.scalar_type() == at::kFloat) rows = rounded(rows);
-  by_dtype(x, [&](auto* t) {
-    using T = std::remove_pointer_t<decltype(t)>;
-    const T* add = bias ? data<T>(*bias) : nullptr;
-    (amx ? linear_amx<T> : linear_vectors<T>)(
-        bf16s(rows), rows.stride(0), m, bf16s(packed), n, k, add, data<T>(out));
-  });
+  const bf16* add = bias ? bf16s(*bias) : nullptr;
+  (amx ? linear_amx : linear_vectors)(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, add, bf16s_to(out));
 }
 
 Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx) {
@@ -191,6 +170,29 @@ Tensor linear_wide_op(const Tensor& x, const Tensor& packed, int64_t n, const Ma
       linear_wide(data<T>(x), stride, m, data<bf16>(packed), n, k, shift, data<T>(out));
     else
       linear_wide(data<T>(x), stride, m, data<T>(packed), n, k, shift, data<T>(out));
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> linear_pack_bytes(const Tensor& weight) {
+  TORCH_CHECK(BYTES_HERE, "gapless: this processor has no dot product of bytes");
+  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack_bytes wants a contiguous matrix");
+  int64_t n = weight.size(0), k = weight.size(1);
+  Tensor packed = at::empty({byte_elements(n, k)}, weight.options().dtype(at::kByte));
+  Tensor scales = at::empty({round_up(n, TILE)}, weight.options());
+  pack_bytes(data<float>(weight), n, k, data<uint8_t>(packed), data<float>(scales));
+  return {packed, scales};
+}
+
+Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, const Tensor& scales, int64_t n, const Maybe& bias) {
+  TORCH_CHECK(BYTES_HERE, "gapless: this processor has no dot product of bytes");
+  int64_t m = x.size(0), k = x.size(1), stride = row_stride(x);
+  TORCH_CHECK(packed.numel() == byte_elements(n, k), "gapless: linear_bytes of other shapes");
+  Tensor out = at::empty({m, n}, x.options());
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    const T* shift = bias ? data<T>(*bias) : nullptr;
+    linear_bytes(data<T>(x), stride, m, data<uint8_t>(packed), data<float>(scales), n, k, shift, data<T>(out));
   });
   return out;
 }
@@ -702,6 +704,9 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("copy_pages(Tensor src, Tensor(a!) dst, Tensor places, Tensor(b!) sums) -> ()");
   m.def("linear_pack_wide(Tensor weight) -> Tensor");
   m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
+  m.def("has_byte_dot() -> bool", [] { return BYTES_HERE; });
+  m.def("linear_pack_bytes(Tensor weight) -> (Tensor, Tensor)");
+  m.def("linear_bytes(Tensor x, Tensor packed, Tensor scales, int n, Tensor? bias) -> Tensor");
   m.def("embedding_packed(Tensor ids, Tensor packed, int n, int k) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
@@ -769,6 +774,8 @@ TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("copy_pages", copy_pages);
   m.impl("linear_pack_wide", linear_pack_wide);
   m.impl("linear_wide", linear_wide_op);
+  m.impl("linear_pack_bytes", linear_pack_bytes);
+  m.impl("linear_bytes", linear_bytes_op);
   m.impl("embedding_packed", embedding_packed);
   m.impl("rms_norm", rms_norm_op);
   m.impl("add_rms_norm", add_rms_norm_op);

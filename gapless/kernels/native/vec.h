@@ -26,6 +26,11 @@
 #else
 #define GAPLESS_BF16_DOT 0
 #endif
+#if defined(__AVX512VNNI__) && GAPLESS_AVX512
+#define GAPLESS_BYTE_DOT 1
+#else
+#define GAPLESS_BYTE_DOT 0
+#endif
 
 namespace gapless {
 
