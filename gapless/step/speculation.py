@@ -38,9 +38,10 @@ RETRY, FIRST = 256, 32
 first: what has not run for long may take another time by now"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
-SELDOM = 4 * LOOKS
-"""Steps between two decisions where the last ones were the same: one costs as much as a few steps do otherwise"""
-MOST_SEEN = 2 * SELDOM
+SELDOM, DRAFTING = 4 * LOOKS, 8 * LOOKS
+"""Steps between two decisions, at most, where the last ones were the same: to go without drafts, and to run them. One
+costs the host as much as a few steps do otherwise; drafts that begin to pay are to be seen sooner than those that end"""
+MOST_SEEN = 2 * DRAFTING
 """Steps that are taken in together, at most"""
 LEARNS, BEYOND = 0.2, 0.05
 """What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
@@ -276,7 +277,7 @@ class Gate:
         places = self._choose(kind, self._gains(self._index), self._wait) if measured else 1
         verify = Verify(places, drafts=True) if places > 1 else self._otherwise
         settled = verify == self._now and self._trials[kind] > 0
-        self._wait = min(2 * self._wait, SELDOM) if settled and self._steps > 1 else LOOKS
+        self._wait = min(2 * self._wait, DRAFTING if places > 1 else SELDOM) if settled and self._steps > 1 else LOOKS
         self._next, self._now = self._steps + self._wait, verify
         return verify
 
@@ -318,11 +319,12 @@ class Gate:
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places
-        if held or key in self._held:
+        if held or (self._held and key in self._held):
             before = self._held.get(key, 0.0)
             self._held[key] = before + LEARNS * (held - before)
-        time = ns / max(1, batch.tokens - batch.decode)
-        self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
+        time = ns / max(1, batch.tokens - batch.decode) if batch.chunks else ns
+        least = FORGETS * self._ns.get(key, time)
+        self._ns[key] = time if time < least else least
 
     def _cost(self, kind: Kind, places: int) -> float:
         """Return what such a step takes, in steps without drafts. Each draft of a number of places that has not run
