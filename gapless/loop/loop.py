@@ -401,8 +401,8 @@ class Loop:
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
             if len(held) and self.masks is not None:
                 self.masks.held(held)
-        if gate is not None:
-            tokens = tokens[:, :places]  # what one place gives is settled faster
+        if gate is not None and places == 1:
+            tokens = tokens[:, :1]  # what one place gives is settled faster
         entries = one_by_one(sampled, tokens, flags, some_flag)
         logprobs = None
         if flight.decision.logprobs is not None:

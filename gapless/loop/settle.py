@@ -37,10 +37,10 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s, some_flag: bool) -> 
         if going is None or np.count_nonzero(going) == len(going):
             return Entries(rows, tokens.copy(), flags.copy())
         return Entries(rows[going], tokens[going], flags[going])
-    taken = tokens >= 0
-    if len(rows) == 1 and not some_flag:
-        count = int(np.count_nonzero(taken))
+    if len(rows) == 1 and not some_flag:  # plain numbers take less than arrays
+        count = sum([token >= 0 for token in tokens[0].tolist()])
         return Entries(rows.repeat(count), tokens[0, :count].copy(), flags.repeat(count))
+    taken = tokens >= 0
     if some_flag:
         taken[:, 0] |= flags == _ERROR
     index, places = taken.nonzero()
