@@ -411,7 +411,7 @@ class Loop:
                 some_flag = True
                 entries = with_failures(entries, failed)
         rows, tokens, flags, numbers = entries
-        # Copies: the views end with the outbox slot, and the keys with their requests.
+        # Copies: the keys end with their requests.
         settled = StepTokens(plan.step, table.key.take(rows), tokens, flags, logprobs)
         self.log.counted(flight)
         if some_flag:
@@ -431,7 +431,8 @@ class Loop:
         out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
-        rows, tokens, flags = out.rows, out.tokens, out.flags
+        # The tokens are kept, and the views end with the outbox slot. A copy is also faster to work with.
+        rows, tokens, flags = out.rows, out.tokens.copy(), out.flags
         # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
         same = table.generation.take(rows) == out.generations
         matching, some_flag = int(np.count_nonzero(same)), bool(np.count_nonzero(flags))

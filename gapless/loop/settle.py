@@ -35,11 +35,11 @@ def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s, some_flag: bool) -> 
     if tokens.shape[1] == 1:
         tokens, going = tokens[:, 0], flags != _HELD if some_flag else None
         if going is None or np.count_nonzero(going) == len(going):
-            return Entries(rows, tokens.copy(), flags.copy())
+            return Entries(rows, tokens, flags.copy())
         return Entries(rows[going], tokens[going], flags[going])
     if len(rows) == 1 and not some_flag:  # plain numbers take less than arrays
         count = sum([token >= 0 for token in tokens[0].tolist()])
-        return Entries(rows.repeat(count), tokens[0, :count].copy(), flags.repeat(count))
+        return Entries(rows.repeat(count), tokens[0, :count], flags.repeat(count))
     taken = tokens >= 0
     if some_flag:
         taken[:, 0] |= flags == _ERROR

@@ -359,19 +359,18 @@ class Gate:
         rows, ran = np.frombuffer(self._seen_rows, np.int32), self._seen_places - 1
         tokens = np.frombuffer(b"".join(self._seen), np.int32).reshape(len(self._seen), len(rows), -1)
         self._seen.clear()
-        # How many drafts were right; -1 for a row that has not sampled, for want of its mask.
+        taken = tokens >= 0
         if ran:
-            right = np.add.reduce(tokens >= 0, axis=2) - 1
+            there = tokens[:, :, 1:] != NO_TOKEN
+            self._counts.drafts += int(np.count_nonzero(there[:, :, 0]))
+            self._counts.draft_tokens += int(np.count_nonzero(there))
         else:
-            right = np.where(tokens[:, :, 0] < 0, -1, tokens[:, :, 1] == RIGHT)
-        # A place counts where all before it were right.
+            taken[:, :, 1] = tokens[:, :, 1] == RIGHT
+        # A place counts where all before it were right: where the token before it is there.
         place, beyond = self._place[ran]
-        times, share = (np.add.reduce(counts(right[:, :, None], place), 0) for counts in (np.greater_equal, np.greater))
-        if ran:
-            there = np.add.reduce(tokens != NO_TOKEN, axis=(0, 1)).tolist()
-            self._counts.drafts += there[1]
-            self._counts.draft_tokens += sum(there[1:])
-            self._counts.accepted[:ran] += np.add.reduce(share, 0)[:ran]
+        got = np.add.reduce(taken, 0)
+        times, share = got.take(place, 1), got.take(place + 1, 1)
+        self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
         if not self._looks:
