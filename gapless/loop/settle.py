@@ -82,6 +82,7 @@ def settle(
 def with_failures(entries: Entries, failed: Int32s) -> Entries:
     """Return the entries of a step with these rows as failed ones, whether they sampled in it or not."""
     keep, count = ~np.isin(entries.rows, failed), len(failed)
-    new = failed, np.full(count, NO_TOKEN, np.int32), np.full(count, _ERROR, np.int32), np.zeros(count, np.int64)
-    columns = zip(entries, new, strict=True)
-    return Entries(*[None if one is None else np.concatenate((one[keep], more)) for one, more in columns])
+    tokens = np.concatenate((entries.tokens[keep], np.full(count, NO_TOKEN, np.int32)))
+    flags = np.concatenate((entries.flags[keep], np.full(count, _ERROR, np.int32)))
+    places = None if entries.places is None else np.append(entries.places[keep], np.zeros(count, np.int64))
+    return Entries(np.concatenate((entries.rows[keep], failed)), tokens, flags, places)

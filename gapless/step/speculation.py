@@ -39,8 +39,8 @@ first: what has not run for long may take another time by now"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
 SELDOM, DRAFTING = 4 * LOOKS, 8 * LOOKS
-"""Steps between two decisions, at most, where the last ones were the same: to go without drafts, and to run them. One
-costs the host as much as a few steps do otherwise; drafts that begin to pay are to be seen sooner than those that end"""
+"""Steps between two decisions, at most, where the last ones were the same: to go without drafts, which may soon pay,
+and to run them. One costs the host as much as a few steps do otherwise."""
 MOST_SEEN = 2 * DRAFTING
 """Steps that are taken in together, at most"""
 LEARNS, BEYOND = 0.2, 0.05
