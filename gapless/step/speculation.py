@@ -254,7 +254,7 @@ class Gate:
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
         """Tokens of steps that were observed and not taken in; each has these rows and places"""
-        self._seen_rows, self._seen_places = b"", 1
+        self._seen_rows, self._seen_places = list[int](), 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -346,7 +346,7 @@ class Gate:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
         if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return  # where all rows have left, no line is theirs
-        same = rows.tobytes()
+        same = rows.tolist()
         if same != self._seen_rows or places != self._seen_places or len(self._seen) == MOST_SEEN:
             self._take_in()
             self._seen_rows, self._seen_places = same, places
@@ -356,7 +356,7 @@ class Gate:
         """Learn from the steps that were observed since the last call."""
         if not self._seen:
             return
-        rows, ran = np.frombuffer(self._seen_rows, np.int32), self._seen_places - 1
+        rows, ran = np.array(self._seen_rows), self._seen_places - 1
         tokens = np.frombuffer(b"".join(self._seen), np.int32).reshape(len(self._seen), len(rows), -1)
         self._seen.clear()
         taken = tokens >= 0
