@@ -23,7 +23,7 @@ class Entries(NamedTuple):
     tokens: Int32s
     flags: Int32s
     places: Int64s | None = None
-    """Of each token among those of its row; None where each has one, or one row has all"""
+    """The place of each token among those of its row; None where each row has one, or one row has all"""
 
 
 def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s, some_flag: bool) -> Entries:
