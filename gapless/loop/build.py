@@ -38,7 +38,7 @@ from gapless.step.speculation import Speculation
 from gapless.step.transfers import Transfers, slot_bytes
 from gapless.step.wishes import most_fill
 
-AHEAD = 8
+AHEAD = 16
 """Steps for which rows with drafts get pages at a time: they need them so much more often that it costs the host"""
 
 

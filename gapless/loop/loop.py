@@ -29,7 +29,7 @@ from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.speculation import kind_of, most_drafts
+from gapless.step.speculation import most_drafts
 from gapless.step.transfers import Transfers
 from gapless.step.wishes import wish_words
 
@@ -382,8 +382,8 @@ class Loop:
         if self.transfers is not None and not scores:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
         if self.launcher.gate is not None and not scores:
-            kind, host = kind_of(len(flight.plan.decode), flight.plan.chunk_tokens), self._depth.host_ns(measured.host)
-            self.launcher.gate.learn(kind, flight.batch, max(measured.device, host), measured.held)
+            ns = max(measured.device, self._depth.host_ns(measured.host))
+            self.launcher.gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
             self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
             self.planner.beside = self._beside.tokens
@@ -395,31 +395,34 @@ class Loop:
         plan, table, gate, places = flight.plan, self.rows, self.launcher.gate, flight.batch.places
         sampled, tokens, flags, some_flag = self._lines(flight)
         if gate is not None and (places > 1 or not plan.chunks):
-            gate.observe(*of_decode_rows(plan, sampled, tokens), places)
+            gate.observe(*(of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)), places)
         if some_flag and flight.decision.key.mask:
             held = sampled[flags == _HELD]
             self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
             if len(held) and self.masks is not None:
                 self.masks.held(held)
-        if gate is not None:
-            tokens = tokens[:, :places]  # what one place gives is settled faster
-        rows, tokens, flags = one_by_one(sampled, tokens, flags)
+        if gate is not None and places == 1:
+            tokens = tokens[:, :1]  # what one place gives is settled faster
+        entries = one_by_one(sampled, tokens, flags, some_flag)
         logprobs = None
         if flight.decision.logprobs is not None:
             logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 some_flag = True
-                rows, tokens, flags = with_failures(rows, tokens, flags, failed)
-        # Copies: the views end with the outbox slot, and the keys with their requests.
-        settled = StepTokens(plan.step, table.key.take(rows), tokens.copy(), flags.copy(), logprobs)
+                entries = with_failures(entries, failed)
+        rows, tokens, flags, numbers = entries
+        # Copies: the keys end with their requests.
+        settled = StepTokens(plan.step, table.key.take(rows), tokens, flags, logprobs)
         self.log.counted(flight)
-        good = flags != _ERROR if some_flag else slice(None)
-        self.counters.generation_tokens += len(rows[good])
-        table.append(rows[good], tokens[good])
+        if some_flag:
+            good = flags != _ERROR
+            rows, tokens, numbers = rows[good], tokens[good], None if numbers is None else numbers[good]
+        self.counters.generation_tokens += len(rows)
+        table.append(rows, tokens, numbers)
         self.planner.commit(plan, sampled)
         if some_flag:
             ended = flags != _LIVE
-            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
+            for row, flag in zip(entries.rows[ended].tolist(), flags[ended].tolist(), strict=True):
                 self._end(row, flag)
         return settled
 
@@ -428,7 +431,8 @@ class Loop:
         out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
-        rows, tokens, flags = out.rows, out.tokens, out.flags
+        # The tokens are kept, and the views end with the outbox slot. A copy is also faster to work with.
+        rows, tokens, flags = out.rows, out.tokens.copy(), out.flags
         # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
         same = table.generation.take(rows) == out.generations
         matching, some_flag = int(np.count_nonzero(same)), bool(np.count_nonzero(flags))

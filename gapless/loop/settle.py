@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 import numpy as np
 
-from gapless.base.records import Flag, Int32s, StepLogprobs, StepPlan
+from gapless.base.records import Flag, Int32s, Int64s, StepLogprobs, StepPlan
 from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import NO_REQUEST, RowTable
 from gapless.plan.sequence import Sequence
 from gapless.step.logprobs import LogprobLines
 
+_ERROR, _HELD = int(Flag.ERROR), int(Flag.HELD)
 
-def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s) -> tuple[Int32s, Int32s, Int32s]:
+
+class Entries(NamedTuple):
+    """What a step settles, one entry per token."""
+
+    rows: Int32s
+    tokens: Int32s
+    flags: Int32s
+    places: Int64s | None = None
+    """The place of each token among those of its row; None where each row has one, or one row has all"""
+
+
+def one_by_one(rows: Int32s, tokens: Int32s, flags: Int32s, some_flag: bool) -> Entries:
     """Return lines of rows [N], tokens [N, W] negative where there is none, and flags [N], as one entry per token.
 
     The entries of a row are adjacent, and all but the last one are live. A row that failed has an entry without a
-    token, a row that was held has none.
+    token, a row that was held has none. `some_flag` is whether some flag is not LIVE.
     """
-    held, live = int(Flag.HELD), int(Flag.LIVE)
     if tokens.shape[1] == 1:
-        tokens, going = tokens[:, 0], flags != held
-        some_held = np.count_nonzero(going) < len(going)
-        return (rows[going], tokens[going], flags[going]) if some_held else (rows, tokens, flags)
+        tokens, going = tokens[:, 0], flags != _HELD if some_flag else None
+        if going is None or np.count_nonzero(going) == len(going):
+            return Entries(rows, tokens, flags.copy())
+        return Entries(rows[going], tokens[going], flags[going])
+    if len(rows) == 1 and not some_flag:  # plain numbers take less than arrays
+        count = sum([token >= 0 for token in tokens[0].tolist()])
+        return Entries(rows.repeat(count), tokens[0, :count], flags.repeat(count))
     taken = tokens >= 0
-    if not np.count_nonzero(flags):  # all are live
-        if len(rows) == 1:
-            count = int(np.count_nonzero(taken))
-            return rows.repeat(count), tokens[0, :count], flags.repeat(count)
-        index = taken.nonzero()[0]
-        return rows.take(index), tokens[taken], np.zeros(len(index), np.int32)
-    taken[:, 0] |= flags == int(Flag.ERROR)
-    index = taken.nonzero()[0]
-    last = np.ones(len(index), bool)
-    np.not_equal(index[1:], index[:-1], out=last[:-1])
-    return rows.take(index), tokens[taken], np.where(last, flags.take(index), live)
+    if some_flag:
+        taken[:, 0] |= flags == _ERROR
+    index, places = taken.nonzero()
+    found = Entries(rows.take(index), tokens[taken], np.zeros(len(index), np.int32), places)
+    if some_flag:
+        last = np.ones(len(index), bool)
+        np.not_equal(index[1:], index[:-1], out=last[:-1])
+        found.flags[last] = flags.take(index[last])
+    return found
 
 
 def of_decode_rows(plan: StepPlan, rows: Int32s, tokens: Int32s) -> tuple[Int32s, Int32s]:
     """Return the lines of a step without those of rows whose prompts end in it: these could not have drafts."""
-    if not plan.chunks:
-        return rows, tokens
     decoded = ~np.isin(rows, [chunk.row for chunk in plan.chunks])
     return rows[decoded], tokens[decoded]
 
@@ -67,9 +79,10 @@ def settle(
     return StepLogprobs(table.key[rows[keep]], *(column[keep] for column in columns)), failed
 
 
-def with_failures(rows: Int32s, tokens: Int32s, flags: Int32s, failed: Int32s) -> tuple[Int32s, Int32s, Int32s]:
-    """The step's lines with these rows as failed ones, whether they sampled in it or not."""
-    keep = ~np.isin(rows, failed)
-    parts = ((rows, failed), (tokens, np.full_like(failed, NO_TOKEN)), (flags, np.full_like(failed, int(Flag.ERROR))))
-    ended, none, errors = (np.concatenate((column[keep], new)) for column, new in parts)
-    return ended, none, errors
+def with_failures(entries: Entries, failed: Int32s) -> Entries:
+    """Return the entries of a step with these rows as failed ones, whether they sampled in it or not."""
+    keep, count = ~np.isin(entries.rows, failed), len(failed)
+    tokens = np.concatenate((entries.tokens[keep], np.full(count, NO_TOKEN, np.int32)))
+    flags = np.concatenate((entries.flags[keep], np.full(count, _ERROR, np.int32)))
+    places = None if entries.places is None else np.append(entries.places[keep], np.zeros(count, np.int64))
+    return Entries(np.concatenate((entries.rows[keep], failed)), tokens, flags, places)

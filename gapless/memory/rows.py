@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from gapless.base.records import Int32s
+from gapless.base.records import Int32s, Int64s
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.slots import Lease
 
@@ -52,8 +52,9 @@ class RowTable:
         self.tokens[row, : len(tokens)] = tokens
         return row
 
-    def append(self, rows: Int32s, tokens: Int32s) -> None:
-        """Append settled tokens: one entry per token, those of a row together and in order."""
+    def append(self, rows: Int32s, tokens: Int32s, places: Int64s | None = None) -> None:
+        """Append settled tokens: one entry per token, those of a row together and in order. `places` number those of
+        each row from 0; without them each has one, or one row has all."""
         count = len(rows)
         if count and (row := rows[0]) == rows[-1]:  # one row alone: numbers take less than arrays
             begin = self.length[row]
@@ -61,10 +62,8 @@ class RowTable:
             self.length[row] = begin + count
             return
         length = self.length.take(rows)
-        if np.count_nonzero(again := rows[1:] == rows[:-1]):
-            number = np.arange(count, dtype=np.int32)
-            number[1:][again] = 0  # of each token: the first one of its row
-            length += np.arange(count, dtype=np.int32) - np.maximum.accumulate(number)
+        if places is not None:
+            length += places
         self.tokens[rows, length] = tokens
         self.length[rows] = length + 1  # of one row's entries the last one counts: numpy assigns in order
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gapless.base.records import Int64s
 
 NEVER = np.iinfo(np.int64).max // 2
-PUBLISHED_TOKENS = 64
+PUBLISHED_TOKENS = 128
 """Sampled tokens of a row whose pages are published at one go: page by page that takes the loop twice as long."""
 
 Rows = npt.NDArray[np.int32] | Int64s

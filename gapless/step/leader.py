@@ -13,7 +13,7 @@ from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
-from gapless.step.speculation import PLAIN, Gate, Verify
+from gapless.step.speculation import PLAIN, Gate, Kind, Verify, kind_of
 from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
@@ -33,6 +33,7 @@ class Decision(NamedTuple):
     lists: dict[str, Int32s]
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
+    kind: Kind
     fill: Fill | None = None
     """What the packet does not bring."""
 
@@ -131,7 +132,8 @@ class Leader:
         logprobs = LogprobShape(len(lists.score), lists.prompts, lists.width) if scored else None
         padded = _padded(lists, key)
         missed = not captured and (bucket is not None or (bool(self.graphs.buckets) and not plan.chunks))
-        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt)
+        kind = kind_of(len(plan.decode), plan.chunk_tokens)
+        return Decision(key, samples, logprobs, captured, missed, wanted, padded, lists.prompt, kind)
 
     def exact(self, plan: StepPlan, samples: int, lists: Lists, places: int) -> ForwardKey:
         chunks = tuple((chunk.start, chunk.size) for chunk in plan.chunks)

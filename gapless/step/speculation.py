@@ -38,9 +38,10 @@ RETRY, FIRST = 256, 32
 first: what has not run for long may take another time by now"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
-SELDOM = 4 * LOOKS
-"""Steps between two decisions where the last ones were the same: one costs as much as a few steps do otherwise"""
-MOST_SEEN = 2 * SELDOM
+SELDOM, DRAFTING = 4 * LOOKS, 8 * LOOKS
+"""Steps between two decisions, at most, where the last ones were the same: to go without drafts, which may soon pay,
+and to run them. One costs the host as much as a few steps do otherwise."""
+MOST_SEEN = 2 * DRAFTING
 """Steps that are taken in together, at most"""
 LEARNS, BEYOND = 0.2, 0.05
 """What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
@@ -253,7 +254,7 @@ class Gate:
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
         """Tokens of steps that were observed and not taken in; each has these rows and places"""
-        self._seen_rows, self._seen_places = b"", 1
+        self._seen_rows, self._seen_places = list[int](), 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -276,7 +277,7 @@ class Gate:
         places = self._choose(kind, self._gains(self._index), self._wait) if measured else 1
         verify = Verify(places, drafts=True) if places > 1 else self._otherwise
         settled = verify == self._now and self._trials[kind] > 0
-        self._wait = min(2 * self._wait, SELDOM) if settled and self._steps > 1 else LOOKS
+        self._wait = min(2 * self._wait, DRAFTING if places > 1 else SELDOM) if settled and self._steps > 1 else LOOKS
         self._next, self._now = self._steps + self._wait, verify
         return verify
 
@@ -318,11 +319,12 @@ class Gate:
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
         key = kind, batch.places
-        if held or key in self._held:
+        if held or (self._held and key in self._held):
             before = self._held.get(key, 0.0)
             self._held[key] = before + LEARNS * (held - before)
-        time = ns / max(1, batch.tokens - batch.decode)
-        self._ns[key] = min(time, FORGETS * self._ns.get(key, time))
+        time = ns / max(1, batch.tokens - batch.decode) if batch.chunks else ns
+        least = FORGETS * self._ns.get(key, time)
+        self._ns[key] = time if time < least else least
 
     def _cost(self, kind: Kind, places: int) -> float:
         """Return what such a step takes, in steps without drafts. Each draft of a number of places that has not run
@@ -344,7 +346,7 @@ class Gate:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
         if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return  # where all rows have left, no line is theirs
-        same = rows.tobytes()
+        same = rows.tolist()
         if same != self._seen_rows or places != self._seen_places or len(self._seen) == MOST_SEEN:
             self._take_in()
             self._seen_rows, self._seen_places = same, places
@@ -354,22 +356,21 @@ class Gate:
         """Learn from the steps that were observed since the last call."""
         if not self._seen:
             return
-        rows, ran = np.frombuffer(self._seen_rows, np.int32), self._seen_places - 1
+        rows, ran = np.array(self._seen_rows), self._seen_places - 1
         tokens = np.frombuffer(b"".join(self._seen), np.int32).reshape(len(self._seen), len(rows), -1)
         self._seen.clear()
-        # How many drafts were right; -1 for a row that has not sampled, for want of its mask.
+        taken = tokens >= 0
         if ran:
-            right = np.add.reduce(tokens >= 0, axis=2) - 1
+            there = tokens[:, :, 1:] != NO_TOKEN
+            self._counts.drafts += int(np.count_nonzero(there[:, :, 0]))
+            self._counts.draft_tokens += int(np.count_nonzero(there))
         else:
-            right = np.where(tokens[:, :, 0] < 0, -1, tokens[:, :, 1] == RIGHT)
-        # A place counts where all before it were right.
+            taken[:, :, 1] = tokens[:, :, 1] == RIGHT
+        # A place counts where all before it were right: where the token before it is there.
         place, beyond = self._place[ran]
-        times, share = (np.add.reduce(counts(right[:, :, None], place), 0) for counts in (np.greater_equal, np.greater))
-        if ran:
-            there = np.add.reduce(tokens != NO_TOKEN, axis=(0, 1)).tolist()
-            self._counts.drafts += there[1]
-            self._counts.draft_tokens += sum(there[1:])
-            self._counts.accepted[:ran] += np.add.reduce(share, 0)[:ran]
+        got = np.add.reduce(taken, 0)
+        times, share = got.take(place, 1), got.take(place + 1, 1)
+        self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
         if not self._looks:

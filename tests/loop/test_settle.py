@@ -34,15 +34,16 @@ def lines(*of):
     ],
 )
 def test_lines_become_one_entry_a_token(of, expected):
-    entries = one_by_one(*lines(*of))
-    assert list(zip(*(column.tolist() for column in entries), strict=True)) == expected
+    entries = one_by_one(*lines(*of), some_flag=any(flag != LIVE for *_, flag in of))
+    assert list(zip(*(column.tolist() for column in entries[:3]), strict=True)) == expected
 
 
 def test_several_tokens_of_a_row_are_appended_in_order():
     loop = checksum_loop(SimDevice(0), Sizes(4, 16, 20, 4, 8, 8), 1)
     table = loop.rows
     table.length[[1, 2, 3]] = 2, 5, 1
-    loop.rows.append(*(np.array(column, np.int32) for column in ([3, 3, 3, 1, 2, 2], [7, 8, 9, 4, 5, 6])))
+    columns = [3, 3, 3, 1, 2, 2], [7, 8, 9, 4, 5, 6], [0, 1, 2, 0, 0, 1]
+    loop.rows.append(*(np.array(column, np.int32) for column in columns))
     assert table.length[[1, 2, 3]].tolist() == [3, 7, 4]
     assert table.tokens[3, 1:4].tolist() == [7, 8, 9]
     assert (table.tokens[1, 2], table.tokens[2, 5], table.tokens[2, 6]) == (4, 5, 6)
