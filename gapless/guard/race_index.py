@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
@@ -47,18 +46,15 @@ STATED: dict[str, Stated] = {}
 """What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
-def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> list[Tensor] | None:
-    """Return what such an operator touches of `tensor`, an index for each of its first dimensions; None if unstated."""
+def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]] | None:
+    """Return what such an operator touches: tensors, each with an index for its first dimensions; None if unstated."""
     state = STATED.get(name)
-    if state is None or not tensor.is_cpu:
+    if state is None or not all(value.is_cpu for value in args if isinstance(value, Tensor)):
         return None
     # The function that states them may compute with tensors.
-    with _disable_current_modes():
-        found = next((rows for other, rows in state(args) if other is tensor), None)
-        if found is None:
-            return None
-        indexes = found if isinstance(found, tuple) else (np.unique(found),)
-        return [torch.from_numpy(index.astype(np.int64)) for index in indexes]
+    with torch._C._DisableTorchDispatch():
+        found = [(tensor, rows if isinstance(rows, tuple) else (rows,)) for tensor, rows in state(args)]
+        return [(tensor, [torch.from_numpy(rows.astype(np.int64)) for rows in indexes]) for tensor, indexes in found]
 
 
 Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
