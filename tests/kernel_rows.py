@@ -75,8 +75,8 @@ def rope_and_write(args: Sequence[Any]) -> Rows:
 
 
 def attention(cache: Tensor, table: Tensor, rows: Tensor, lens: Tensor) -> Rows:
-    size, numbers = cache.shape[3], array(rows)
-    held = [array(table)[row, : -(-int(length) // size)] for row, length in zip(numbers, array(lens), strict=True)]
+    size, numbers, pages = cache.shape[3], array(rows), array(table)
+    held = [pages[row, : -(-length // size)] for row, length in zip(numbers, array(lens).tolist(), strict=True)]
     return [(cache, np.concatenate(held)), (table, numbers)]
 
 

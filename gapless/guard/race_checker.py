@@ -312,7 +312,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     if not isinstance(shadow, Rows):
         return low, high, layout, choose(way, args, low)
     inside = low >= buffer.start and high <= buffer.end
-    rows = named_rows(way, args, shadow.rows(region), shadow.stride) if inside and layout is None else None
+    rows = named_rows(way, args, shadow.rows(region), shadow.stride) if inside else None
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
     return low, high, layout, rows if inside else shadow.inside(rows)

@@ -138,9 +138,9 @@ def _wrapped(index: Any, size: int) -> Any:
 
 
 def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints | None:
-    """Return those of `rows` that a call names, where they are the rows of args[0]; None where they are not.
+    """Return those of `rows` that a call names, where each slice of args[0] is in one of them; None where not.
 
-    args[0] is contiguous; its rows must have `stride` bytes. Raises IndexError for a row out of range.
+    `rows` are those of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
     """
     source = args[0]
     if way == LIST:
@@ -149,7 +149,9 @@ def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints |
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or not (sizes := source.shape) or sizes[0] != len(rows) or source.nbytes != len(rows) * stride:
+    if index is None or not (sizes := source.shape) or sizes[0] != len(rows):
+        return None
+    if source.stride(0) * source.itemsize != stride:
         return None
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
