@@ -19,7 +19,6 @@ from .race_shadow import PARTS_KEPT, Region, Rows
 from .race_state import RaceState
 
 Uses = list[tuple[Tensor, int]]
-Stated = Sequence[tuple[Tensor, list[Tensor]]]
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
@@ -117,7 +116,7 @@ class RaceChecker(RaceState):
         site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         stream: Actor | None = None
-        stated = race_index.stated(plan.custom, args) if plan.custom and named else None
+        stated = race_index.stated(plan.custom, args) if plan.custom and named else ()
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
@@ -178,14 +177,14 @@ class RaceChecker(RaceState):
 
     def _use_named(
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
-        plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Stated | None,
+        plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Sequence[tuple[Tensor, list[Tensor]]],
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and isinstance(actor, Agent):
             self._hold(actor, buffer, region, tensor, site)
         try:
             if plan.custom:
-                region = _stated(buffer, tensor, stated or (), region)
+                region = _stated(buffer, tensor, stated, region)
             elif plan.way and tensor is args[0]:
                 region = _chosen(buffer, plan.way, args, region)
             return self._put(actor, buffer, kind, _clipped(region, buffer), site, tensor)
@@ -318,7 +317,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 
-def _stated(buffer: Buffer, tensor: Tensor, stated: Stated, region: Region) -> Region:
+def _stated(buffer: Buffer, tensor: Tensor, stated: Sequence[tuple[Tensor, list[Tensor]]], region: Region) -> Region:
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:

@@ -46,11 +46,11 @@ STATED: dict[str, Stated] = {}
 """What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
-def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]] | None:
-    """Return what such an operator touches: tensors, each with an index for its first dimensions; None if unstated."""
+def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]]:
+    """Return the tensors that such an operator touches, as stated, each with an index for its first dimensions."""
     state = STATED.get(name)
     if state is None or not all(value.is_cpu for value in args if isinstance(value, Tensor)):
-        return None
+        return []
     # The function that states them may compute with tensors.
     with torch._C._DisableTorchDispatch():
         found = [(tensor, rows if isinstance(rows, tuple) else (rows,)) for tensor, rows in state(args)]
@@ -149,9 +149,7 @@ def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints |
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or not (sizes := source.shape) or sizes[0] != len(rows):
-        return None
-    if source.stride(0) * source.itemsize != stride:
+    if index is None or not source.dim() or len(source) != len(rows) or source.stride(0) * source.itemsize != stride:
         return None
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():
