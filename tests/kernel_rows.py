@@ -13,6 +13,8 @@ from gapless.kernels.layout import ADJUST_SLOT, HEADER_WORDS, PACKET_SLOT, PAGE_
 from gapless.step.packet import ADMISSION_WORDS
 
 Rows = Sequence[tuple[Tensor, Any]]
+array = Tensor.numpy
+"""As it is without no_race, which would count what is read here as read by the operator, whole tables included."""
 
 
 def state_rows() -> None:
@@ -22,15 +24,15 @@ def state_rows() -> None:
     STATED["gapless::prefill_attention"] = lambda args: attention(args[1], args[3], args[4], args[6])
     STATED["gapless::invariant_prefill_attention"] = STATED["gapless::prefill_attention"]
     STATED["gapless::cut"] = lambda args: [
-        (table, args[2].numpy()[args[1].numpy() % len(args[2])]) for table in args[3:6]
+        (table, array(args[2])[array(args[1]) % len(args[2])]) for table in args[3:6]
     ]
     STATED["gapless::sample"] = sample
-    STATED["gapless::own_logits"] = lambda args: [(args[1], args[2].numpy())]
+    STATED["gapless::own_logits"] = lambda args: [(args[1], array(args[2]))]
     STATED["gapless::adjust"] = adjust
     STATED["gapless::leave_masked"] = leave_masked
     STATED["gapless::mask"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[2:6])
     STATED["gapless::reply"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[3:6])
-    STATED["gapless::adapt"] = lambda args: [(table, args[2].numpy()) for table in args[3:5]]
+    STATED["gapless::adapt"] = lambda args: [(table, array(args[2])) for table in args[3:5]]
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::accept"] = accept
     STATED["gapless::look_up"] = look_up
@@ -43,20 +45,20 @@ def state_rows() -> None:
 
 def sample(args: Sequence[Any]) -> Rows:
     _, rows, state, params, masks, adjusted = args
-    numbers = rows.numpy()
-    own = [] if adjusted is None else [(adjusted, each_place(adjusted, params.numpy()[numbers, ADJUST_SLOT]))]
+    numbers = array(rows)
+    own = [] if adjusted is None else [(adjusted, each_place(adjusted, array(params)[numbers, ADJUST_SLOT]))]
     return [(state, numbers), (params, numbers), (masks, numbers), *own]
 
 
 def leave_masked(args: Sequence[Any]) -> Rows:
     *_, masks, rows, _ = args
-    return [(masks, rows.numpy())]
+    return [(masks, array(rows))]
 
 
 def adjust(args: Sequence[Any]) -> Rows:
     _, index, rows, state, params, history, *slots, adjusted = args
-    numbers = rows.numpy()[index.numpy()]
-    leased = params.numpy()[numbers, ADJUST_SLOT]
+    numbers = array(rows)[array(index)]
+    leased = array(params)[numbers, ADJUST_SLOT]
     own = [*((table, numbers) for table in (state, params, history)), *((memory, leased) for memory in slots)]
     return [*own, (adjusted, each_place(adjusted, leased))]
 
@@ -69,18 +71,18 @@ def each_place(adjusted: Tensor, slots: Any) -> tuple[Any, Any]:
 
 def rope_and_write(args: Sequence[Any]) -> Rows:
     slots, cache = args[5], args[6]
-    return [(cache, slots.numpy() // cache.shape[3])]
+    return [(cache, array(slots) // cache.shape[3])]
 
 
 def attention(cache: Tensor, table: Tensor, rows: Tensor, lens: Tensor) -> Rows:
-    size, numbers = cache.shape[3], rows.numpy()
-    held = [table.numpy()[row, : -(-int(length) // size)] for row, length in zip(numbers, lens.numpy(), strict=True)]
+    size, numbers, pages = cache.shape[3], array(rows), array(table)
+    held = [pages[row, : -(-length // size)] for row, length in zip(numbers, array(lens).tolist(), strict=True)]
     return [(cache, np.concatenate(held)), (table, numbers)]
 
 
 def begin_decode(args: Sequence[Any]) -> Rows:
     words, count, _, writes, state, history, pages, _ = args
-    packet = words.numpy()
+    packet = array(words)
     rows, first = packet[HEADER_WORDS : HEADER_WORDS + count], HEADER_WORDS + count
     written = packet[first : first + PAGE_WORDS * writes : PAGE_WORDS] // pages.shape[1]
     return [(state, rows), (history, rows), (pages, np.concatenate([rows, written]))]
@@ -88,7 +90,7 @@ def begin_decode(args: Sequence[Any]) -> Rows:
 
 def begin_mixed(args: Sequence[Any]) -> Rows:
     words, count, _, writes, admissions, _, _, state, params, history, pages, _ = args
-    packet, first = words.numpy(), HEADER_WORDS + 2 * count
+    packet, first = array(words), HEADER_WORDS + 2 * count
     rows, behind = packet[HEADER_WORDS : HEADER_WORDS + count], first + PAGE_WORDS * writes
     written = packet[first:behind:PAGE_WORDS] // pages.shape[1]
     admitted = packet[behind : behind + ADMISSION_WORDS * admissions : ADMISSION_WORDS]
@@ -98,16 +100,16 @@ def begin_mixed(args: Sequence[Any]) -> Rows:
 
 def finish(args: Sequence[Any]) -> Rows:
     words, rows, _, tokens, _, state, params, history, lines, _ = args
-    numbers = rows.numpy()
+    numbers = array(rows)
     # A row without a token writes the null row's history.
     written = np.append(numbers[: tokens.shape[0]], 0)
-    slot = words.numpy()[PACKET_SLOT : PACKET_SLOT + 1]
+    slot = array(words)[PACKET_SLOT : PACKET_SLOT + 1]
     return [(state, numbers), (params, numbers[: tokens.shape[0]]), (history, written), (lines, slot)]
 
 
 def accept(args: Sequence[Any]) -> Rows:
     _, _, rows, state, history, _ = args
-    return [(state, rows.numpy()), (history, rows.numpy())]
+    return [(state, array(rows)), (history, array(rows))]
 
 
 def look_up(args: Sequence[Any]) -> Rows:
@@ -116,11 +118,11 @@ def look_up(args: Sequence[Any]) -> Rows:
 
 
 def listed_rows(rows: Tensor, *tables: Tensor) -> Rows:
-    return [(table, rows.numpy()) for table in tables]
+    return [(table, array(rows)) for table in tables]
 
 
 def score(args: Sequence[Any]) -> Rows:
     _, index, words, tokens, state, outboxes, _, _ = args
-    packet = words.numpy()
+    packet = array(words)
     slot = (packet[PACKET_SLOT : PACKET_SLOT + 1] - 1) % outboxes.shape[0]
-    return [(state, packet[HEADER_WORDS + index.numpy() % len(tokens)]), (outboxes, slot)]
+    return [(state, packet[HEADER_WORDS + array(index) % len(tokens)]), (outboxes, slot)]

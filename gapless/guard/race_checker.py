@@ -116,6 +116,7 @@ class RaceChecker(RaceState):
         site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         stream: Actor | None = None
+        stated = race_index.stated(plan.custom, args) if plan.custom and named else ()
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
@@ -124,7 +125,7 @@ class RaceChecker(RaceState):
                         actor = cuda.stream_for(tensor, together) or host
                         actor.news += 1
                     for buffer in found:
-                        fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args)
+                        fresh |= self._use_named(actor, buffer, tensor, kind, region, site, plan, args, stated)
                     if found:
                         continue
                 if not self.everything or (place := buffers.place(tensor, site)) is None:
@@ -176,14 +177,14 @@ class RaceChecker(RaceState):
 
     def _use_named(
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
-        plan: race_ops.OperatorPlan, args: Sequence[Any],
+        plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Sequence[tuple[Tensor, list[Tensor]]],
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and isinstance(actor, Agent):
             self._hold(actor, buffer, region, tensor, site)
         try:
             if plan.custom:
-                region = _stated(buffer, plan.custom, tensor, args, region)
+                region = _stated(buffer, tensor, stated, region)
             elif plan.way and tensor is args[0]:
                 region = _chosen(buffer, plan.way, args, region)
             return self._put(actor, buffer, kind, _clipped(region, buffer), site, tensor)
@@ -310,15 +311,15 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     if not isinstance(shadow, Rows):
         return low, high, layout, choose(way, args, low)
     inside = low >= buffer.start and high <= buffer.end
-    rows = named_rows(way, args, shadow.rows(region), shadow.stride) if inside and layout is None else None
+    rows = named_rows(way, args, shadow.rows(region), shadow.stride) if inside else None
     if rows is None:
         rows = rows_of(choose(way, args, low), shadow.start, shadow.stride)
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 
-def _stated(buffer: Buffer, name: str, tensor: Tensor, args: Sequence[Any], region: Region) -> Region:
+def _stated(buffer: Buffer, tensor: Tensor, stated: Sequence[tuple[Tensor, list[Tensor]]], region: Region) -> Region:
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
-    indexes = race_index.stated(name, tensor, args)
+    indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:
         way = race_index.FIRST if len(indexes) == 1 else race_index.LIST
         return _chosen(buffer, way, (tensor, indexes[0] if len(indexes) == 1 else indexes), region)

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
@@ -47,18 +46,15 @@ STATED: dict[str, Stated] = {}
 """What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
-def stated(name: str, tensor: Tensor, args: Sequence[Any]) -> list[Tensor] | None:
-    """Return what such an operator touches of `tensor`, an index for each of its first dimensions; None if unstated."""
+def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]]:
+    """Return the tensors that such an operator touches, as stated, each with an index for its first dimensions."""
     state = STATED.get(name)
-    if state is None or not tensor.is_cpu:
-        return None
+    if state is None or not all(value.is_cpu for value in args if isinstance(value, Tensor)):
+        return []
     # The function that states them may compute with tensors.
-    with _disable_current_modes():
-        found = next((rows for other, rows in state(args) if other is tensor), None)
-        if found is None:
-            return None
-        indexes = found if isinstance(found, tuple) else (np.unique(found),)
-        return [torch.from_numpy(index.astype(np.int64)) for index in indexes]
+    with torch._C._DisableTorchDispatch():
+        found = [(tensor, rows if isinstance(rows, tuple) else (rows,)) for tensor, rows in state(args)]
+        return [(tensor, [torch.from_numpy(rows.astype(np.int64)) for rows in indexes]) for tensor, indexes in found]
 
 
 Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
@@ -142,9 +138,9 @@ def _wrapped(index: Any, size: int) -> Any:
 
 
 def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints | None:
-    """Return those of `rows` that a call names, where they are the rows of args[0]; None where they are not.
+    """Return those of `rows` that a call names, where each slice of args[0] is in one of them; None where not.
 
-    args[0] is contiguous; its rows must have `stride` bytes. Raises IndexError for a row out of range.
+    `rows` are those of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
     """
     source = args[0]
     if way == LIST:
@@ -153,7 +149,7 @@ def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints |
         index = None if args[1] else args[2]
     else:
         index = args[1] if way == FIRST else None
-    if index is None or not (sizes := source.shape) or sizes[0] != len(rows) or source.nbytes != len(rows) * stride:
+    if index is None or not source.dim() or len(source) != len(rows) or source.stride(0) * source.itemsize != stride:
         return None
     kind = _KINDS.get(index.dtype)
     if kind is None or kind is _MASK or not index.is_cpu or not index.is_contiguous():

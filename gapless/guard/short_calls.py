@@ -39,8 +39,13 @@ Unseen: Any = torch._C._DisableTorchDispatch
 
 
 def is_open() -> bool:
-    """Return whether the calling thread's state allows the short way: one dispatch mode, no gradients, no autocast."""
-    return _dispatches() == 1 and not (_grads() or _casts() or _functions())
+    """Return whether the calling thread's state allows the short way: one dispatch mode, no autocast."""
+    return _dispatches() == 1 and not (_casts() or _functions())
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a view of this needs neither a subclass nor a gradient."""
+    return type(tensor) in _PLAIN and not (_grads() and tensor.requires_grad)
 
 
 class Short(NamedTuple):
@@ -56,7 +61,7 @@ class Short(NamedTuple):
 
 def _view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a call that only computes an address."""
-    if kwargs or type(args[0]) not in _PLAIN or not _are_numbers(args[1:]):
+    if kwargs or not _is_plain(args[0]) or not _are_numbers(args[1:]):
         return LONG
     with Unseen():
         return func(*args)
@@ -72,7 +77,7 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
                 return LONG
         elif kind not in _INDEXES:
             return LONG
-    if type(args[0]) not in _PLAIN:
+    if not _is_plain(args[0]):
         return LONG
     with Unseen():
         return func(*args)
@@ -80,9 +85,8 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
 
 def _dense_view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run `reshape` or `contiguous` of a tensor without gaps, for which they are views."""
-    if kwargs or type(args[0]) not in _PLAIN or not args[0].is_contiguous():
-        return LONG
-    return _view(short, ops, func, args, kwargs)
+    is_view = not kwargs and _is_plain(args[0]) and args[0].is_contiguous()
+    return _view(short, ops, func, args, kwargs) if is_view else LONG
 
 
 def _to(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -102,7 +106,7 @@ def _are_numbers(values: Iterable[Any]) -> bool:
 
 def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a call that reads its tensors and makes new ones."""
-    if len(args) > short.most or (kwargs and not _are_numbers(kwargs.values())):
+    if _grads() or len(args) > short.most or (kwargs and not _are_numbers(kwargs.values())):
         return LONG
     if kwargs and kwargs.get("inplace"):
         return LONG

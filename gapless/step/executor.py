@@ -243,8 +243,7 @@ class Executor:
         return stream.record(timed=True)
 
     def copy_home(self, outbox: RingSlot, start: int, end: int) -> None:
-        source = self.buffers.scores[outbox.index, start:end]
-        self.device.download(outbox.tensor.view(torch.int32)[start:end], source)
+        self.device.download(self.home[outbox.index, start:end], self.buffers.scores[outbox.index, start:end])
 
     # After a step.
 
