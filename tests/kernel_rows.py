@@ -33,6 +33,9 @@ def state_rows() -> None:
     STATED["gapless::mask"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[2:6])
     STATED["gapless::reply"] = lambda args: listed_rows(args[1].index_select(0, args[0]), *args[3:6])
     STATED["gapless::adapt"] = lambda args: [(table, array(args[2])) for table in args[3:5]]
+    STATED["gapless::ask"] = lambda args: listed_rows(args[0], *args[1:3])
+    STATED["gapless::draft"] = lambda args: listed_rows(args[2], *args[3:5])
+    STATED["gapless::keep_drafts"] = lambda args: [(args[4], np.append(array(args[2]), 0))]
     STATED["gapless::begin_decode"] = begin_decode
     STATED["gapless::accept"] = accept
     STATED["gapless::look_up"] = look_up

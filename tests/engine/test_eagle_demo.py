@@ -15,7 +15,7 @@ from examples.demo_model.train_head import demo_network
 from gapless import LLM, SamplingParams
 from gapless.demo import head_dir, weights_dir
 from gapless.engine import core
-from gapless.kernels import plain
+from gapless.kernels import native, plain
 from gapless.kernels.layout import TEMPERATURE
 from gapless.step.speculation import Gate
 
@@ -62,7 +62,10 @@ def trained_head() -> tuple[Any, Head]:
     return network, head
 
 
-def test_drafts_are_those_of_the_training_code(monkeypatch):
+@pytest.mark.parametrize(("exact", "off", "alike"), [(True, 1e-2, 1.0), (False, 0.5, 0.95)])
+def test_drafts_are_those_of_the_training_code(monkeypatch, exact, off, alike):
+    if exact:  # without what layers of bytes round off
+        monkeypatch.setattr(native, "draft_linear", native.linear)
     spies = spy_on_drafts(monkeypatch)
     options = {"enforce_eager": True, "enable_prefix_caching": False, "speculative_config": config()}
     with LLM("demo", **SMALL, **options) as llm, drafts_beside_chunks() as beside:
@@ -72,6 +75,7 @@ def test_drafts_are_those_of_the_training_code(monkeypatch):
     seen = [drafted for drafted in spies[0].seen() if drafted.drafts]
     assert len(seen) > 15
     assert {bool(one.params[TEMPERATURE]) for one in seen} == {True, False}
+    same = []
     for one in seen:
         known, drafts = one.known, one.drafts
         ids = torch.tensor([known + drafts])
@@ -80,7 +84,9 @@ def test_drafts_are_those_of_the_training_code(monkeypatch):
             logits = head.unrolled(ids, hidden_of(network, ids).states, place, len(drafts))
         for index, (draft, line) in enumerate(zip(drafts, (some[0, 0] for some in logits), strict=True)):
             scores = one.scores(line, index, head.tokens)
-            assert scores[head.tokens == draft] >= scores.max() - 1e-2
+            assert scores[head.tokens == draft] >= scores.max() - off
+            same.append(bool(scores[head.tokens == draft] >= scores.max() - 1e-2))
+    assert sum(same) >= alike * len(same)
 
 
 @pytest.fixture(scope="module")
