@@ -122,7 +122,9 @@ def test_products_of_rows_with_adapters_are_compiled_ahead_of_time(name: str, ro
     ("width", "chunk", "projections", "shares", "rows"),
     [(1024, 16, 3, 1, 32), (1024, 16, 3, 2, 256), (4096, 4, 2, 3, 32)],
 )
-def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(width, chunk, projections, shares, rows, capability):
+def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(
+    width: int, chunk: int, projections: int, shares: int, rows: int, capability: int
+) -> None:
     constants = {
         "WIDTH": width, "SHARES": shares, "RANK": 16, "LINES": 16 * projections, "PROJECTIONS": projections,
         "EARLY": capability >= 90, "BLOCK_M": rows, "BLOCK": width, "CHUNK": chunk, "HOLD": chunk,
