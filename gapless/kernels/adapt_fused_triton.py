@@ -30,10 +30,17 @@ GROUP = tl.constexpr(16)
 """Lines of `down` that a program beside a product multiplies."""
 DEPTH = tl.constexpr(512)
 """Inputs that it reads at a time."""
-SHARE = 1536
-"""Inputs that it reads at most."""
+MOST_INPUTS = {128: 3072, 256: 1536}
+"""Rows of a batch, at most -> inputs that it reads, at most."""
 HELD = 16384
 """Numbers of each projection of an adapter that a program of the norm holds."""
+FEW = tl.constexpr(8)
+"""Rows with an adapter up to which further programs of the norm share its lines: with more, the product that follows
+would find too few multiprocessors on which to ask for its weight early."""
+PIECE = tl.constexpr(128)
+"""Columns that half a warp of the norm reads at a time."""
+MOST_HELD = 64
+"""Rows up to which a program of the norm holds the lines of all projections, and has a multiprocessor for itself."""
 NORM_WARPS = 8
 
 
@@ -182,38 +189,70 @@ def shrink(
         tl.store(inner + (share * M + row) * LINES + line, tl.sum(total, axis=1))
 
 
+@triton.jit
+def _own_work(program, slots, M, PROJECTIONS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """A program's row, and the projections whose lines it makes: the first one, and the one after the last.
+
+    The programs from M on make one projection each, of rows with an adapter, if these are at most FEW.
+    """
+    FURTHER: tl.constexpr = max(PROJECTIONS - 1, 1)
+    token = tl.arange(0, BLOCK_M)
+    adapted = (tl.load(slots + token, mask=token < M, other=0) > 0).to(tl.int32)
+    count = tl.sum(adapted, axis=0)
+    if program < M:
+        row, low, end = program, 0, tl.where(count <= FEW, 1, PROJECTIONS)
+    else:
+        place, low = (program - M) // FURTHER, 1 + (program - M) % FURTHER
+        mine = (adapted > 0) & (tl.cumsum(adapted, axis=0) == place + 1)
+        row = tl.sum(tl.where(mine, token, 0), axis=0)
+        end = tl.where((count <= FEW) & (place < count), low + 1, low)
+    return row, low, end
+
+
 @triton.jit(do_not_specialize=["M"])
 def adapted_norm_kernel(
     x, changed, before, up, norm, out, down, inner, slots, eps, M, WIDTH: tl.constexpr, SHARES: tl.constexpr,
-    RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_L: tl.constexpr, HOLD: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr, HOLD: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Program (row, CHUNK lines of each projection): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it.
 
-    before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum.
+    before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum. inner
+    is of the norm before it is rounded. Lines of TILES projections are there before the kernel in front has ended.
+    Programs from M on: see `_own_work`.
     """
-    row = tl.program_id(0)
+    program = tl.program_id(0)
     part = tl.program_id(1)
+    row = program
+    if LINES > 0:
+        row, low, end = _own_work(program, slots, M, PROJECTIONS, BLOCK_M)
     slot = tl.load(slots + row)
-    column = tl.arange(0, BLOCK)
+    if LINES > 0:
+        slot = tl.where(low < end, slot, 0)
+    WIDE: tl.constexpr = min(PIECE, BLOCK)
+    column = tl.arange(0, BLOCK // WIDE)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
     inside = column < WIDTH
-    own = inside & (tl.zeros([BLOCK], tl.int64) + slot > 0)
+    own = inside & (column * 0 + slot > 0)
     uppers = up + slot * (RANK * WIDTH) + column
     held = ()
     if SHARES > 0:
         for rank in tl.static_range(HOLD):
             held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
+    first = (part == 0) & (program < M)
     if LINES > 0:
-        step = tl.arange(0, BLOCK_L)
-        line = step // CHUNK * (LINES // PROJECTIONS) + part * CHUNK + step % CHUNK
-        there = step < PROJECTIONS * CHUNK
-        lines = down + (slot * LINES + line)[:, None] * WIDTH
-        tile = tl.load(lines + column[None, :], mask=there[:, None] & own[None, :], other=0.0)
+        # Each line is in one half of a warp (Triton 3.6): its products are added up with few shuffles.
+        line = part * CHUNK + tl.arange(0, CHUNK)
+        lines = down + (slot * LINES + line)[:, None, None] * WIDTH + column[None, :, :]
+        tiles = ()
+        for each in tl.static_range(TILES):
+            mine = own & (column * 0 + end > low + each)
+            tile = tl.load(lines + (low + each) * (LINES // PROJECTIONS) * WIDTH, mask=mine[None, :, :], other=0.0)
+            tiles = tiles + (tile,)  # noqa: RUF005 (Triton unpacks none)
     weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     if EARLY:
         cuda.gdc_launch_dependents()
     # The others need not wait: the row's first program does.
-    if (part == 0) | (slot > 0):
+    if first | (slot > 0):
         if EARLY:
             cuda.gdc_wait()
         at = row.to(tl.int64) * WIDTH + column
@@ -230,17 +269,23 @@ def adapted_norm_kernel(
                         value += tl.load(uppers + rank * WIDTH, mask=own, other=0.0).to(tl.float32) * total
             # The norm is of what the next layer reads: the sum rounded to its dtype.
             kept = value.to(x.dtype.element_ty)
-            if part == 0:
+            if first:
                 tl.store(changed + at, kept, mask=inside)
             value = kept.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(value * value, axis=0) / WIDTH + eps)
-        normed = (value * scale * weight).to(out.dtype.element_ty)
-        if part == 0:
-            tl.store(out + at, normed, mask=inside)
-        if LINES > 0:  # noqa: SIM102 (one is known when it is compiled)
-            if slot > 0:
-                found = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], axis=1)
-                tl.store(inner + row * LINES + line, found, mask=there)
+        scale = tl.rsqrt(tl.sum(tl.sum(value * value, axis=1), axis=0) / WIDTH + eps)
+        if first:
+            tl.store(out + at, (value * scale * weight).to(out.dtype.element_ty), mask=inside)
+        if LINES > 0:
+            value *= weight
+            for each in tl.static_range(PROJECTIONS):
+                if (slot > 0) & (low + each < end):
+                    begin = (low + each) * (LINES // PROJECTIONS)
+                    if each < TILES:
+                        tile = tiles[each]
+                    else:
+                        tile = tl.load(lines + begin * WIDTH, mask=inside[None, :, :], other=0.0)
+                    found = tl.sum(tl.sum(tile.to(tl.float32) * value[None, :, :], axis=1), axis=1)
+                    tl.store(inner + row * LINES + begin + line, found * scale)
 
 
 def adapted_norm(
@@ -251,7 +296,7 @@ def adapted_norm(
 
     Without `before` the first means nothing, without `down` the last. Those of rows of slot 0 in it never do.
     """
-    assert x.is_contiguous() and norm.is_contiguous() and slots.is_contiguous()
+    assert x.is_contiguous() and norm.is_contiguous() and slots.is_contiguous() and len(x) <= max(MOST_INPUTS)
     (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
     changed, out = torch.empty_like(x), torch.empty_like(x)
     inner = torch.empty((rows, lines), dtype=torch.float32, device=x.device)
@@ -260,11 +305,13 @@ def adapted_norm(
     shares = rank = 0
     if before is not None and up is not None:
         shares, rank = before.shape[0], up.shape[1]
-    parts = 1 if down is None else lines // projections // chunk
-    adapted_norm_kernel[rows, parts](
+    programs, parts = rows, 1
+    if down is not None:
+        programs, parts = rows + int(FEW.value) * (projections - 1), lines // projections // chunk
+    adapted_norm_kernel[programs, parts](
         x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
-        inner, slots, eps, rows, width, shares, rank, lines, projections, early, block, chunk,
-        triton.next_power_of_2(max(1, projections * chunk)), min(rank, max(1, min(16, 16384 // block))),
+        inner, slots, eps, rows, width, shares, rank, lines, projections, early, 32 if rows <= 32 else 256, block,
+        chunk, min(rank, max(1, min(16, 16384 // block))), projections if rows <= MOST_HELD else min(projections, 1),
         num_warps=NORM_WARPS, **launch_options(early),
     )  # fmt: skip
     return changed, out, inner
@@ -303,6 +350,6 @@ NO_ADAPTERS = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND"
 """The compile-time arguments of a kernel that does nothing for adapters"""
 
 
-def shares_of(depth: int) -> int:
+def shares_of(depth: int, rows: int) -> int:
     """Return in how many shares the first half of a product of this depth is made."""
-    return -(-depth // SHARE)
+    return -(-depth // next(share for most, share in MOST_INPUTS.items() if rows <= most))

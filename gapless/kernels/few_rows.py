@@ -48,7 +48,7 @@ def adapted_linear_add(
     x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, down: Tensor
 ) -> Tensor:
     """Do `linear_add`; return y @ down.T by each row's slot, as [shares, M, rank] float32."""
-    inner = torch.empty((shares_of(y.shape[1]), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
+    inner = torch.empty((shares_of(y.shape[1], len(y)), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
     launch(y, weight, bias, x, add=True, beside=AdapterWork(down, inner, slots, (x.shape[1],)))
     return inner
 

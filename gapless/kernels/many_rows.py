@@ -41,7 +41,7 @@ def linear_add_square(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
 def linear_add_beside(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, down: Tensor) -> Tensor:
     """Do x [M, N] += y [M, K] @ weight.T + bias, rounded once; return y @ down.T by each row's slot, as [shares, M,
     rank] float32."""
-    inner = torch.empty((shares_of(y.shape[1]), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
+    inner = torch.empty((shares_of(y.shape[1], len(y)), len(y), down.shape[1]), dtype=torch.float32, device=y.device)
     beside = AdapterWork(down, inner, slots, (x.shape[1],))
     launch(y, weight, bias, x, tiles_for(y.shape[0], weight.shape[0]), beside=beside)
     return inner

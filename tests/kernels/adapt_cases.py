@@ -114,7 +114,7 @@ def check_few(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: FewShap
     want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
     near(normed, want)
     wide = normed.double() @ layers[0].weight.double().T + layers[0].bias.double()
-    near(ways.linear(normed, inner, layers[0]), wide if ways.rotate else adapted(normed, wide, slots, qkv))
+    near(ways.linear(normed, inner, layers[0]), wide if ways.rotate else adapted(want, wide, slots, qkv))
 
     same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
     assert torch.equal(same, x) and inner is not None
@@ -124,7 +124,7 @@ def check_few(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: FewShap
         rounded = ways.linear(normed, inner, layers[1])
         near(rounded, product)
         product = rounded.double()
-    wide = adapted(normed, product, slots, gate_up)
+    wide = adapted(want, product, slots, gate_up)
     near(ways.silu_mul(normed, inner, layers[1]), wide[:, :middle] * wide[:, :middle].sigmoid() * wide[:, middle:])
     last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
     near(last, adapted(y, x.double(), slots, down))

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
+from gapless.kernels.adapt_fused_triton import MOST_HELD, NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
 from gapless.kernels.few_rows_triton import (
     VECTOR_ROWS,
     FewRowsTiles,
@@ -54,7 +54,7 @@ class Matrix(NamedTuple):
         if self.projections:
             constants |= {
                 "ADAPT": True, "RANK": 16, "PROJECTIONS": len(self.projections), "FIRST": self.projections[0],
-                "SECOND": self.projections[min(1, len(self.projections) - 1)], "SHARES": shares_of(self.depth),
+                "SECOND": self.projections[min(1, len(self.projections) - 1)], "SHARES": shares_of(self.depth, rows),
             }  # fmt: skip
         if vector:
             constants |= {"NORM": self.norm and not self.projections} | ({"BLOCK_M": rows} if rows > 1 else {})
@@ -118,14 +118,20 @@ def test_products_of_rows_with_adapters_are_compiled_ahead_of_time(name: str, ro
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize(("width", "chunk", "projections", "shares"), [(1024, 16, 3, 2), (4096, 4, 2, 3)])
-def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(width, chunk, projections, shares, capability) -> None:
+@pytest.mark.parametrize(
+    ("width", "chunk", "projections", "shares", "rows"),
+    [(1024, 16, 3, 1, 32), (1024, 16, 3, 2, 256), (4096, 4, 2, 3, 32)],
+)
+def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(
+    width: int, chunk: int, projections: int, shares: int, rows: int, capability: int
+) -> None:
     constants = {
         "WIDTH": width, "SHARES": shares, "RANK": 16, "LINES": 16 * projections, "PROJECTIONS": projections,
-        "EARLY": capability >= 90, "BLOCK": width, "CHUNK": chunk, "BLOCK_L": 64 if projections == 3 else 8,
-        "HOLD": chunk,
+        "EARLY": capability >= 90, "BLOCK_M": rows, "BLOCK": width, "CHUNK": chunk, "HOLD": chunk,
+        "TILES": projections if rows <= MOST_HELD else 1,
     }  # fmt: skip
     kinds = TYPES | dict.fromkeys(("changed", "up", "down"), "*bf16") | {"before": "*fp32"}
     types = {name: kinds[name] for name in adapted_norm_kernel.arg_names if name not in constants}
     used = aot.build(adapted_norm_kernel, capability, types, constants, warps=NORM_WARPS, stages=3, unaligned=["M"])
     assert used.trouble(capability) == []
+    assert rows <= MOST_HELD or used.registers <= 128, "two programs share a multiprocessor"

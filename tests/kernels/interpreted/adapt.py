@@ -34,8 +34,12 @@ def test_a_token_is_alone():
 @pytest.mark.parametrize("ways", [few_rows.ADAPTED_ROWS, plain.ADAPTED_ROWS], ids=["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
-    "shape", [FewShape(1, 64, (40, 24), 48), FewShape(3, 80, (48,), 40, 32), FewShape(7, 100, (70, 30, 30), 52)]
-)
+    "shape",
+    [
+        FewShape(1, 64, (40, 24), 48), FewShape(3, 80, (48,), 40, 32), FewShape(7, 100, (70, 30, 30), 52),
+        FewShape(13, 48, (24, 24), 40),
+    ],
+)  # fmt: skip
 def test_a_layer_of_few_rows_adds_what_the_definition_says(shape, dtype, ways):
     check_few(ways, dtype, "cpu", shape)
 
@@ -56,15 +60,16 @@ def test_rotation_adds_what_the_definition_says(shape, dtype, ways):
 
 def test_it_adds_the_same_in_parts(monkeypatch):
     """Several shares of the inputs, several parts of the ranks, and several splits of the product."""
-    monkeypatch.setattr(adapt_fused_triton, "SHARE", 512)
+    monkeypatch.setattr(adapt_fused_triton, "MOST_INPUTS", {32: 512})
     monkeypatch.setattr(adapt_fused_triton, "HELD", 512)
     tiles = few_rows_triton.FewRowsTiles(64, 32, 1, 2, 3)
     monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
     check_few(few_rows.ADAPTED_ROWS, torch.float32, "cpu", FewShape(5, 64, (40, 12, 12), 560, 32))
 
 
-@pytest.mark.parametrize("rows", [2, 5])
-def test_a_row_of_few_is_alone(rows):
+@pytest.mark.parametrize("rows", [2, 5, 10])
+def test_a_row_of_few_is_alone(rows, monkeypatch):
+    monkeypatch.setattr(adapt_fused_triton, "MOST_HELD", 5)
     check_few_alone(few_rows.ADAPTED_ROWS, torch.float32, "cpu", rows)
 
 
