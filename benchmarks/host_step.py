@@ -14,6 +14,7 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import PromptLookup, Speculation
+from gapless.step.speculation import Gate, PromptLookup, Speculation, Verify
 
 VOCAB = 8
 PROMPT = 16
@@ -198,15 +199,25 @@ def print_chains(steps: int, path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def with_none(rows: int, steps: int, drafts: int) -> float:
+    """Host time of a step that runs none of the drafts that its rows may have."""
+    with mock.patch.object(Gate, "decide", lambda gate, decode: Verify(1, drafts=True)):
+        return chained(rows, steps, 1, drafts)[0]
+
+
 def print_drafts(steps: int, drafts: int) -> None:
-    """The table of steps with drafts beside steps without, one step a visit, A B A B: medians of three pairs."""
-    print(f"| rows | without drafts, us | with {drafts}, us | more |")
-    print("|---:|---:|---:|---:|")
+    """The table of steps with drafts beside those of an engine without, and beside steps that run none of theirs; one
+    step a visit, A B C A B C: medians of three rounds."""
+    print(f"| rows | no speculation, us | no drafts, us | {drafts} drafts, us | more than without | than with none |")
+    print("|---:|---:|---:|---:|---:|---:|")
     for rows in (1, 4, 8):
-        runs = [[chained(rows, steps, 1, count)[0] for count in (0, drafts)] for _ in range(3)]
-        without, with_drafts = (statistics.median(run[arm] for run in runs) for arm in (0, 1))
-        more = statistics.median(run[1] - run[0] for run in runs)
-        print(f"| {rows} | {without:.0f} | {with_drafts:.0f} | {more:.0f} |", flush=True)
+        runs = [
+            (chained(rows, steps, 1)[0], with_none(rows, steps, drafts), chained(rows, steps, 1, drafts)[0])
+            for _ in range(3)
+        ]
+        times = [statistics.median(run[arm] for run in runs) for arm in range(3)]
+        more = [statistics.median(run[2] - run[arm] for run in runs) for arm in (0, 1)]
+        print(f"| {rows} | " + " | ".join(f"{value:.0f}" for value in (*times, *more)) + " |", flush=True)
 
 
 def main() -> None:

@@ -156,12 +156,13 @@ def lanes_cuda(name: str) -> Lines:
 
 
 def speculation_cpu() -> Lines:
-    """Tokens/s with drafts, divided by those without."""
-    lines = _head("work", "rows", "ratio", "steps, without : with", "drafts that were right")
+    """Tokens/s with drafts, divided by those without; of tasks also without the time up to the first token."""
+    lines = _head("work", "rows", "ratio", "after the first token", "steps, without : with", "drafts that were right")
     for work in _load("speculation-cpu")["works"]:
         (without, drafted), right = work["steps"], work["accepted"] / max(1, work["drafts"])
         steps = f"{without:,} : {drafted:,}"
-        lines.append(row(work["work"], work["rows"], f"{work['ratio']:.2f}", steps, f"{right:.0%}"))
+        after = f"{work['ratio_after_first']:.2f}" if "ratio_after_first" in work else ""
+        lines.append(row(work["work"], work["rows"], f"{work['ratio']:.2f}", after, steps, f"{right:.0%}"))
     return lines
 
 
