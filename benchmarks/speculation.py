@@ -280,9 +280,9 @@ def main() -> None:
     print("| work | rows | ratio of tokens/s | after the first token | steps, without : with | drafts | right |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for work in found["works"]:
-        after_first = work.get("ratio_after_first", work["ratio"])
+        after_first = f"{work['ratio_after_first']:.2f}" if "ratio_after_first" in work else ""
         print(
-            f"| {work['work']} | {work['rows']} | {work['ratio']:.2f} | {after_first:.2f} "
+            f"| {work['work']} | {work['rows']} | {work['ratio']:.2f} | {after_first} "
             f"| {work['steps'][0]} : {work['steps'][1]} "
             f"| {work['drafts']} | {work['accepted'] / max(1, work['drafts']):.0%} |"
         )

@@ -86,7 +86,7 @@ LINES = {
     "processes under the sanitizer, the parts of an emulated CUDA": 650,
     "reports of the sanitizer, what it watched": 650,
     "page checksums by place, transfers that fail alone, a pair that is kept up": 160,
-    "races at 5 x a loop: the allocator is followed only for memory that a second stream uses": 41,
+    "races at 5 x a loop: the allocator is followed only for memory that a second stream uses": 56,
     "responses of OpenAI, with log-probabilities by place": 800,
     "steps that run 2, 4 or 8 drafts, their kernels and masks before the first, pages for several of them": 110,
     "structured outputs with drafts": 200,

@@ -19,6 +19,8 @@ from .race_shadow import PARTS_KEPT, Region, Rows
 from .race_state import RaceState
 
 Uses = list[tuple[Tensor, int]]
+Touched = Sequence[tuple[Tensor, list[Tensor]]]
+"""Tensors, each with an index for its first dimensions"""
 KINDS = {"read": READ, "write": WRITE, "free": FREE}
 
 
@@ -116,7 +118,7 @@ class RaceChecker(RaceState):
         site = self.sites.here(depth, host.label)
         buffers, named, cuda, fresh = self.buffers, self.buffers.named, self.cuda, False
         stream: Actor | None = None
-        stated = race_index.stated(plan.custom, args) if plan.custom and named else ()
+        stated = self._stated_by(plan.custom, args) if plan.custom and named else ()
         with self.lock:
             for tensor, kind in uses:
                 if named and (region := region_of(tensor)) is not None:
@@ -175,13 +177,25 @@ class RaceChecker(RaceState):
         if actor.is_stream and self.cuda is not None and region[2] is None and not self.cuda.is_device(tensor):
             self.cuda.hold(actor, Checksum(buffer, region), tensor, site)
 
+    def _stated_by(self, name: str, args: Sequence[Any]) -> Touched | None:
+        """Return what an operator that is not torch's own touches, as stated; None where that cannot be known."""
+        try:
+            return race_index.stated(name, args)
+        except IndexUnknown:
+            self.unknown_index += 1
+        except IndexError:
+            pass  # what is out of range is the operator's own error to raise
+        return None
+
     def _use_named(
         self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
-        plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Sequence[tuple[Tensor, list[Tensor]]],
+        plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Touched | None,
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
         if buffer.host and kind == READ and isinstance(actor, Agent):
             self._hold(actor, buffer, region, tensor, site)
+        if stated is None:
+            return False
         try:
             if plan.custom:
                 region = _stated(buffer, tensor, stated, region)
@@ -317,7 +331,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 
-def _stated(buffer: Buffer, tensor: Tensor, stated: Sequence[tuple[Tensor, list[Tensor]]], region: Region) -> Region:
+def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Region) -> Region:
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:

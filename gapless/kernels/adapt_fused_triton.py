@@ -31,7 +31,7 @@ GROUP = tl.constexpr(16)
 DEPTH = tl.constexpr(512)
 """Inputs that it reads at a time."""
 MOST_INPUTS = {128: 3072, 256: 1536}
-"""Rows of a batch, at most -> inputs that it reads, at most."""
+"""The most inputs that such a program reads, by the greatest number of rows."""
 HELD = 16384
 """Numbers of each projection of an adapter that a program of the norm holds."""
 FEW = tl.constexpr(8)
@@ -215,11 +215,11 @@ def adapted_norm_kernel(
     RANK: tl.constexpr, LINES: tl.constexpr, PROJECTIONS: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, HOLD: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, CHUNK lines of each projection): the norm `out` of x [M, WIDTH], and inner [M, LINES] of it.
+    """Computes the norm `out` of x [M, WIDTH], and inner [M, LINES] of it: a program a row and CHUNK lines.
 
     before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum. inner
-    is of the norm before it is rounded. Lines of TILES projections are there before the kernel in front has ended.
-    Programs from M on: see `_own_work`.
+    is of the norm before it is rounded. The lines of the first TILES projections are loaded before the kernel in front
+    ends. Programs from M on: see `_own_work`.
     """
     program = tl.program_id(0)
     part = tl.program_id(1)

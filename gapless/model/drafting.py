@@ -1,4 +1,4 @@
-"""What every drafter does that is part of a model: it draws drafts, and keeps them in the history.
+"""What every drafter does that is part of a model: it draws the drafts of a step, place by place.
 
 Drafts are drawn with the noise with which the model draws at their positions. So at any temperature a draft is the
 model's token about as often as the two distributions overlap; a greedy draft would be as often as the model draws it.

@@ -34,6 +34,7 @@ class Decision(NamedTuple):
     """The padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
     kind: Kind
+    """What the gate counts such steps as"""
     fill: Fill | None = None
     """What the packet does not bring."""
 

@@ -365,7 +365,7 @@ class Gate:
             self._counts.drafts += int(np.count_nonzero(there[:, :, 0]))
             self._counts.draft_tokens += int(np.count_nonzero(there))
         else:
-            taken[:, :, 1] = tokens[:, :, 1] == RIGHT
+            taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a row that was held looked in vain
         # A place counts where all before it were right: where the token before it is there.
         place, beyond = self._place[ran]
         got = np.add.reduce(taken, 0)

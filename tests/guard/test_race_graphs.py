@@ -160,6 +160,16 @@ def test_rows_of_an_operator_of_others_can_be_stated(store, row: int, races: int
         assert (len(checker.races), checker.unknown_index) == ((races, 0) if stated else (0, 1))
 
 
+def test_an_operator_raises_its_own_error_where_what_is_stated_is_out_of_range(store) -> None:
+    STATED["gapless_tests::store"] = lambda args: [(args[0], np.zeros(16)[args[1].numpy()])]
+    table = torch.zeros(16, 4)
+    with no_race("record") as checker:
+        checker.register("table", table, "rows")
+        with pytest.raises(IndexError, match="for dimension 0"):
+            store(table, torch.tensor([70]))
+    assert checker.races == []
+
+
 def test_guard_and_devices_read_every_operators_schema_alike() -> None:
     """Each has its own reading, since neither imports the other."""
     schemas = all_schemas()

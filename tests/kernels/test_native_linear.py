@@ -139,6 +139,16 @@ def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, 
     assert half is None or (half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16()))
 
 
+def test_what_is_no_number_stays_in_its_row_of_a_drafter_s_layer():
+    if not torch.ops.gapless.has_byte_dot():
+        pytest.skip("this processor does not multiply bytes")
+    layer, x = native.draft_linear(torch.randn(70, 130), None), torch.randn(4, 130)
+    clean = layer(x)
+    x[1, 5], x[2] = torch.nan, 1e-38
+    got = layer(x)
+    assert got[1].isnan().all() and not got[2].any() and torch.equal(got[[0, 3]], clean[[0, 3]])
+
+
 def test_a_drafter_s_layer_is_a_hundredth_off():
     weight, x = torch.randn(300, 512), torch.randn(40, 512)
     want = x @ weight.T

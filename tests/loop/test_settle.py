@@ -8,7 +8,7 @@ from harness import checksum_loop
 
 from gapless.base.records import Flag
 from gapless.loop.build import Sizes
-from gapless.loop.settle import one_by_one
+from gapless.loop.settle import one_by_one, with_failures
 from gapless.testing.sim import SimDevice
 
 LIVE, STOP, ERROR, HELD = (int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.ERROR, Flag.HELD))
@@ -36,6 +36,21 @@ def lines(*of):
 def test_lines_become_one_entry_a_token(of, expected):
     entries = one_by_one(*lines(*of), some_flag=any(flag != LIVE for *_, flag in of))
     assert list(zip(*(column.tolist() for column in entries[:3]), strict=True)) == expected
+    rows = entries.rows.tolist()
+    places = [rows[:index].count(row) for index, row in enumerate(rows)]
+    assert places == (entries.places.tolist() if entries.places is not None else [0] * len(rows))
+
+
+def test_what_is_left_beside_a_failed_row_is_appended_in_its_places():
+    loop = checksum_loop(SimDevice(0), Sizes(4, 16, 20, 4, 8, 8), 1)
+    table = loop.rows
+    table.length[[1, 2, 3]] = 2, 5, 1
+    entries = one_by_one(*lines((1, [4, 5], LIVE), (3, [7, 8, 9], LIVE), (2, [6], LIVE)), some_flag=False)
+    rows, tokens, flags, places = with_failures(entries, np.array([1], np.int32))
+    assert list(zip(rows.tolist(), tokens.tolist(), flags.tolist(), strict=True))[-1] == (1, -1, ERROR)
+    table.append(rows[:-1], tokens[:-1], places[:-1])
+    assert table.length[[1, 2, 3]].tolist() == [2, 6, 4]
+    assert table.tokens[3, 1:4].tolist() == [7, 8, 9] and table.tokens[2, 5] == 6
 
 
 def test_several_tokens_of_a_row_are_appended_in_order():

@@ -169,6 +169,8 @@ def test_steps_taken_in_together_count_as_they_do_one_by_one(places):
     """Rows without a mask, and without drafts, are among them. Means of several steps forget their order alone."""
     made = [line(places, right) for right in range(places)]
     made += [[5] + [NO_TOKEN] * DRAFTS, [NO_TOKEN] * (1 + DRAFTS)]
+    if places == 1:
+        made.append([NO_TOKEN, RIGHT] + [NO_TOKEN] * (DRAFTS - 1))  # held, and the look was right
     gate = gate_of(len(made))
     begin = gate.keeps[1].tolist()
     for _ in range(3):

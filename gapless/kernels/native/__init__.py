@@ -155,8 +155,8 @@ def invariant_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 
 def draft_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Make a layer of a drafter, which decides about no token: of the weight a byte a number is kept, and read, or two
-    where the processor multiplies no bytes."""
+    """Make a layer of a head, which decides about no token: it keeps one byte per weight, or two where the processor
+    cannot multiply bytes."""
     layer = ByteLinear if torch.ops.gapless.has_byte_dot() else WideLinear
     return layer(weight.float() if layer is ByteLinear else weight.bfloat16(), bias)
 

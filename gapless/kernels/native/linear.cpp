@@ -198,7 +198,8 @@ void linear_vectors(
   PackedPlace place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
   bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
-  int64_t together = m == 1 && !in_memory ? n / TILE / TOGETHER : 0, others = tiles - together * TOGETHER;
+  bool alone = !worth || threads_here() == 1;
+  int64_t together = m == 1 && alone && !in_memory ? n / TILE / TOGETHER : 0, others = tiles - together * TOGETHER;
   share(together + others, worth, [&](int64_t index, bool last) {
     int64_t first = (index < together ? index * TOGETHER : index + together * (TOGETHER - 1)) * TILE;
     if (index < together) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "parallel.h"
@@ -16,6 +17,7 @@ namespace {
 constexpr int MOST_ROWS = 3;
 constexpr int VECTORS = TILE / LANES;
 constexpr int32_t STEPS = 127, MIDDLE = 128;
+constexpr float LEAST = 1e-30f;  // what is smaller everywhere rounds to zero
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 19;
 
@@ -28,7 +30,7 @@ float largest_of(const float* x, int64_t count) {
   return largest(top);
 }
 
-// Rows of x in whole numbers; what one of them stands for, and what they add up to, by groups of inputs.
+// Rows of x in whole numbers. For each group of inputs, `scales` says what one of them stands for; `sums` adds them up.
 struct Rounded {
   int64_t width, groups;
   std::vector<int8_t> steps;
@@ -50,15 +52,17 @@ struct Rounded {
 
  private:
   void round(const float* from, int64_t group) {
-    const float top = largest_of(from, INPUT_GROUP), per_unit = top > 0 ? STEPS / top : 0;
+    const float top = largest_of(from, INPUT_GROUP), per_unit = top > LEAST ? STEPS / top : 0;
     __m512i sum = _mm512_setzero_si512();
+    i32x16 odd{};
     for (int64_t i = 0; i < INPUT_GROUP; i += LANES) {
-      __m512i whole = _mm512_cvtps_epi32((__m512)(load(from + i) * per_unit));
-      sum = _mm512_add_epi32(sum, whole);
-      __m128i narrow = _mm512_cvtsepi32_epi8(whole);
+      f32x16 some = load(from + i);
+      odd |= ~same(some, some);
+      __m128i narrow = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)(some * per_unit)));
+      sum = _mm512_add_epi32(sum, _mm512_cvtepi8_epi32(narrow));
       std::memcpy(steps.data() + group * INPUT_GROUP + i, &narrow, sizeof(narrow));
     }
-    scales[group] = top / STEPS;
+    scales[group] = any(odd) ? std::numeric_limits<float>::quiet_NaN() : top / STEPS;
     sums[group] = _mm512_reduce_add_epi32(sum);
   }
 };
@@ -141,7 +145,7 @@ void pack_bytes(const float* weight, int64_t n, int64_t k, uint8_t* packed, floa
   std::fill_n(scales, round_up(n, TILE), 0.0f);
   for (int64_t column = 0; column < n; column++) {
     const float* row = weight + column * k;
-    const float top = largest_of(row, k), per_unit = top > 0 ? STEPS / top : 0;
+    const float top = largest_of(row, k), per_unit = top > LEAST ? STEPS / top : 0;
     scales[column] = top / STEPS;
     uint8_t* to = packed + column / TILE * TILE * width + 4 * (column % TILE);
     for (int64_t i = 0; i < k; i++) to[i / 4 * 4 * TILE + i % 4] = uint8_t(MIDDLE + std::lrint(row[i] * per_unit));
@@ -153,9 +157,10 @@ void linear_bytes(
     const T* x, int64_t x_stride, int64_t m, const uint8_t* packed, const float* scales, int64_t n, int64_t k,
     const T* bias, T* out) {
   const Rounded rows(x, x_stride, m, k);
-  const int64_t tiles = (n + TILE - 1) / TILE, passes = (m + MOST_ROWS - 1) / MOST_ROWS, some = m == 1 ? TOGETHER : 1;
-  const int64_t groups = tiles / some, units = groups + tiles % some;
-  share(units, n * k * (m + 7) / 8 > WORTH, [&](int64_t unit, bool) {
+  const bool worth = n * k * (m + 7) / 8 > WORTH, alone = !worth || threads_here() == 1;
+  const int64_t tiles = (n + TILE - 1) / TILE, passes = (m + MOST_ROWS - 1) / MOST_ROWS;
+  const int64_t some = m == 1 && alone ? TOGETHER : 1, groups = tiles / some, units = groups + tiles % some;
+  share(units, worth, [&](int64_t unit, bool) {
     const int64_t tile = unit < groups ? unit * some : unit + groups * (some - 1), first = tile * TILE;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {
       const int64_t end = m * (pass + 1) / passes;

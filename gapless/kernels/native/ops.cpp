@@ -448,6 +448,9 @@ Tensor draft_op(
     int64_t place, int64_t vocab) {
   whole(logits);
   int64_t count = logits.size(0), some = logits.size(1);
+  TORCH_CHECK(
+      rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some,
+      "gapless: draft of other shapes");
   const int64_t *named = ids ? longs(*ids) : nullptr, *row = longs(rows);
   Tensor tokens = at::empty({count}, rows.options());
   by_dtype(logits, [&](auto* t) {
