@@ -14,7 +14,7 @@ from gapless.step.packet import ADMISSION_WORDS
 
 Rows = Sequence[tuple[Tensor, Any]]
 array = Tensor.numpy
-"""As it is without no_race, which would count what is read here as read by the operator, whole tables included."""
+"""Reads a tensor unseen by no_race, which would count whole tables as read by the operator."""
 
 
 def state_rows() -> None:

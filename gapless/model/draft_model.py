@@ -85,5 +85,4 @@ class DraftModel:
             hidden = self.draft.forward(alone, plan, own)
             if index + 1 < len(places):
                 places[index + 1].ids.copy_(draws.next(self.draft.logits(hidden)))
-        drafted = tokens.beyond(rows)
-        self.kernels.keep_drafts(drafted.ids, drafted.positions, drafted.rows, drafted.slots, tables)
+        tokens.beyond(rows).keep(self.kernels, tables)

@@ -40,6 +40,10 @@ class PlaceTokens(NamedTuple):
     def beyond(self, count: int) -> PlaceTokens:
         return PlaceTokens(*(column[count:] for column in self))
 
+    def keep(self, kernels: Kernels, tables: Tables) -> None:
+        """Write these tokens, which are drafts, to the histories of their rows."""
+        kernels.keep_drafts(self.ids, self.positions, self.rows, self.slots, tables)
+
 
 class Draws:
     """Draws the drafts of a step, one place after the other."""

@@ -138,8 +138,7 @@ class RecurrentHead:
         x = self._before(places[0].rows, places[0].positions)
         for place, following in itertools.pairwise(places):
             following.ids.copy_(draws.next(self.layer.draft(place, x, kv)))
-        drafted = tokens.beyond(len(x))
-        kernels.keep_drafts(drafted.ids, drafted.positions, drafted.rows, drafted.slots, tables)
+        tokens.beyond(len(x)).keep(kernels, tables)
 
     # After the model.
 

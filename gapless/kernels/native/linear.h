@@ -55,10 +55,10 @@ template <typename T, typename W>
 void linear_wide(
     const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
 
-// The product of a head that drafts, where BYTES_HERE. Weights are bytes 128 + w / scale, tiles of 64 columns (the last one is
-// filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In each group a row of x is rounded to
-// as many steps, so a large input makes only its neighbors coarse. An output is about a hundredth off, which may cost a
-// draft; half as much is read as in bfloat16.
+// The product of a head that drafts, where BYTES_HERE. Weights are bytes, 128 + 127 w / the largest of their column, in
+// tiles of 64 columns (the last one is filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In
+// each group a row of x is rounded likewise, so a large input makes only its neighbors coarse. An output is about a
+// hundredth off, which may cost a draft; half as much is read as in bfloat16.
 constexpr bool BYTES_HERE = GAPLESS_BYTE_DOT;
 constexpr int64_t INPUT_GROUP = 64;
 
