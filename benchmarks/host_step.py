@@ -28,7 +28,7 @@ from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import Gate, PromptLookup, Speculation, Verify
+from gapless.step.speculation import PromptLookup, Speculation, Verify
 
 VOCAB = 8
 PROMPT = 16
@@ -148,22 +148,29 @@ def measure(rows: int, waiting: int, steps: int, depth: int, graphs: bool) -> Me
     )
 
 
-def chained(rows: int, steps: int, chain: int | None, drafts: int = 0) -> tuple[float, float]:
-    """Host time of a step at automatic depth with such chains, in microseconds, and steps of a visit.
+def window(loop: Loop) -> float:
+    """Host time of a step over the next WINDOW steps, in microseconds."""
+    first, begin = loop.counters.steps, time.thread_time_ns()
+    while loop.counters.steps < first + WINDOW:
+        loop.turn()
+    return (time.thread_time_ns() - begin) / 1e3 / (loop.counters.steps - first)
 
-    The time is the 10th percentile over windows of WINDOW steps: the others say what a shared machine did beside it.
-    """
-    device, loop = steady_loop(rows, 0, steps, None, True, chain, drafts)
+
+def usual(windows: list[float]) -> float:
+    """The 10th percentile: other windows say what a shared machine did beside them."""
+    return statistics.quantiles(windows, n=10)[0]
+
+
+def chained(rows: int, steps: int, chain: int | None) -> tuple[float, float]:
+    """Host time of a step at automatic depth with such chains, in microseconds, and steps of a visit."""
+    device, loop = steady_loop(rows, 0, steps, None, True, chain)
     before, joined = loop.counters.steps, loop.counters.chained_steps
     windows = []
     while loop.counters.steps < before + steps - 150:
-        first, begin = loop.counters.steps, time.thread_time_ns()
-        while loop.counters.steps < first + WINDOW:
-            loop.turn()
-        windows.append((time.thread_time_ns() - begin) / 1e3 / (loop.counters.steps - first))
+        windows.append(window(loop))
     done, joined = loop.counters.steps - before, loop.counters.chained_steps - joined
     device.close()
-    return statistics.quantiles(windows, n=10)[0], done / max(1, done - joined)
+    return usual(windows), done / max(1, done - joined)
 
 
 class Chains(NamedTuple):
@@ -199,22 +206,26 @@ def print_chains(steps: int, path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def with_none(rows: int, steps: int, drafts: int) -> float:
-    """Host time of a step that runs none of the drafts that its rows may have."""
-    with mock.patch.object(Gate, "decide", lambda gate, decode: Verify(1, drafts=True)):
-        return chained(rows, steps, 1, drafts)[0]
+def beside_drafts(rows: int, steps: int, drafts: int) -> list[float]:
+    """Host times of a step, one step a visit, of an engine without speculation, of one that runs none of the drafts
+    that its rows may have, and of one that runs all: three engines whose windows alternate, in microseconds."""
+    engines = [steady_loop(rows, 0, steps, None, True, 1, most) for most in (0, drafts, drafts)]
+    gate = engines[1][1].launcher.gate
+    assert gate is not None
+    with mock.patch.object(gate, "decide", lambda decode: Verify(1, drafts=True)):
+        windows = [[window(loop) for _, loop in engines] for _ in range(steps // WINDOW)]
+    for device, _ in engines:
+        device.close()
+    return [usual(list(times)) for times in zip(*windows, strict=True)]
 
 
 def print_drafts(steps: int, drafts: int) -> None:
-    """The table of steps with drafts beside those of an engine without, and beside steps that run none of theirs; one
-    step a visit, A B C A B C: medians of three rounds."""
+    """The table of steps with drafts beside those of an engine without, and beside steps that run none of theirs:
+    medians of three rounds."""
     print(f"| rows | no speculation, us | no drafts, us | {drafts} drafts, us | more than without | than with none |")
     print("|---:|---:|---:|---:|---:|---:|")
     for rows in (1, 4, 8):
-        runs = [
-            (chained(rows, steps, 1)[0], with_none(rows, steps, drafts), chained(rows, steps, 1, drafts)[0])
-            for _ in range(3)
-        ]
+        runs = [beside_drafts(rows, steps, drafts) for _ in range(3)]
         times = [statistics.median(run[arm] for run in runs) for arm in range(3)]
         more = [statistics.median(run[2] - run[arm] for run in runs) for arm in (0, 1)]
         print(f"| {rows} | " + " | ".join(f"{value:.0f}" for value in (*times, *more)) + " |", flush=True)

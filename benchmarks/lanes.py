@@ -183,11 +183,11 @@ def planning(prefix: int, waiting: int, runners: int = 128, steps: int = 200) ->
     loop = null_loop(Sizes(256, 140_000, pages, 16, 8192, queue=1_000), 1)
     base = np.arange(prefix, dtype=np.int32) % host_step.VOCAB
     ask(loop, 0, base, 3000)
-    while loop.planner.room.running < 1 or loop.counters.generation_tokens < 2:
+    while loop.planner.room.running < 1 or loop.generation_tokens < 2:
         loop.turn()
     for key in range(1, runners):
         ask(loop, key, np.full(16 + key % 16, key % host_step.VOCAB, np.int32), 3000)
-    while loop.counters.generation_tokens < 4 * runners:
+    while loop.generation_tokens < 4 * runners:
         loop.turn()
     # More pages than are free, beside those that are cached.
     further = min(16 * (loop.pool.available() + 5), 139_000 - prefix)

@@ -80,7 +80,7 @@ def play(core: EngineCore, work: list[Job], at_once: int = 0, scored: bool = Tru
         started, settled = core.step()
         cached += sum(start.cached for start in started)
         for step in settled:
-            for key, token in zip(step.keys.tolist(), step.tokens.tolist(), strict=True):
+            for key, token, _ in step.entries():
                 tokens[key].append(token)
             if step.logprobs is not None:
                 for key, position, logprob, *_ in zip(*(column.tolist() for column in step.logprobs), strict=True):

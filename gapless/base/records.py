@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
@@ -278,11 +278,25 @@ class StepLogprobs(NamedTuple):
 
 
 class StepTokens(NamedTuple):
-    """Tokens that an observed step settled, one entry per live row; entries of ended requests carry their flag."""
+    """Tokens that an observed step settled, a line for each live row. A request that ended has its flag."""
 
     step: int
     keys: Int64s
     tokens: Int32s
+    """[N], or [N, W] where rows may get several: negative after those that a row got"""
     flags: Int32s
     logprobs: StepLogprobs | None = None
     """Log-probabilities of the sampled tokens, and of prompt tokens that ran in the step; None if no row asked."""
+
+    def entries(self) -> Iterable[tuple[int, int, int]]:
+        """(key, token, flag) of each token: all but a row's last are live. One that failed has a negative token."""
+        lines = zip(self.keys.tolist(), self.tokens.tolist(), self.flags.tolist(), strict=True)
+        return lines if self.tokens.ndim == 1 else _one_by_one(lines)
+
+
+def _one_by_one(lines: Iterable[tuple[int, list[int], int]]) -> Iterator[tuple[int, int, int]]:
+    for key, tokens, flag in lines:
+        *before, last = [token for token in tokens if token >= 0] or tokens[:1]
+        for token in before:
+            yield key, token, int(Flag.LIVE)
+        yield key, last, flag

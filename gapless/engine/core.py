@@ -230,6 +230,7 @@ class EngineCore:
             grammar_hits=grammars.hits,
             grammars_refused=grammars.refused,
             **(loop.transfers.totals() if loop.transfers else {}),
+            generation_tokens=loop.generation_tokens,
             **vars(counters),
             **timeline.totals(),
         )

@@ -121,7 +121,8 @@ class Tokens(Message, frozen=True):
 
     def __post_init__(self) -> None:
         step, keys, tokens, flags, logprobs = self.settled
-        if keys.ndim != 1 or not keys.shape == tokens.shape == flags.shape:
+        alike = keys.ndim == 1 and keys.shape == tokens.shape[:1] == flags.shape
+        if not alike or tokens.ndim > 2 or tokens.size < len(keys):
             raise ValueError(f"columns of step {step} differ in length")
         if logprobs is not None:
             _check_logprobs(step, logprobs)

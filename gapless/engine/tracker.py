@@ -368,7 +368,7 @@ class Tracker:
     def _hand_out(self, item: StepTokens, lines: dict[tuple[int, int], int], touched: dict[OpenRequest, None]) -> None:
         now = monotonic()
         find = self._open.get
-        for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
+        for key, token, flag in item.entries():
             completion = find(key)
             if completion is None:
                 continue

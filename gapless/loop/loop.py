@@ -11,13 +11,13 @@ import numpy as np
 
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
-from gapless.base.records import Admission, Flag, Int32s, Request, StepPlan, StepTokens
+from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
-from gapless.loop.settle import of_decode_rows, one_by_one, settle, with_failures
+from gapless.loop.settle import Lines, of_decode_rows, settle, with_failures
 from gapless.loop.steplog import Counters, StepLog
 from gapless.loop.timeline import Timeline
 from gapless.memory.ledger import Clock, Ledger
@@ -90,6 +90,8 @@ class Loop:
         self._arrivals = 0
         self.fresh: set[int] = set()
         """Keys of requests that no step has admitted yet."""
+        self._forgotten = 0
+        """Tokens that were settled before the numbers began"""
         self._failure: DeviceError | None = None
         """A launch that found the device failed."""
         self._waits_for_transfers = False
@@ -393,55 +395,52 @@ class Loop:
     def commit(self, flight: Flight) -> StepTokens:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table, gate, places = flight.plan, self.rows, self.launcher.gate, flight.batch.places
-        sampled, tokens, flags, some_flag = self._lines(flight)
+        (sampled, tokens, flags), some_flag = self._lines(flight)
         if gate is not None and (places > 1 or not plan.chunks):
             gate.observe(*(of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)), places)
-        if some_flag and flight.decision.key.mask:
-            held = sampled[flags == _HELD]
-            self.log.held(len(held), in_vain=0 < len(held) == len(flags) and not plan.chunks)
-            if len(held) and self.masks is not None:
+        one = tokens.shape[1] == 1 or (gate is not None and places == 1)
+        lines = Lines(sampled, tokens[:, 0] if one else tokens, flags.copy())
+        if some_flag and len(held := sampled[flags == _HELD]):
+            self.log.held(len(held), in_vain=len(held) == len(flags) and not plan.chunks)
+            if self.masks is not None:
                 self.masks.held(held)
-        if gate is not None and places == 1:
-            tokens = tokens[:, :1]  # what one place gives is settled faster
-        entries = one_by_one(sampled, tokens, flags, some_flag)
+            lines = Lines(*(column[flags != _HELD] for column in lines))
         logprobs = None
         if flight.decision.logprobs is not None:
             logprobs, failed = settle(self.launcher.read_logprobs(flight), plan, table, self.planner.by_row)
             if len(failed):
                 some_flag = True
-                entries = with_failures(entries, failed)
-        rows, tokens, flags, numbers = entries
+                lines = with_failures(lines, failed)
+        rows, tokens, flags = lines
         # Copies: the keys end with their requests.
-        settled = StepTokens(plan.step, table.key.take(rows), tokens, flags, logprobs)
+        keys = flight.decoded.keys if rows is flight.decoded.rows else table.key.take(rows)
+        settled = StepTokens(plan.step, keys, tokens, flags, logprobs)
         self.log.counted(flight)
-        if some_flag:
-            good = flags != _ERROR
-            rows, tokens, numbers = rows[good], tokens[good], None if numbers is None else numbers[good]
-        self.counters.generation_tokens += len(rows)
-        table.append(rows, tokens, numbers)
+        table.append(*((rows[flags != _ERROR], tokens[flags != _ERROR]) if some_flag else (rows, tokens)))
         self.planner.commit(plan, sampled)
         if some_flag:
             ended = flags != _LIVE
-            for row, flag in zip(entries.rows[ended].tolist(), flags[ended].tolist(), strict=True):
+            for row, flag in zip(rows[ended].tolist(), flags[ended].tolist(), strict=True):
                 self._end(row, flag)
         return settled
 
-    def _lines(self, flight: Flight) -> tuple[Int32s, Int32s, Int32s, bool]:
-        """Rows, tokens and flags of a step's lines whose requests have not left, and whether some flag is not LIVE."""
+    def _lines(self, flight: Flight) -> tuple[Lines, bool]:
+        """A step's lines, tokens [N, W], whose requests have not left, and whether some flag is not LIVE."""
         out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
         # The tokens are kept, and the views end with the outbox slot. A copy is also faster to work with.
-        rows, tokens, flags = out.rows, out.tokens.copy(), out.flags
-        # `take` and `count_nonzero` do what indexing, `any` and `all` do, in a third of the time for few rows.
+        tokens, flags = out.tokens.copy(), out.flags
+        # `take` and `count_nonzero` do what indexing and `any` do, in a third of the time for few rows.
+        some_flag = bool(np.count_nonzero(flags))
+        if not some_flag and self.planner.repeats(plan) and out.generations.tobytes() == flight.decoded.generations:
+            # While the decode set stays as it was, no row has left.
+            return Lines(flight.decoded.rows, tokens, flags), False
+        rows = out.rows.astype(np.int64)
         same = table.generation.take(rows) == out.generations
-        matching, some_flag = int(np.count_nonzero(same)), bool(np.count_nonzero(flags))
-        # While the decode set stays as it was, no row has left.
-        if matching < len(rows) or some_flag or not self.planner.repeats(plan):
-            self.counters.dropped_identity += len(rows) - matching
-            live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
-            rows, tokens, flags = rows[live], tokens[live], flags[live]
-        return rows, tokens, flags, some_flag
+        self.counters.dropped_identity += len(rows) - int(np.count_nonzero(same))
+        live = same & (table.key.take(rows) != NO_REQUEST) & (flags != _INERT)
+        return Lines(rows[live], tokens[live], flags[live]), some_flag
 
     def _end(self, row: int, flag: int) -> None:
         seq = self.planner.by_row[row]
@@ -463,6 +462,11 @@ class Loop:
         return self.log.counters
 
     @property
+    def generation_tokens(self) -> int:
+        """Tokens that were settled since the numbers began."""
+        return self.rows.appended - self._forgotten
+
+    @property
     def records(self) -> StepRing:
         return self.log.records
 
@@ -470,6 +474,7 @@ class Loop:
         """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
         refused = self.launcher.graphs.warm()
         self.log.forget()
+        self._forgotten = self.rows.appended
         self.counters.captures_refused = refused
 
     def account(self) -> Timeline:

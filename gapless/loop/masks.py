@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from gapless.base.errors import RequestError
-from gapless.base.records import Int32s, Matcher, NativeMatcher, Request, TokenTexts
+from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, TokenTexts
 from gapless.device import Device, Fence
 from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
@@ -68,7 +68,7 @@ class Waits:
         """The generation and the length with which each row was held last"""
         self._seen, self._waited = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
 
-    def held(self, table: RowTable, rows: Int32s, now: int) -> Int32s:
+    def held(self, table: RowTable, rows: Int64s, now: int) -> Int64s:
         """Note that these rows have been held. Returns those that have waited for longer than LATE_SECONDS."""
         place = table.generation[rows].astype(np.int64) << 32 | table.length[rows]
         passed = np.minimum(now - self._seen[rows], MOST_NS)
@@ -164,7 +164,7 @@ class Masks:
         if self._rows or (self._natives and not self.threads.polls):
             self._device.attend(self.answer, step)
 
-    def held(self, rows: Int32s) -> None:
+    def held(self, rows: Int64s) -> None:
         """A step has held these rows. Those that wait for a matcher which does not come back fail, or get on."""
         self._ring()  # in case the attendant is at that matcher
         for key in self._table.key[self._waits.held(self._table, rows, self._device.clock())].tolist():

@@ -23,7 +23,6 @@ class Counters:
         self.prompt_tokens = 0
         self.admitted_tokens = 0
         self.admitted_cached = 0
-        self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.declined_depth = 0
@@ -91,7 +90,7 @@ class StepLog:
         flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
         copies = transfers.stretches() if transfers is not None else NO_COPIES
         records.begin(
-            flight.decode_keys, chunks,
+            flight.decoded.keys, chunks,
             plan.step, len(plan.decode), plan.chunk_tokens, flying + 1,
             self._work_at, self._held_by, self._held_until,
             planning_at, self._planned_at, packed_at, flight.launched_at, *copies, flight.decision.missed, False,
@@ -103,7 +102,7 @@ class StepLog:
         """A further step of the visit was enqueued: it has no packet, so all its time is that of enqueueing."""
         records, plan, at = self.records, flight.plan, before.launched_at
         records.begin(
-            flight.decode_keys, (),
+            flight.decoded.keys, (),
             plan.step, len(plan.decode), 0, records.begun - records.ended + 1,
             0, 0, 0,
             at, at, at, flight.launched_at, *NO_COPIES, flight.decision.missed, True,

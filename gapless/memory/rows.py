@@ -13,13 +13,15 @@ from gapless.memory.slots import Lease
 NULL_ROW = 0
 """Padding and inert writes go here. It serves no request."""
 NO_REQUEST = -1
+MOST_LATE = 64
+"""Steps whose tokens are written together, at most"""
 
 
 class RowTable:
     """Rows by number, with a generation that changes at every reuse.
 
     Arrays over rows, settled values only: `key` [rows] int64 (NO_REQUEST when the request has left), `generation`
-    [rows] int32, `length` [rows] int64 known tokens, `tokens` [rows, max_len] int32.
+    [rows] int32.
     """
 
     def __init__(self, rows: int, max_len: int, ledger: Ledger) -> None:
@@ -28,8 +30,12 @@ class RowTable:
         self.size = rows
         self.key = np.full(rows + 1, NO_REQUEST, np.int64)
         self.generation = np.zeros(rows + 1, np.int32)
-        self.length = np.zeros(rows + 1, np.int64)
-        self.tokens = np.zeros((rows + 1, max_len), np.int32)
+        self._length = np.zeros(rows + 1, np.int64)
+        self._tokens = np.zeros((rows + 1, max_len), np.int32)
+        self._late: list[Int32s] = []
+        self._late_rows: Int64s = np.empty(0, np.int64)
+        """What was appended and is not written yet, of the same rows: together that takes less."""
+        self._appended = 0
         self.slots: dict[str, Lease] = {}
         """What rows may lease, by its name: a parameter whose column holds the slot, or the digest of an adapter."""
         self.leased: dict[int, dict[str, int]] = {}
@@ -52,20 +58,51 @@ class RowTable:
         self.tokens[row, : len(tokens)] = tokens
         return row
 
-    def append(self, rows: Int32s, tokens: Int32s, places: Int64s | None = None) -> None:
-        """Append settled tokens: one entry per token, those of a row together and in order. `places` number those of
-        each row from 0; without them each has one, or one row has all."""
-        count = len(rows)
-        if count and (row := rows[0]) == rows[-1]:  # one row alone: numbers take less than arrays
-            begin = self.length[row]
-            self.tokens[row, begin : begin + count] = tokens
-            self.length[row] = begin + count
+    def append(self, rows: Int64s, tokens: Int32s) -> None:
+        """Append settled tokens of N different rows: [N], or [N, W] with negative ones behind those that a row got.
+        Neither array may change from now on."""
+        late = self._late
+        if late and (rows is not self._late_rows or tokens.shape != late[0].shape or len(late) == MOST_LATE):
+            self._write()
+        self._late_rows = rows
+        late.append(tokens)
+
+    def _write(self) -> None:
+        """Write what was appended last."""
+        rows, steps, tokens = self._late_rows, len(self._late), np.array(self._late)
+        self._late.clear()
+        if tokens.ndim == 2:
+            self._tokens[rows[:, None], self._length[rows][:, None] + np.arange(steps)] = tokens.T
+            self._length[rows] += steps
+            self._appended += tokens.size
             return
-        length = self.length.take(rows)
-        if places is not None:
-            length += places
-        self.tokens[rows, length] = tokens
-        self.length[rows] = length + 1  # of one row's entries the last one counts: numpy assigns in order
+        taken = tokens >= 0
+        for index, row in enumerate(rows.tolist()):
+            new, begin = tokens[:, index][taken[:, index]], self._length[row]
+            self._tokens[row, begin : begin + len(new)] = new
+            self._length[row] = begin + len(new)
+            self._appended += len(new)
+
+    @property
+    def tokens(self) -> Int32s:
+        """int32 [rows, max_len], of which each row has `length`."""
+        if self._late:
+            self._write()
+        return self._tokens
+
+    @property
+    def length(self) -> Int64s:
+        """Known tokens of each row, int64 [rows]."""
+        if self._late:
+            self._write()
+        return self._length
+
+    @property
+    def appended(self) -> int:
+        """Tokens that were appended, in all."""
+        if self._late:
+            self._write()
+        return self._appended
 
     def settled(self, row: int) -> Int32s:
         """A copy of the row's known tokens."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +16,13 @@ PUBLISHED_TOKENS = 128
 Rows = npt.NDArray[np.int32] | Int64s
 
 
+class Lengths(Protocol):
+    """Knows the settled tokens of each row, int64 [rows]."""
+
+    @property
+    def length(self) -> Int64s: ...
+
+
 class Bounds:
     """Bounds of the known tokens of each row once all its steps in flight have run. A step adds `least` to `most`.
 
@@ -23,10 +32,10 @@ class Bounds:
     runs the last known token and may write KV for all but the last that it adds, so n tokens need pages for n - 1.
     """
 
-    def __init__(self, length: Int64s, page_size: int, least: int, most: int) -> None:
-        """`length` [rows] are the settled tokens, which others keep."""
+    def __init__(self, settled: Lengths, page_size: int, least: int, most: int) -> None:
         assert 0 <= least <= most > 0
-        self.length, self.most = length, most
+        self._settled, self.most = settled, most
+        length = settled.length
         self.least = np.full_like(length, least)
         self._least, self._held = least, 0
         self.promised = 0
@@ -53,6 +62,11 @@ class Bounds:
         self.limit[row], self.prompt[row], self.shared[row] = limit, prompt, shared
         self.promised += limit
         self.low[row] = self.high[row] = self.length[row]
+
+    @property
+    def length(self) -> Int64s:
+        """Settled tokens of each row."""
+        return self._settled.length
 
     def clear(self, row: int) -> None:
         """Mark the row as free."""
@@ -92,10 +106,11 @@ class Bounds:
 
         These pages count as published from now on.
         """
-        rows = (self.length >= self._fills).nonzero()[0]
+        length = self.length
+        rows = (length >= self._fills).nonzero()[0]
         if not len(rows):
             return []
-        computed = self.length[rows] - 1
+        computed = length[rows] - 1
         self._fills[rows] = (computed // self._page_size + self._run) * self._page_size + 1
         return list(zip(rows.tolist(), computed.tolist(), strict=True))
 

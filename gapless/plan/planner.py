@@ -49,7 +49,7 @@ class Planner:
         self.ledger = ledger
         self._page_size = pools[0].page_size
         self._windows = any(pool.group.window for pool in pools)
-        self.bounds = Bounds(rows.length, self._page_size, limits.least, limits.most)
+        self.bounds = Bounds(rows, self._page_size, limits.least, limits.most)
         self.step = 0
         """The number of the last step planned."""
         self.decode: dict[int, Sequence] = {}
@@ -105,8 +105,9 @@ class Planner:
 
         Rows that ended are finished after it.
         """
-        self.bounds.observe(None if self.repeats(plan) else rows)
-        if self.index:
+        repeats = self.repeats(plan)
+        self.bounds.observe(None if repeats else rows)
+        if self.index and not (repeats and self.bounds.quiet):  # several steps together take less
             for row, computed in self.bounds.filled():
                 self.publish(self._at(row), computed, plan.step)
         if self._windows:

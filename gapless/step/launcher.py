@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gapless.base.records import Int64s, Request, StepPlan
+from gapless.base.records import Request, StepPlan
 from gapless.device import Device, Fence, RingSlot
 from gapless.kernels.layout import PAGE_WORDS
 from gapless.model.seam import BatchShape
@@ -17,7 +17,7 @@ from gapless.step.lanes import Lanes
 from gapless.step.leader import Decision, Leader
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
-from gapless.step.packet import Packer
+from gapless.step.packet import DecodeRows, Packer
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
 from gapless.step.wishes import most_fill
@@ -34,8 +34,8 @@ class Flight(NamedTuple):
     ended: Fence
     home: Fence
     """When it is done, the outbox slot on the host holds the step's lines."""
-    decode_keys: Int64s
-    """Requests of the decode rows."""
+    decoded: DecodeRows
+    """Steps of the same rows have the same record."""
     packed_at: int
     launched_at: int
     decision: Decision
@@ -145,8 +145,8 @@ class Launcher:
     def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
         outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
-        decode_keys = self.leader.packer.decode_keys
-        return Flight(plan, outbox, started, ended, home, decode_keys, packed_at, launched_at, decision)
+        decoded = self.leader.packer.decoded
+        return Flight(plan, outbox, started, ended, home, decoded, packed_at, launched_at, decision)
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
         if self._follow is not None:

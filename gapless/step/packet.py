@@ -88,6 +88,21 @@ def max_words(rows: int, page_writes: int, tokens: int) -> int:
     return PacketShape(rows, page_writes, rows, rows, tokens, tokens).words
 
 
+class DecodeRows(NamedTuple):
+    """The decode rows of a plan, with their requests and generations."""
+
+    rows: Int64s
+    keys: Int64s
+    generations: bytes
+    """int32 each"""
+
+    @classmethod
+    def of(cls, decode: Sequence[int], table: RowTable) -> DecodeRows:
+        """Return what the table has of these rows."""
+        rows = np.array(decode, np.int64)
+        return cls(rows, table.key[rows], table.generation[rows].tobytes())
+
+
 class Packer:
     """Writes plans into packet slots. Apart from a few array copies, the work is in proportion to what changed."""
 
@@ -97,9 +112,8 @@ class Packer:
         self._max_pages, self._groups = max_pages, groups
         self._tenants = Tenants()
         self._decode: tuple[int, ...] = ()
-        self._decode_rows: Int32s = np.empty(0, np.int32)
-        self.decode_keys: Int64s = np.empty(0, np.int64)
-        """Requests of the decode rows of the last plan written; one array as long as the rows stay the same."""
+        self.decoded = DecodeRows.of((), rows)
+        """The decode rows of the last plan written: the same record while they are the same rows."""
 
     def shape(self, plan: StepPlan, prompts: int = 0) -> PacketShape:
         """Return the narrowest shape of the plan, with `prompts` prompt positions to score."""
@@ -119,10 +133,9 @@ class Packer:
         header, rows, sizes, pages, admissions, end = offsets(shape)
         words[L.PACKET_STEP], words[L.PACKET_SLOT] = step_word(plan.step), slot
         if plan.decode is not self._decode:
-            self._decode, self._decode_rows = plan.decode, np.array(plan.decode, np.int32)
-            self.decode_keys = self._table.key[self._decode_rows]
+            self._decode, self.decoded = plan.decode, DecodeRows.of(plan.decode, self._table)
         first = rows - shape.chunks
-        words[header : header + len(plan.decode)] = self._decode_rows
+        words[header : header + len(plan.decode)] = self.decoded.rows
         words[header + len(plan.decode) : first] = 0
         if shape.chunks:
             last = first + len(plan.chunks)

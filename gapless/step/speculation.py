@@ -38,7 +38,7 @@ RETRY, FIRST = 256, 32
 first: what has not run for long may take another time by now"""
 LOOKS = 4
 """Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
-SELDOM, DRAFTING = 4 * LOOKS, 8 * LOOKS
+SELDOM, DRAFTING = 4 * LOOKS, 16 * LOOKS
 """Steps between two decisions, at most, where the last ones were the same: to go without drafts, which may soon pay,
 and to run them. One costs the host as much as a few steps do otherwise."""
 MOST_SEEN = 2 * DRAFTING
@@ -244,9 +244,10 @@ class Gate:
         """Steps of each kind before the next trial, and trials that there were"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
-        self._steps, self._now = 0, PLAIN
-        self._wait, self._next = LOOKS, 1
-        """Steps between the last decision and the next, and the step of that"""
+        self._steps, self._now, self._best_now = 0, PLAIN, PLAIN
+        """Steps of these rows, what they do now, and what they do but for trials"""
+        self._wait, self._decided, self._next = LOOKS, 0, 1
+        """Steps between two decisions, the step of the last, and that of the next"""
         self._ns: dict[tuple[Kind, int], float] = {}
         """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
         self._held: dict[tuple[Kind, int], float] = {}
@@ -254,7 +255,7 @@ class Gate:
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
         """Tokens of steps that were observed and not taken in; each has these rows and places"""
-        self._seen_rows, self._seen_places = list[int](), 1
+        self._seen_rows, self._seen_places = self._index, 1
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
@@ -267,19 +268,21 @@ class Gate:
             return PLAIN
         if decode is not self._rows:
             self._rows, self._index, self._steps = decode, np.array(decode, np.int64), 0
-            self._wait, self._next = LOOKS, 1
+            self._wait, self._decided, self._next = LOOKS, 0, 1
         self._steps += 1
         if self._steps < self._next:
             return self._now
         self._take_in()
         kind = kind_of(len(decode))
         measured = self._looks or (kind, 1) in self._ns
-        places = self._choose(kind, self._gains(self._index), self._wait) if measured else 1
-        verify = Verify(places, drafts=True) if places > 1 else self._otherwise
-        settled = verify == self._now and self._trials[kind] > 0
-        self._wait = min(2 * self._wait, DRAFTING if places > 1 else SELDOM) if settled and self._steps > 1 else LOOKS
-        self._next, self._now = self._steps + self._wait, verify
-        return verify
+        ran = max(LOOKS, self._steps - self._decided)
+        best, places = self._choose(kind, self._gains(self._index), ran) if measured else (1, 1)
+        self._now, usual = (Verify(n, drafts=True) if n > 1 else self._otherwise for n in (places, best))
+        settled = usual == self._best_now and self._trials[kind] > 0 and self._steps > 1
+        self._wait = min(2 * self._wait, DRAFTING if best > 1 else SELDOM) if settled else LOOKS
+        self._best_now, self._decided = usual, self._steps
+        self._next = self._steps + (min(self._wait, self._untried.get(kind, LOOKS)) if places == best else LOOKS)
+        return self._now
 
     def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
         """Return what the next step of these rows does, beside `prompt` prompt tokens: as many drafts run as there may
@@ -290,7 +293,7 @@ class Gate:
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
         pays = self._best(kind_of(len(decode)), gains) > 1
         # A choice holds for one step here. Counted as LOOKS, it gives trials the share of steps that they have without.
-        places = self._choose(kind_of(len(decode), prompt), gains, LOOKS) if pays else 1
+        places = self._choose(kind_of(len(decode), prompt), gains, LOOKS)[1] if pays else 1
         return Verify(places, drafts=True) if places > 1 else PLAIN
 
     def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
@@ -303,18 +306,19 @@ class Gate:
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
 
-    def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> int:
-        """Return the best number of places, and now and then another one, in turn: it may have become the best. What
-        drafts give is seen in steps without them too, but for those of a head. `steps` ran since the last choice."""
+    def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
+        """Return the best number of places, and that to run: now and then another one, in turn, which may have become
+        the best. What drafts give is seen in steps without them too, but for those of a head. `steps` ran since the
+        last choice."""
         best, left = self._best(kind, gains), self._untried.get(kind, FIRST) - steps
         self._untried[kind] = left if left > 0 else RETRY
         others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
         if best > 1:  # all costs are in steps without
             others = [places for other in others for places in (1, other)] or [1]
         if left > 0 or not others:
-            return best
+            return best, best
         self._trials[kind] += 1
-        return others[(self._trials[kind] - 1) % len(others)]
+        return best, others[(self._trials[kind] - 1) % len(others)]
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
@@ -342,21 +346,21 @@ class Gate:
         key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
-    def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
+    def observe(self, rows: Int64s, tokens: Int32s, places: int) -> None:
         """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
         if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return  # where all rows have left, no line is theirs
-        same = rows.tolist()
-        if same != self._seen_rows or places != self._seen_places or len(self._seen) == MOST_SEEN:
+        same = rows is self._seen_rows or rows.tolist() == self._seen_rows.tolist()
+        if not same or places != self._seen_places or len(self._seen) == MOST_SEEN:
             self._take_in()
-            self._seen_rows, self._seen_places = same, places
+            self._seen_rows, self._seen_places = rows, places
         self._seen.append(tokens.tobytes())
 
     def _take_in(self) -> None:
         """Learn from the steps that were observed since the last call."""
         if not self._seen:
             return
-        rows, ran = np.array(self._seen_rows), self._seen_places - 1
+        rows, ran = self._seen_rows, self._seen_places - 1
         tokens = np.frombuffer(b"".join(self._seen), np.int32).reshape(len(self._seen), len(rows), -1)
         self._seen.clear()
         taken = tokens >= 0

@@ -152,8 +152,7 @@ class LeaseAudit:
 
 def deliver(settled: StepTokens, callers: Mapping[int, Caller]) -> None:
     """Hand the tokens of one step to the callers, by key."""
-    lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
-    for key, token, flag in lines:
+    for key, token, flag in settled.entries():
         one = callers[key]
         assert one.flag is None, f"request {key} got a token after its end"
         if flag != Flag.ERROR:

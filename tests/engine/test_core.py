@@ -65,7 +65,7 @@ def drive(core, items):
         tokens[item.key] = []
     while core.has_work():
         for settled in core.step()[1]:
-            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+            for key, token, _ in settled.entries():
                 tokens[key].append(token)
     return tokens
 

@@ -54,7 +54,7 @@ class Recorder:
         self._news.set()
 
     def _note(self, item):
-        for key, token, flag in zip(item.keys.tolist(), item.tokens.tolist(), item.flags.tolist(), strict=True):
+        for key, token, flag in item.entries():
             self.tokens_of.setdefault(key, []).append(token)
             self.flags_of[key] = flag
         if item.logprobs is not None:

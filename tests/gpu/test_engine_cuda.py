@@ -72,7 +72,7 @@ def generate(directory: str, device: str, depth: str, temperature: float) -> dic
         tokens[key] = []
     while core.has_work():
         for settled in core.step()[1]:
-            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+            for key, token, _ in settled.entries():
                 tokens[key].append(token)
     core.close()
     return tokens

@@ -66,7 +66,7 @@ def run(core: EngineCore, kind: type[Automaton] | None) -> list[list[int]]:
         core.submit(Request(key, np.arange(1, 9, dtype=np.int32), params, key, (), 0, 56, matcher=matcher))
     while core.has_work():
         for settled in core.step()[1]:
-            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+            for key, token, _ in settled.entries():
                 tokens[key].append(token)
     return list(tokens.values())
 

@@ -95,7 +95,7 @@ def generate(directory: str, kind: str) -> dict[int, list[int]]:
 def drain(core, tokens: dict[int, list[int]]) -> None:
     while core.has_work():
         for settled in core.step()[1]:
-            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+            for key, token, _ in settled.entries():
                 tokens[key].append(token)
 
 

@@ -1,64 +1,79 @@
-"""Lines of a step as one entry a token, and how the loop takes them in."""
+"""Lines of a step: what readers get of them, and how the row table takes them in."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import checksum_loop
 
-from gapless.base.records import Flag
-from gapless.loop.build import Sizes
-from gapless.loop.settle import one_by_one, with_failures
-from gapless.testing.sim import SimDevice
+from gapless.base.records import Flag, StepTokens
+from gapless.loop.settle import Lines, with_failures
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import MOST_LATE, RowTable
 
-LIVE, STOP, ERROR, HELD = (int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.ERROR, Flag.HELD))
+LIVE, STOP, ERROR = (int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.ERROR))
 
 
 def lines(*of):
     """(row, tokens, flag) each."""
     width = max(len(tokens) for _, tokens, _ in of)
-    padded = [[*tokens, *[-1] * (width - len(tokens))] for _, tokens, _ in of]
-    return [np.array(column, np.int32) for column in ([row for row, _, _ in of], padded, [flag for *_, flag in of])]
+    padded = np.array([[*tokens, *[-1] * (width - len(tokens))] for _, tokens, _ in of], np.int32)
+    rows, flags = np.array([row for row, _, _ in of]), np.array([flag for *_, flag in of], np.int32)
+    return Lines(rows, padded[:, 0] if width == 1 else padded, flags)
+
+
+def table_of(*lengths):
+    """A table whose rows from 1 on have as many tokens, all 1."""
+    table = RowTable(len(lengths), 100, Ledger())
+    for key, length in enumerate(lengths):
+        table.take(key, np.ones(length, np.int32))
+    return table
 
 
 @pytest.mark.parametrize(
     ("of", "expected"),
     [
         (((4, [7], LIVE), (2, [8], STOP)), [(4, 7, LIVE), (2, 8, STOP)]),
-        (((4, [-1], HELD), (2, [8], STOP), (3, [-1], ERROR)), [(2, 8, STOP), (3, -1, ERROR)]),
+        (((2, [8], STOP), (3, [-1], ERROR)), [(2, 8, STOP), (3, -1, ERROR)]),
         (
-            ((4, [7, 6, 5], LIVE), (1, [], HELD), (2, [8, 9], STOP), (3, [], ERROR), (5, [1], LIVE)),
+            ((4, [7, 6, 5], LIVE), (2, [8, 9], STOP), (3, [], ERROR), (5, [1], LIVE)),
             [(4, 7, LIVE), (4, 6, LIVE), (4, 5, LIVE), (2, 8, LIVE), (2, 9, STOP), (3, -1, ERROR), (5, 1, LIVE)],
         ),
-        (((1, [-1, -1], HELD),), []),
     ],
 )
-def test_lines_become_one_entry_a_token(of, expected):
-    entries = one_by_one(*lines(*of), some_flag=any(flag != LIVE for *_, flag in of))
-    assert list(zip(*(column.tolist() for column in entries[:3]), strict=True)) == expected
-    rows = entries.rows.tolist()
-    places = [rows[:index].count(row) for index, row in enumerate(rows)]
-    assert places == (entries.places.tolist() if entries.places is not None else [0] * len(rows))
+def test_readers_get_an_entry_for_each_token(of, expected):
+    assert list(StepTokens(1, *lines(*of)).entries()) == expected
 
 
-def test_what_is_left_beside_a_failed_row_is_appended_in_its_places():
-    loop = checksum_loop(SimDevice(0), Sizes(4, 16, 20, 4, 8, 8), 1)
-    table = loop.rows
-    table.length[[1, 2, 3]] = 2, 5, 1
-    entries = one_by_one(*lines((1, [4, 5], LIVE), (3, [7, 8, 9], LIVE), (2, [6], LIVE)), some_flag=False)
-    rows, tokens, flags, places = with_failures(entries, np.array([1], np.int32))
-    assert list(zip(rows.tolist(), tokens.tolist(), flags.tolist(), strict=True))[-1] == (1, -1, ERROR)
-    table.append(rows[:-1], tokens[:-1], places[:-1])
-    assert table.length[[1, 2, 3]].tolist() == [2, 6, 4]
-    assert table.tokens[3, 1:4].tolist() == [7, 8, 9] and table.tokens[2, 5] == 6
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_row_that_failed_has_no_token_beside_what_is_left(width):
+    step = lines((1, [4] * width, LIVE), (3, [7] * width, LIVE), (2, [6], LIVE))
+    rows, tokens, flags = with_failures(step, np.array([1, 9]))
+    assert rows.tolist() == [3, 2, 1, 9] and flags.tolist() == [LIVE, LIVE, ERROR, ERROR]
+    assert tokens.tolist()[:2] == step.tokens.tolist()[1:] and (tokens[2:] == -1).all()
 
 
-def test_several_tokens_of_a_row_are_appended_in_order():
-    loop = checksum_loop(SimDevice(0), Sizes(4, 16, 20, 4, 8, 8), 1)
-    table = loop.rows
-    table.length[[1, 2, 3]] = 2, 5, 1
-    columns = [3, 3, 3, 1, 2, 2], [7, 8, 9, 4, 5, 6], [0, 1, 2, 0, 0, 1]
-    loop.rows.append(*(np.array(column, np.int32) for column in columns))
-    assert table.length[[1, 2, 3]].tolist() == [3, 7, 4]
-    assert table.tokens[3, 1:4].tolist() == [7, 8, 9]
-    assert (table.tokens[1, 2], table.tokens[2, 5], table.tokens[2, 6]) == (4, 5, 6)
+def test_tokens_of_several_steps_are_appended_in_order():
+    table, rows = table_of(2, 5, 1), np.array([3, 1, 2])
+    for first in (10, 20):
+        table.append(rows, np.array([[first, first + 1, first + 2], [first, -2, -1], [first, first + 1, -1]], np.int32))
+    assert table.length[1:].tolist() == [4, 9, 7] and table.appended == 12
+    assert table.settled(3).tolist() == [1, 10, 11, 12, 20, 21, 22]
+    assert table.settled(1).tolist() == [1, 1, 10, 20] and table.settled(2).tolist() == [1] * 5 + [10, 11, 20, 21]
+
+
+def test_steps_of_one_token_and_of_other_rows_follow_each_other():
+    table, rows = table_of(2, 1), np.array([2, 1])
+    for step in range(MOST_LATE + 3):
+        table.append(rows, np.array([step, 100 + step], np.int32)[: len(rows)])
+        if step == 5:
+            rows = rows[:1]
+    assert table.settled(1).tolist() == [1, 1, *range(100, 106)]
+    assert table.settled(2).tolist() == [1, *range(MOST_LATE + 3)] and table.appended == MOST_LATE + 9
+
+
+def test_the_next_request_on_a_row_gets_none_of_what_came_before():
+    table, rows = table_of(2), np.array([1])
+    table.append(rows, np.array([7], np.int32))
+    table.free.append(1)
+    assert table.take(5, np.array([3], np.int32)) == 1
+    assert table.settled(1).tolist() == [3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from gapless.plan.bounds import Bounds
@@ -11,7 +13,7 @@ HELD, OTHER = 1, 2
 
 def bounds_in_flight(steps: int, held: bool = True) -> Bounds:
     """Two rows of ten settled tokens, at most 14, after `steps` steps that are not observed yet."""
-    bounds = Bounds(np.array([0, 10, 10], np.int64), page_size=4, least=1, most=1)
+    bounds = Bounds(SimpleNamespace(length=np.array([0, 10, 10], np.int64)), page_size=4, least=1, most=1)
     for row, may_be_held in ((HELD, held), (OTHER, False)):
         bounds.begin(row, 3, 0, 14, may_be_held)
         bounds.has_pages(row, 4)

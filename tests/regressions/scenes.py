@@ -85,7 +85,7 @@ def collect(loop: Loop, requests: list[Request]) -> dict[int, list[int]]:
     settled: dict[int, list[int]] = {one.key: [] for one in requests}
     while loop.has_work():
         for item in loop.turn().tokens:
-            for key, token in zip(item.keys.tolist(), item.tokens.tolist(), strict=True):
+            for key, token, _ in item.entries():
                 settled[key].append(token)
     check_at_rest(loop)
     return settled

@@ -156,7 +156,7 @@ def test_row_039_an_abort_may_come_at_any_time_and_twice(turns):
             loop.submit(one.request)
         while loop.has_work():
             for settled in loop.turn().tokens:
-                for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+                for key, token, _ in settled.entries():
                     jobs[key].tokens.append(token)
         assert jobs[4].tokens == jobs[4].expected() and jobs[5].tokens == jobs[5].expected()
         play(loop, [])

@@ -269,7 +269,7 @@ def test_row_035_a_token_that_was_sampled_is_delivered():
             sampled = Counter()
             loop = tight(seed, lambda loop, sampled=sampled: _count_lines(loop, sampled))
             assert loop.planner.preemptions > 0
-            assert sampled["lines"] == loop.counters.generation_tokens == sum(30 for _ in tight_jobs())
+            assert sampled["lines"] == loop.generation_tokens == sum(30 for _ in tight_jobs())
 
     scene()
     with broken(Planner, "preempt", at_any_time):

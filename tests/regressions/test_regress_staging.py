@@ -102,7 +102,7 @@ def test_row_005_a_warm_up_request_joins_the_protocol():
             while loop.has_work():
                 settled += loop.turn().tokens
             for one in jobs:
-                mine = [t for s in settled for k, t in zip(s.keys.tolist(), s.tokens.tolist(), strict=True)
+                mine = [t for s in settled for k, t, _ in s.entries()
                         if k == one.request.key]  # fmt: skip
                 assert mine == one.expected()
 

@@ -343,8 +343,7 @@ class World:
                 *(c.tolist() for c in (scored.keys, scored.positions, scored.top_ids)), strict=True
             ):
                 self.clients[key].on_logprob(position, top[:1])
-        lines = zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True)
-        for key, token, flag in lines:
+        for key, token, flag in settled.entries():
             if flag == Flag.ERROR and self.clients[key].expected_end != Flag.ERROR.name:
                 self._spoiled(self.clients[key])
             self.clients[key].on_token(token, flag)

@@ -69,7 +69,7 @@ def drive(loop, settings, apart=4, scores=None):
         if not loop.has_work() and key == REQUESTS:
             return found
         for step in loop.turn().tokens:
-            for one, token in zip(step.keys.tolist(), step.tokens.tolist(), strict=True):
+            for one, token, _ in step.entries():
                 found.setdefault(one, []).append(token)
             if scores is not None and step.logprobs is not None:
                 keys, positions, values = (column.tolist() for column in step.logprobs[:3])

@@ -49,7 +49,7 @@ def test_rows_that_share_pages_within_one_step_sample_the_same_tokens(kernels, t
             turns.append(loop.turn())
         found: dict[int, list[int]] = {key: [] for key in range(len(prompts))}
         for settled in (tokens for turn in turns for tokens in turn.tokens):
-            for key, token in zip(settled.keys.tolist(), settled.tokens.tolist(), strict=True):
+            for key, token, _ in settled.entries():
                 found[key].append(token)
         device.close()
         return found, shared

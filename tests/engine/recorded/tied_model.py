@@ -143,7 +143,7 @@ class Answer:
 
 def take(got: dict[int, Answer], settled) -> None:
     """One step's tokens and log-probabilities."""
-    for key, token, flag in zip(settled.keys.tolist(), settled.tokens.tolist(), settled.flags.tolist(), strict=True):
+    for key, token, flag in settled.entries():
         got[key].tokens.append(token)
         got[key].reason = {Flag.LIVE: "", Flag.STOP: "stop", Flag.LENGTH: "length"}[Flag(flag)]
     lines = settled.logprobs
