@@ -30,6 +30,11 @@ SINGLE = ("loop", "mutation", "regressions", "simulation")
 BROKEN = ("mutation", "regressions", "test_oracle_bites.py", "test_race_engine.py")
 """Folders and files that run engines over and over, most with a part taken away. What engines ask of a device is looked
 at elsewhere, and in the regressions' own file about that."""
+TRANSFORMERS = (
+    "test_lm_eval.py", "test_draft_models.py", "test_engine_logprobs.py", "test_mtp_layers.py", "test_adapters.py",
+    "test_dense.py", "test_rope.py", "test_weights.py",
+)  # fmt: skip
+"""Files that ask transformers for models, which it imports then, in seconds: one worker runs them all."""
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
@@ -68,7 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = sorted(covering(items), key=lambda item: item.path.parent.name != "simulation")
     for item in items:
         if item.path.parent.name not in SINGLE:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+            name = item.path.name
+            item.add_marker(pytest.mark.xdist_group("transformers" if name in TRANSFORMERS else name))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,7 +82,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
     """Garbage is looked for among what tests make: walks over all that they import take a fifth of the time."""
     gc.disable()
     result = yield
-    freeze_all()
+    # Looked at when all is over: to find what imports have left takes a second in every worker.
+    gc.freeze()
     gc.enable()
     return result
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from kernel_rows import state_rows
+from tapes_under_no_race import tapes_report
 
 from gapless.base.params import Lane
 from gapless.guard.race import RaceChecker, no_race
@@ -203,7 +204,7 @@ def loops_under_no_race() -> Iterator[RaceChecker]:
         if hasattr(loop.launcher, "executor"):
             watch_free(checker, loop, f"engine {1 + executors.index(loop.launcher.executor)} ")
 
-    with no_race() as checker, pytest.MonkeyPatch.context() as patch:
+    with no_race() as checker, tapes_report(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "__init__", watched_executor)
         patch.setattr(Loop, "__init__", watched_loop)
         yield checker

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._C import DisableTorchFunction
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from gapless import guard
 from gapless.device.record import Tape
@@ -284,12 +284,12 @@ def _unseen(plain: Callable[..., Any], *args: Any) -> Any:
     # A mode of the region may have no_race in it.
     if not modes or not isinstance(modes[-1], SyncOps) or modes[-1].around:
         return plain(*args)
-    with DisableTorchFunction(), _left(modes[-1]):
+    with DisableTorchFunction(), left(modes[-1]):
         return plain(*args)
 
 
 @contextmanager
-def _left(innermost: SyncOps) -> Iterator[None]:
+def left(innermost: TorchDispatchMode) -> Iterator[None]:
     """Without a mode that was entered last."""
     innermost.__exit__(None, None, None)
     try:

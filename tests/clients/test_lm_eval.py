@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from gapless.demo import weights_dir
 from gapless.lab.eval_questions import Question, completion_prompt, find, is_right
@@ -93,7 +93,7 @@ def test_the_harness_gets_the_scores_that_it_has_reported(demo, reported):
 
 
 def test_the_scores_are_those_of_transformers(reported):
-    model = AutoModelForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32).eval()
     for one in reported:
         with torch.no_grad():
             scores = model(torch.tensor([one.tokens])).logits[0].log_softmax(-1)[one.context - 1 : -1]

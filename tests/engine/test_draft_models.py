@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from adapter_files import write_adapter
 from draft_spy import spy_on_drafts
 from oracle_drafter import cost, drafts_beside_chunks
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from gapless import LLM, SamplingParams
 from gapless.base.errors import ConfigError
@@ -72,11 +72,11 @@ def test_a_model_that_drafts_for_itself_is_right_at_every_depth(reference, depth
 def other_shape(tmp_path_factory) -> Path:
     """A random model of the demo's vocabulary, whose layers of KV have another size than the demo's."""
     torch.manual_seed(3)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=read_model_config(weights_dir()).vocab_size, hidden_size=48, intermediate_size=64,
         num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=3, head_dim=16, max_position_embeddings=512,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
@@ -93,7 +93,7 @@ def test_drafts_of_a_model_of_another_shape_are_those_of_transformers(monkeypatc
     ):
         assert answers(llm) == reference
     assert beside
-    model = LlamaForCausalLM.from_pretrained(other_shape)
+    model = transformers.LlamaForCausalLM.from_pretrained(other_shape)
     ids = torch.arange(model.config.vocab_size)
     seen = [drafted for drafted in spies[0].seen() if drafted.drafts]
     assert len(seen) > 15

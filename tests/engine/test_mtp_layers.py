@@ -8,20 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 from draft_spy import spy_on_drafts
 from oracle_drafter import drafts_beside_chunks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear, pad
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from gapless import LLM, SamplingParams
 from gapless.base.errors import CheckpointError
@@ -50,8 +42,8 @@ class Family(NamedTuple):
     """A kind of model, and how its checkpoints name the parts of an MTP layer."""
 
     architecture: str
-    config: type
-    model: type[PreTrainedModel]
+    kind: str
+    """What the names of its classes in transformers begin with, which imports them when they are first asked for."""
     layer: str
     join: str
     embedding_norm: str
@@ -64,23 +56,24 @@ class Family(NamedTuple):
 LAST, ZERO = "model.layers.2", "model.mtp_layers.0"
 FAMILIES = {
     "qwen": Family(
-        "Qwen3ForCausalLM", Qwen3Config, Qwen3ForCausalLM, "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding",
+        "Qwen3ForCausalLM", "Qwen3", "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding",
         "mtp.pre_fc_norm_hidden", "mtp.norm",
     ),
     "mimo": Family(
-        "MiMoForCausalLM", Qwen2Config, Qwen2ForCausalLM, ZERO, f"{ZERO}.input_proj", f"{ZERO}.token_layernorm",
+        "MiMoForCausalLM", "Qwen2", ZERO, f"{ZERO}.input_proj", f"{ZERO}.token_layernorm",
         f"{ZERO}.hidden_layernorm", f"{ZERO}.final_layernorm", hidden_first=True,
     ),
     "deepseek": Family(
-        "LlamaForCausalLM", LlamaConfig, LlamaForCausalLM, LAST, f"{LAST}.eh_proj", f"{LAST}.enorm", f"{LAST}.hnorm",
+        "LlamaForCausalLM", "Llama", LAST, f"{LAST}.eh_proj", f"{LAST}.enorm", f"{LAST}.hnorm",
         f"{LAST}.shared_head.norm", normed=False,
     ),
 }  # fmt: skip
 
 
-def random_model(family: Family, layers: int, seed: int) -> PreTrainedModel:
+def random_model(family: Family, layers: int, seed: int) -> transformers.PreTrainedModel:
     torch.manual_seed(seed)
-    model = family.model(family.config(**SIZES, num_hidden_layers=layers)).eval()
+    config = getattr(transformers, f"{family.kind}Config")(**SIZES, num_hidden_layers=layers)
+    model = getattr(transformers, f"{family.kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
@@ -91,8 +84,8 @@ class Direct(NamedTuple):
     """A model of transformers, and another one of one layer that is its MTP layer."""
 
     family: Family
-    model: PreTrainedModel
-    block: PreTrainedModel
+    model: transformers.PreTrainedModel
+    block: transformers.PreTrainedModel
     join: Tensor
     embedding_norm: Tensor
     hidden_norm: Tensor

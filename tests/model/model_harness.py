@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import torch
+import transformers
 from paging_driver import VOCAB
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
+# By name: transformers imports a model when it is first asked for, which takes seconds in every worker that collects.
 FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama-biased": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 24, "tie_word_embeddings": True}),
-    "qwen3-mha": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),
+    "llama": ("Llama", {}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3-mha": ("Qwen3", {"head_dim": 16, "num_key_value_heads": 4, "attention_bias": True}),
 }
 SIZES = {
     "vocab_size": VOCAB,
@@ -35,17 +28,18 @@ SIZES = {
 }
 
 
-def reference(family: str = "llama", **changes: object) -> PreTrainedModel:
+def reference(family: str = "llama", **changes: object) -> transformers.PreTrainedModel:
     """A model of transformers with random weights, large enough that every term matters."""
-    config_class, model_class, flags = FAMILIES[family]
+    kind, flags = FAMILIES[family]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **flags, **changes})
     torch.manual_seed(7)
-    model = model_class(config_class(**{**SIZES, **flags, **changes})).eval()
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
     return model
 
 
-def reference_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+def reference_logits(model: transformers.PreTrainedModel, tokens: list[int]) -> Tensor:
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0].float()

@@ -8,7 +8,6 @@ import pytest
 import torch
 from model_harness import SIZES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from gapless.kernels.plain import cos_sin, rotate
 from gapless.model.config import ModelConfig, RopeConfig
@@ -87,6 +86,8 @@ def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
 
 
 def test_a_rotated_tensor_equals_that_of_transformers():
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
     config = reference("llama").config
     positions = torch.arange(9)
     x = torch.randn(9, 5, 8)

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from importlib.resources import files
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -187,9 +188,26 @@ def test_a_trace_of_the_last_seconds_is_a_file(client):
     assert sum(event["ph"] == "X" and event["name"].startswith("decode") for event in events) >= 25
 
 
-def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, capsys):
+def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, capsys, monkeypatch):
     ask(client, "before", 9)
-    asking = threading.Thread(target=lambda: (time.sleep(0.3), ask(client, "abc", 33)))
+    server.until(lambda: server.llm.watch.watchers == 0)
+    recorded, began = threading.Event(), time.monotonic()
+
+    def ask_when_it_records():
+        try:
+            server.until(lambda: server.llm.watch.watchers == 1)
+            before = server.llm.watch.place
+            ask(client, "abc", 33)
+            server.until(lambda: server.llm.watch.place >= before + 33)
+        finally:
+            recorded.set()
+
+    # The second lasts until the request's steps have come, however busy the machine is.
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() if recorded.is_set() else began, monotonic_ns=time.monotonic_ns
+    )
+    monkeypatch.setattr(debug, "time", clock)
+    asking = threading.Thread(target=ask_when_it_records)
     asking.start()
     path = tmp_path / "t.jsonl"
     assert main(["trace", "record", server.url, "--seconds", "1", "-o", str(path)]) == 0

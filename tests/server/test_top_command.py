@@ -8,7 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from server_harness import MODEL, serving
@@ -23,28 +26,44 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def busy(server):
-    """The URL of a server that answers one request after the other."""
-    stop = threading.Event()
+def answers(server):
+    """Whether there is one more answer, each time that a test asks: the server has one request after the other."""
+    stop, answered = threading.Event(), threading.Semaphore(0)
 
     def ask():
         with server.client() as client:
             while not stop.is_set():
                 client.post("/v1/completions", json={"prompt": "a~", "max_tokens": 20, "ignore_eos": True})
+                answered.release()
 
     asking = threading.Thread(target=ask)
     asking.start()
-    yield server.url
+    yield answered
     stop.set()
     asking.join(20)
 
 
-def test_top_once_prints_one_view_and_ends(busy, capsys):
+@pytest.fixture(scope="module")
+def busy(server, answers):
+    """The URL of that server."""
+    return server.url
+
+
+def test_top_once_prints_one_view_and_ends(busy, answers, capsys, monkeypatch):
+    def wait_for_answers(seconds):
+        while answers.acquire(blocking=False):
+            pass
+        assert all(answers.acquire(timeout=20) for _ in range(3))
+
+    # Two looks at 0 and 0.4 s, with whole requests between them however busy the machine is.
+    looks = (0.4 * look for look in count())
+    clock = SimpleNamespace(sleep=wait_for_answers, monotonic=lambda: next(looks), strftime=time.strftime)
+    monkeypatch.setattr(top, "time", clock)
     assert main(["top", busy, "--once", "--interval", "0.4"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{busy}   {MODEL}   the last 0.4 s")
     rate = float(re.search(r"([\d.,]+) generated", shown)[1].replace(",", ""))
-    assert 10 < rate < 10_000
+    assert 2 * 20 / 0.4 <= rate < 10_000
     assert re.search(r"^TTFT +p50 +[\d.]+ ms", shown, re.M) and re.search(r"^ITL +p50 +[\d.]+ ms", shown, re.M)
     assert "KV cache" in shown and re.search(r"^HTTP +.*\d+ 2xx", shown, re.M)
     assert "\x1b" not in shown
@@ -63,7 +82,8 @@ def test_lines_where_there_is_no_terminal_and_an_interrupt_ends_them(busy):
 def test_a_screen_where_there_is_one(busy):
     command = [sys.executable, "-m", "gapless", "top", busy, "--interval", "0.2"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
-    shown = shown_on_terminal(command, b"generated", signal.SIGINT, cwd=ROOT, env=environment)
+    # The last of them: an interrupt may cut off what of a screen has not been read.
+    shown = shown_on_terminal(command, b"KV cache", signal.SIGINT, cwd=ROOT, env=environment)
     assert "\x1b[?1049h" in shown and "\x1b[?1049l" in shown  # a screen of its own, given back
     for word in ("Requests", "KV cache", "ITL", "generated"):
         assert word in shown
@@ -71,15 +91,19 @@ def test_a_screen_where_there_is_one(busy):
 
 
 def test_a_server_that_goes_away_is_reported_once_and_waited_for(capsys, monkeypatch):
-    with serving(ServerConfig(port=0, disable_uvicorn_access_log=True)) as server:
-        watching = top.Server(server.url, None)
-        watching.look()
-        port = server.port
-    looks = top.looks(watching, 0.01)
-    for _ in range(2):
-        assert str(next(looks)).startswith(f"{server.url}: cannot connect")
-    with serving(ServerConfig(port=port, disable_uvicorn_access_log=True)):
-        assert next(looks).running == 0
+    with socket.socket() as place:
+        # Nothing else gets the port while the server is away: a socket that does not listen refuses connections.
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        config = ServerConfig(port=place.getsockname()[1], disable_uvicorn_access_log=True)
+        with serving(config) as server:
+            watching = top.Server(server.url, None)
+            watching.look()
+        looks = top.looks(watching, 0.01)
+        for _ in range(2):
+            assert str(next(looks)).startswith(f"{server.url}: cannot connect")
+        with serving(config):
+            assert next(looks).running == 0
 
     seen = iter([top.ServerError("away"), top.ServerError("away"), KeyboardInterrupt()])
 

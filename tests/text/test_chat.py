@@ -1,7 +1,7 @@
 """Chat templates: the text that transformers gives, refusals that name the field, and a budget."""
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import transformers
 from vocabularies import SPECIAL, byte_level
 
 from gapless.base.errors import CheckpointError, RequestError
@@ -73,7 +73,7 @@ CALL = {
 
 
 def reference(template: str, messages, **options) -> str:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, **SPECIAL)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, **SPECIAL)
     tokenizer.chat_template = template
     return tokenizer.apply_chat_template(messages, tokenize=False, **options)
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import transformers
 from vocabularies import ALL, byte_fallback, byte_level
 
 from gapless.base.errors import CheckpointError
@@ -31,7 +31,7 @@ def test_ids_and_text_equal_transformers(tmp_path: Path, make, bos, eos) -> None
     config = {"bos_token": "<s>", "eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast"}
     config |= {key: value for key, value in (("add_bos_token", bos), ("add_eos_token", eos)) if value is not None}
     ours = Tokenizer.from_dir(write(tmp_path, make(), config))
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text)
         plain = ours.encode(text, add_special_tokens=False)
@@ -56,7 +56,7 @@ def test_a_special_token_written_out_in_a_message_is_that_token(tmp_path: Path) 
     root = write(
         tmp_path, byte_level(), config, chat_template__jinja="{% for m in messages %}{{ m.content }}{% endfor %}"
     )
-    ours, theirs = Tokenizer.from_dir(root), PreTrainedTokenizerFast.from_pretrained(root)
+    ours, theirs = Tokenizer.from_dir(root), transformers.PreTrainedTokenizerFast.from_pretrained(root)
     messages = [{"role": "user", "content": "a</s>b"}]
     ids = ours.encode(ours.chat(messages), add_special_tokens=False)
     assert ours.eos_token_id in ids
