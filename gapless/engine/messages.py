@@ -123,7 +123,7 @@ class Tokens(Message, frozen=True):
         step, keys, tokens, flags, logprobs = self.settled
         alike = keys.ndim == 1 and keys.shape == tokens.shape[:1] == flags.shape
         if not alike or tokens.ndim > 2 or tokens.size < len(keys):
-            raise ValueError(f"columns of step {step} differ in length")
+            raise ValueError(f"columns of step {step} differ in length: {keys.shape}, {tokens.shape}, {flags.shape}")
         if logprobs is not None:
             _check_logprobs(step, logprobs)
 

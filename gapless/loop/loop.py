@@ -399,7 +399,7 @@ class Loop:
         if gate is not None and (places > 1 or not plan.chunks):
             gate.observe(*(of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)), places)
         one = tokens.shape[1] == 1 or (gate is not None and places == 1)
-        lines = Lines(sampled, tokens[:, 0] if one else tokens, flags.copy())
+        lines = Lines(sampled, tokens[:, 0] if one else tokens, flags)
         if some_flag and len(held := sampled[flags == _HELD]):
             self.log.held(len(held), in_vain=len(held) == len(flags) and not plan.chunks)
             if self.masks is not None:
@@ -412,7 +412,7 @@ class Loop:
                 some_flag = True
                 lines = with_failures(lines, failed)
         rows, tokens, flags = lines
-        # Copies: the keys end with their requests.
+        # The table forgets a key when its request ends; a record of decode rows has a copy.
         keys = flight.decoded.keys if rows is flight.decoded.rows else table.key.take(rows)
         settled = StepTokens(plan.step, keys, tokens, flags, logprobs)
         self.log.counted(flight)
@@ -425,7 +425,7 @@ class Loop:
         return settled
 
     def _lines(self, flight: Flight) -> tuple[Lines, bool]:
-        """A step's lines, tokens [N, W], whose requests have not left, and whether some flag is not LIVE."""
+        """Return a step's lines, tokens [N, W], of requests that have not left, and whether some flag is not LIVE."""
         out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
@@ -434,8 +434,8 @@ class Loop:
         # `take` and `count_nonzero` do what indexing and `any` do, in a third of the time for few rows.
         some_flag = bool(np.count_nonzero(flags))
         if not some_flag and self.planner.repeats(plan) and out.generations.tobytes() == flight.decoded.generations:
-            # While the decode set stays as it was, no row has left.
-            return Lines(flight.decoded.rows, tokens, flags), False
+            # While the decode set stays as it was, no row has left; the lines are in its order.
+            return Lines(flight.decoded.rows, tokens, flags.copy()), False
         rows = out.rows.astype(np.int64)
         same = table.generation.take(rows) == out.generations
         self.counters.dropped_identity += len(rows) - int(np.count_nonzero(same))

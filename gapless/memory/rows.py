@@ -13,15 +13,14 @@ from gapless.memory.slots import Lease
 NULL_ROW = 0
 """Padding and inert writes go here. It serves no request."""
 NO_REQUEST = -1
-MOST_LATE = 64
+MOST_UNWRITTEN = 64
 """Steps whose tokens are written together, at most"""
 
 
 class RowTable:
     """Rows by number, with a generation that changes at every reuse.
 
-    Arrays over rows, settled values only: `key` [rows] int64 (NO_REQUEST when the request has left), `generation`
-    [rows] int32.
+    Arrays over rows: `key` [rows] int64 (NO_REQUEST when the request has left), `generation` [rows] int32.
     """
 
     def __init__(self, rows: int, max_len: int, ledger: Ledger) -> None:
@@ -32,9 +31,10 @@ class RowTable:
         self.generation = np.zeros(rows + 1, np.int32)
         self._length = np.zeros(rows + 1, np.int64)
         self._tokens = np.zeros((rows + 1, max_len), np.int32)
-        self._late: list[Int32s] = []
-        self._late_rows: Int64s = np.empty(0, np.int64)
-        """What was appended and is not written yet, of the same rows: together that takes less."""
+        self._unwritten: list[Int32s] = []
+        """Tokens of the steps since the last write, an array for each: written together they take less."""
+        self._unwritten_rows: Int64s = np.empty(0, np.int64)
+        """The rows of all these steps"""
         self._appended = 0
         self.slots: dict[str, Lease] = {}
         """What rows may lease, by its name: a parameter whose column holds the slot, or the digest of an adapter."""
@@ -59,18 +59,19 @@ class RowTable:
         return row
 
     def append(self, rows: Int64s, tokens: Int32s) -> None:
-        """Append settled tokens of N different rows: [N], or [N, W] with negative ones behind those that a row got.
+        """Append settled tokens of N different rows: [N], or [N, W] with negative ones after those that a row got.
         Neither array may change from now on."""
-        late = self._late
-        if late and (rows is not self._late_rows or tokens.shape != late[0].shape or len(late) == MOST_LATE):
+        steps = self._unwritten
+        alike = steps and rows is self._unwritten_rows and tokens.shape == steps[0].shape
+        if steps and not (alike and len(steps) < MOST_UNWRITTEN):
             self._write()
-        self._late_rows = rows
-        late.append(tokens)
+        self._unwritten_rows = rows
+        steps.append(tokens)
 
     def _write(self) -> None:
-        """Write what was appended last."""
-        rows, steps, tokens = self._late_rows, len(self._late), np.array(self._late)
-        self._late.clear()
+        """Write the steps that were appended since the last write."""
+        rows, steps, tokens = self._unwritten_rows, len(self._unwritten), np.array(self._unwritten)
+        self._unwritten.clear()
         if tokens.ndim == 2:
             self._tokens[rows[:, None], self._length[rows][:, None] + np.arange(steps)] = tokens.T
             self._length[rows] += steps
@@ -86,21 +87,21 @@ class RowTable:
     @property
     def tokens(self) -> Int32s:
         """int32 [rows, max_len], of which each row has `length`."""
-        if self._late:
+        if self._unwritten:
             self._write()
         return self._tokens
 
     @property
     def length(self) -> Int64s:
         """Known tokens of each row, int64 [rows]."""
-        if self._late:
+        if self._unwritten:
             self._write()
         return self._length
 
     @property
     def appended(self) -> int:
         """Tokens that were appended, in all."""
-        if self._late:
+        if self._unwritten:
             self._write()
         return self._appended
 

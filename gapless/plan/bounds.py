@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 
 from gapless.base.records import Int64s
+from gapless.memory.rows import RowTable
 
 NEVER = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
 """Sampled tokens of a row whose pages are published at one go: page by page that takes the loop twice as long."""
 
 Rows = npt.NDArray[np.int32] | Int64s
-
-
-class Lengths(Protocol):
-    """Knows the settled tokens of each row, int64 [rows]."""
-
-    @property
-    def length(self) -> Int64s: ...
 
 
 class Bounds:
@@ -32,10 +24,10 @@ class Bounds:
     runs the last known token and may write KV for all but the last that it adds, so n tokens need pages for n - 1.
     """
 
-    def __init__(self, settled: Lengths, page_size: int, least: int, most: int) -> None:
+    def __init__(self, rows: RowTable, page_size: int, least: int, most: int) -> None:
         assert 0 <= least <= most > 0
-        self._settled, self.most = settled, most
-        length = settled.length
+        self._rows, self.most = rows, most
+        length = rows.length
         self.least = np.full_like(length, least)
         self._least, self._held = least, 0
         self.promised = 0
@@ -66,7 +58,7 @@ class Bounds:
     @property
     def length(self) -> Int64s:
         """Settled tokens of each row."""
-        return self._settled.length
+        return self._rows.length
 
     def clear(self, row: int) -> None:
         """Mark the row as free."""

@@ -25,6 +25,8 @@ LOOK_BEHIND = 8
 """Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
 """How often a head may be passed by before it is served strictly."""
+PUBLISH_STEPS = 16
+"""Steps from one look for full pages to the next, while steps repeat"""
 MAX_AWAITING = 32
 """Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
 
@@ -107,7 +109,7 @@ class Planner:
         """
         repeats = self.repeats(plan)
         self.bounds.observe(None if repeats else rows)
-        if self.index and not (repeats and self.bounds.quiet):  # several steps together take less
+        if self.index and (self._windows or not repeats or plan.step % PUBLISH_STEPS == 0):  # a look reads the lengths
             for row, computed in self.bounds.filled():
                 self.publish(self._at(row), computed, plan.step)
         if self._windows:

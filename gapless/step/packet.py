@@ -100,7 +100,9 @@ class DecodeRows(NamedTuple):
     def of(cls, decode: Sequence[int], table: RowTable) -> DecodeRows:
         """Return what the table has of these rows."""
         rows = np.array(decode, np.int64)
-        return cls(rows, table.key[rows], table.generation[rows].tobytes())
+        keys = table.key[rows]
+        rows.flags.writeable = keys.flags.writeable = False  # many have them, on several threads
+        return cls(rows, keys, table.generation[rows].tobytes())
 
 
 class Packer:

@@ -244,8 +244,8 @@ class Gate:
         """Steps of each kind before the next trial, and trials that there were"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
-        self._steps, self._now, self._best_now = 0, PLAIN, PLAIN
-        """Steps of these rows, what they do now, and what they do but for trials"""
+        self._steps, self._now, self._best = 0, PLAIN, 1
+        """Steps of these rows, what they do now, and their number of places but for trials"""
         self._wait, self._decided, self._next = LOOKS, 0, 1
         """Steps between two decisions, the step of the last, and that of the next"""
         self._ns: dict[tuple[Kind, int], float] = {}
@@ -277,10 +277,10 @@ class Gate:
         measured = self._looks or (kind, 1) in self._ns
         ran = max(LOOKS, self._steps - self._decided)
         best, places = self._choose(kind, self._gains(self._index), ran) if measured else (1, 1)
-        self._now, usual = (Verify(n, drafts=True) if n > 1 else self._otherwise for n in (places, best))
-        settled = usual == self._best_now and self._trials[kind] > 0 and self._steps > 1
+        self._now = Verify(places, drafts=True) if places > 1 else self._otherwise
+        settled = best == self._best and self._trials[kind] > 0 and self._steps > 1
         self._wait = min(2 * self._wait, DRAFTING if best > 1 else SELDOM) if settled else LOOKS
-        self._best_now, self._decided = usual, self._steps
+        self._best, self._decided = best, self._steps
         self._next = self._steps + (min(self._wait, self._untried.get(kind, LOOKS)) if places == best else LOOKS)
         return self._now
 
@@ -291,7 +291,7 @@ class Gate:
             return PLAIN
         self._take_in()
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
-        pays = self._best(kind_of(len(decode)), gains) > 1
+        pays = self._fastest(kind_of(len(decode)), gains) > 1
         # A choice holds for one step here. Counted as LOOKS, it gives trials the share of steps that they have without.
         places = self._choose(kind_of(len(decode), prompt), gains, LOOKS)[1] if pays else 1
         return Verify(places, drafts=True) if places > 1 else PLAIN
@@ -301,7 +301,7 @@ class Gate:
         kept = (np.add.reduce(self.keeps[rows].cumprod(1), 0) / len(rows)).cumsum().tolist()
         return [(places, 1 + kept[places - 2]) for places in self._sizes]
 
-    def _best(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+    def _fastest(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
         """Return the number of places that gives most tokens for its time, of those that `gains` lists and 1."""
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
@@ -310,7 +310,7 @@ class Gate:
         """Return the best number of places, and that to run: now and then another one, in turn, which may have become
         the best. What drafts give is seen in steps without them too, but for those of a head. `steps` ran since the
         last choice."""
-        best, left = self._best(kind, gains), self._untried.get(kind, FIRST) - steps
+        best, left = self._fastest(kind, gains), self._untried.get(kind, FIRST) - steps
         self._untried[kind] = left if left > 0 else RETRY
         others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
         if best > 1:  # all costs are in steps without

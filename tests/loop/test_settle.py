@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from harness import VOCAB, model_loop
+from oracle_drafter import Oracle
 
-from gapless.base.records import Flag, StepTokens
+from gapless.base.params import SamplingParams
+from gapless.base.records import Flag, Request, StepTokens
+from gapless.device import CpuDevice
+from gapless.loop.build import Sizes
 from gapless.loop.settle import Lines, with_failures
 from gapless.memory.ledger import Ledger
-from gapless.memory.rows import MOST_LATE, RowTable
+from gapless.memory.rows import MOST_UNWRITTEN, RowTable
+from gapless.plan.bounds import PUBLISHED_TOKENS
+from gapless.plan.planner import PUBLISH_STEPS
+from gapless.step.speculation import Speculation
+from gapless.testing.checksum import ChecksumModel
 
 LIVE, STOP, ERROR = (int(flag) for flag in (Flag.LIVE, Flag.STOP, Flag.ERROR))
 
@@ -63,12 +72,12 @@ def test_tokens_of_several_steps_are_appended_in_order():
 
 def test_steps_of_one_token_and_of_other_rows_follow_each_other():
     table, rows = table_of(2, 1), np.array([2, 1])
-    for step in range(MOST_LATE + 3):
+    for step in range(MOST_UNWRITTEN + 3):
         table.append(rows, np.array([step, 100 + step], np.int32)[: len(rows)])
         if step == 5:
             rows = rows[:1]
     assert table.settled(1).tolist() == [1, 1, *range(100, 106)]
-    assert table.settled(2).tolist() == [1, *range(MOST_LATE + 3)] and table.appended == MOST_LATE + 9
+    assert table.settled(2).tolist() == [1, *range(MOST_UNWRITTEN + 3)] and table.appended == MOST_UNWRITTEN + 9
 
 
 def test_the_next_request_on_a_row_gets_none_of_what_came_before():
@@ -77,3 +86,24 @@ def test_the_next_request_on_a_row_gets_none_of_what_came_before():
     table.free.append(1)
     assert table.take(5, np.array([3], np.int32)) == 1
     assert table.settled(1).tolist() == [3]
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+@pytest.mark.parametrize(("depth", "chain"), [(1, 1), (2, 7), (4, 1), (None, None)])
+def test_full_pages_are_published_while_steps_repeat(depth, chain, drafts):
+    device, size, length = CpuDevice(threads=1), 4, 800
+    speculation = Speculation(drafts, Oracle(VOCAB, drafts, 0.0), 2) if drafts else None
+    loop = model_loop(
+        ChecksumModel(VOCAB, length), device, Sizes(2, length, 2 * length // size + 1, size, 8, 2), depth,
+        chain=chain, buckets=(2,), speculation=speculation,
+    )  # fmt: skip
+    loop.capture()
+    for key in (1, 2):
+        params = SamplingParams(temperature=0.0, max_tokens=None)
+        loop.submit(Request(key, np.full(3, key, np.int32), params, 0, (), 0, length))
+    unpublished = []
+    while loop.has_work():
+        loop.turn()
+        unpublished += [int(loop.rows.length[row]) - size * seq.published for row, seq in loop.planner.decode.items()]
+    device.close()
+    assert max(unpublished) <= PUBLISHED_TOKENS + PUBLISH_STEPS * (1 + drafts) + size

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import numpy as np
-
+from gapless.memory.ledger import Ledger
+from gapless.memory.rows import RowTable
 from gapless.plan.bounds import Bounds
 
 HELD, OTHER = 1, 2
@@ -13,7 +11,9 @@ HELD, OTHER = 1, 2
 
 def bounds_in_flight(steps: int, held: bool = True) -> Bounds:
     """Two rows of ten settled tokens, at most 14, after `steps` steps that are not observed yet."""
-    bounds = Bounds(SimpleNamespace(length=np.array([0, 10, 10], np.int64)), page_size=4, least=1, most=1)
+    table = RowTable(2, 16, Ledger())
+    table.length[1:] = 10
+    bounds = Bounds(table, page_size=4, least=1, most=1)
     for row, may_be_held in ((HELD, held), (OTHER, False)):
         bounds.begin(row, 3, 0, 14, may_be_held)
         bounds.has_pages(row, 4)
