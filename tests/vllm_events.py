@@ -77,7 +77,7 @@ class Clients:
         asker.send_multipart([b"", start.to_bytes(8, "big")])
         found = []
         while not found or found[-1][1] != END:
-            assert asker.poll(5_000), found
+            assert asker.poll(60_000), found  # a busy machine takes its time
             delimiter, *frames = asker.recv_multipart()
             assert delimiter == b"" and len(frames) == 3
             found.append(frames)

@@ -24,7 +24,8 @@ class Bounds:
     runs the last known token and may write KV for all but the last that it adds, so n tokens need pages for n - 1.
     """
 
-    def __init__(self, rows: RowTable, page_size: int, least: int, most: int) -> None:
+    def __init__(self, rows: RowTable, page_size: int, least: int, most: int, window: int | None = None) -> None:
+        """`window` is that of the narrowest group of pages, which gives pages up that it has passed."""
         assert 0 <= least <= most > 0
         self._rows, self.most = rows, most
         length = rows.length
@@ -35,7 +36,7 @@ class Bounds:
         self.quiet = 0
         """Further steps of the set in which surely no row of it begins a page or ends."""
         self._page_size = page_size
-        self._run = max(1, PUBLISHED_TOKENS // page_size)
+        self._run = max(1, min(PUBLISHED_TOKENS, window or PUBLISHED_TOKENS) // page_size)
         columns = np.zeros((9, len(length)), np.int64)
         self.low, self._high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
         self.member, self._next = others

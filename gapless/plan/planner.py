@@ -50,8 +50,9 @@ class Planner:
         self._rows = rows
         self.ledger = ledger
         self._page_size = pools[0].page_size
-        self._windows = any(pool.group.window for pool in pools)
-        self.bounds = Bounds(rows, self._page_size, limits.least, limits.most)
+        windows = [pool.group.window for pool in pools if pool.group.window]
+        self._windows = bool(windows)
+        self.bounds = Bounds(rows, self._page_size, limits.least, limits.most, min(windows, default=None))
         self.step = 0
         """The number of the last step planned."""
         self.decode: dict[int, Sequence] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from grouped_model import GroupedModel
 from harness import VOCAB, model_loop
 from oracle_drafter import Oracle
 
@@ -107,3 +108,17 @@ def test_full_pages_are_published_while_steps_repeat(depth, chain, drafts):
         unpublished += [int(loop.rows.length[row]) - size * seq.published for row, seq in loop.planner.decode.items()]
     device.close()
     assert max(unpublished) <= PUBLISHED_TOKENS + PUBLISH_STEPS * (1 + drafts) + size
+
+
+@pytest.mark.parametrize(("depth", "chain"), [(1, 1), (4, 1), (None, None)])
+def test_pages_of_a_narrow_window_are_published_before_they_are_given_up(depth, chain):
+    device, size, length = CpuDevice(threads=1), 4, 200
+    shape = Sizes(1, length, length // size + 1, size, 8, 1)
+    loop = model_loop(GroupedModel(VOCAB, length), device, shape, depth, chain=chain, buckets=(1,))
+    loop.capture()
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    loop.submit(Request(1, np.full(3, 1, np.int32), params, 0, (), 0, length))
+    while loop.has_work():
+        loop.turn()
+    device.close()
+    assert [len(pool.digest_of) for pool in loop.pools] == [(length - 1) // size] * 2

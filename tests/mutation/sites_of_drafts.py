@@ -41,8 +41,9 @@ def believed() -> AbstractContextManager[None]:
 def one_token_a_step() -> AbstractContextManager[None]:
     """The planner counts on one token a step."""
 
-    def init(original: Callable[..., None], self: Bounds, length: Any, page_size: int, least: int, most: int) -> None:
-        original(self, length, page_size, least, 1)
+    def init(original: Callable[..., None], self: Bounds, *given: Any) -> None:
+        rows, page_size, least, _, *window = given
+        original(self, rows, page_size, least, 1, *window)
 
     return replaced(Bounds, "__init__", init)
 

@@ -153,8 +153,8 @@ def test_row_034_a_step_counts_for_as_many_tokens_as_it_may_give():
     scene()
     init = Bounds.__init__
 
-    def one(bounds, length, page_size, least, most):
-        init(bounds, length, page_size, least, 1)
+    def one(bounds, rows, page_size, least, most, *window):
+        init(bounds, rows, page_size, least, 1, *window)
 
     with broken(Bounds, "__init__", one):
         scene()
