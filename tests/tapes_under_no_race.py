@@ -7,7 +7,7 @@ own memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from steps_under_guard import left
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from gapless.device.record import Call, Place, Tape, TapeGraph
+from gapless.device.record import Call, Place, Tape, TapeGraph, filled, keep
 from gapless.guard.race_buffers import Buffer, region_of
 from gapless.guard.race_checker import RaceChecker
 from gapless.guard.race_mode import RaceMode
@@ -29,9 +29,9 @@ class Reported(NamedTuple):
     op: Any
     args: list[Any]
     fills: tuple[tuple[int, Place], ...]
-    """Where the arguments are places."""
+    """The arguments that are places, each by its position."""
     lists: tuple[int, ...]
-    """Where they are lists, which may hold places."""
+    """The positions of arguments that are lists, which may hold places."""
     named: tuple[str, ...]
     results: Any
     drops: tuple[int, ...]
@@ -75,13 +75,13 @@ class ReportingTape(Tape):
             for at, place in fills:
                 args[at] = places[place]
             for at in lists:
-                args[at] = _filled(args[at], places)
+                args[at] = filled(args[at], places)
             kwargs = {name: args.pop() for name in reversed(names)} if names else {}
             if touches:
                 checker.saw(plan, args, kwargs)
             made = op(*args, **kwargs) if kwargs else op(*args)
             if results is not None:
-                _keep(places, results, made)
+                keep(places, results, made)
             if is_new:
                 assert not any(is_watched(new, checker) for new in _new(results, made)), f"{op} gives watched memory"
             for place in drops:
@@ -93,21 +93,6 @@ def is_watched(tensor: Tensor, checker: RaceChecker) -> bool:
     """Whether a tensor shares a byte with a registered buffer."""
     region = region_of(tensor)
     return region is not None and bool(checker.buffers.find(region[0], region[1]))
-
-
-def _filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
-    return [
-        places[value] if type(value) is Place else _filled(value, places) if type(value) is list else value
-        for value in args
-    ]
-
-
-def _keep(places: list[Any], results: Any, made: Any) -> None:
-    if type(results) is Place:
-        places[results] = made
-    elif type(results) is tuple:
-        for one, item in zip(results, made, strict=True):
-            _keep(places, one, item)
 
 
 def _new(results: Any, made: Any) -> Iterator[Tensor]:

@@ -61,10 +61,10 @@ class Tape(NamedTuple):
         """Run the operators again, from Python."""
         places: list[Any] = [None] * self.places
         for op, given, named, results, drops in self.calls:
-            args = _filled(given, places)
+            args = filled(given, places)
             plain = len(args) - len(named)
             made = op(*args[:plain], **dict(zip(named, args[plain:], strict=True))) if named else op(*args)
-            _keep(places, results, made)
+            keep(places, results, made)
             for place in drops:
                 places[place] = None
 
@@ -258,21 +258,22 @@ def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) ->
     return found[::-1]
 
 
-def _filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
+def filled(args: Sequence[Any], places: list[Any]) -> list[Any]:
     """Return the arguments with tensors for places. Compares exact types, the cheapest test: every replay calls it."""
     found = []
     for value in args:
         kind = type(value)
-        found.append(places[value] if kind is Place else _filled(value, places) if kind is list else value)
+        found.append(places[value] if kind is Place else filled(value, places) if kind is list else value)
     return found
 
 
-def _keep(places: list[Any], results: Any, value: Any) -> None:
+def keep(places: list[Any], results: Any, value: Any) -> None:
+    """Put what an operator returned at the places that `results` has for it."""
     if type(results) is Place:
         places[results] = value
     elif type(results) is tuple:
         for one, item in zip(results, value, strict=True):
-            _keep(places, one, item)
+            keep(places, one, item)
 
 
 class TapeGraph:
