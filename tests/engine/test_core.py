@@ -211,9 +211,9 @@ def test_what_a_look_at_the_engine_finds(directory):
 
 def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(directory, monkeypatch):
     monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: GroupedModel(211, 96))
-    core = build_core(config(directory, block_size=4, num_gpu_blocks_override=30), SimDevice(5))
+    core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(5))
     full, window = core.loop.pools
-    assert core.stats().pages_total == 58 and core.page_map() == b"f" * 58, "no page of the warm-up is indexed"
+    assert core.stats().pages_total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"
     drive(core, requests(0.0))
     assert window.counts().cached and full.counts() != window.counts()
     stats, pages = core.stats(), core.page_map()
