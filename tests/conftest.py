@@ -30,11 +30,16 @@ SINGLE = ("loop", "mutation", "regressions", "simulation")
 BROKEN = ("mutation", "regressions", "test_oracle_bites.py", "test_race_engine.py")
 """Folders and files that run engines over and over, most with a part taken away. What engines ask of a device is looked
 at elsewhere, and in the regressions' own file about that."""
-TRANSFORMERS = (
-    "test_lm_eval.py", "test_draft_models.py", "test_engine_logprobs.py", "test_mtp_layers.py", "test_adapters.py",
-    "test_dense.py", "test_rope.py", "test_weights.py",
-)  # fmt: skip
-"""Files that ask transformers for models, which it imports then, in seconds: one worker runs them all."""
+TOGETHER = {
+    "transformers": (
+        "test_lm_eval.py", "test_draft_models.py", "test_engine_logprobs.py", "test_mtp_layers.py", "test_adapters.py",
+        "test_dense.py", "test_rope.py", "test_weights.py",
+    ),
+    "amx": ("test_native_amx.py", "test_native_amx_attention.py", "test_native_amx_trial.py"),
+}  # fmt: skip
+"""Files that one worker runs: those that ask transformers for models, which it imports then, in seconds; and those that
+build the same C++, which takes longer than all their tests."""
+GROUP_OF = {name: group for group, names in TOGETHER.items() for name in names}
 CHILDREN = str(Path(__file__).parent / "children")
 
 torch.set_num_threads(1)
@@ -74,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name not in SINGLE:
             name = item.path.name
-            item.add_marker(pytest.mark.xdist_group("transformers" if name in TRANSFORMERS else name))
+            item.add_marker(pytest.mark.xdist_group(GROUP_OF.get(name, name)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from gapless import guard
+from gapless.base import observe
 from gapless.device.record import Tape
 from gapless.guard import watch
 from gapless.guard.patches import Patches
@@ -91,12 +92,15 @@ class StepGuard:
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Check no step meanwhile, where others like it are checked: the check doubles a step's time."""
+        """Check no step meanwhile, and no capture, where others like it are checked: that doubles what they take."""
         before, self._resting = self._resting, True
+        check = observe.capture_check
+        observe.check_captures(lambda name: nullcontext())
         try:
             yield
         finally:
             self._resting = before
+            observe.check_captures(check)
 
     @contextmanager
     def checked(self) -> Iterator[None]:

@@ -120,7 +120,7 @@ def host_bytes(memory: Tensor) -> memoryview:
 def check_upload(dst: Tensor, src: Tensor) -> None:
     """`Stream.upload` copies bytes; anything else would be a conversion on the way, or a hidden wait on CUDA."""
     alike = dst.dtype == src.dtype and dst.shape == src.shape
-    assert alike and dst.is_contiguous() and src.is_contiguous() and src.device.type == "cpu", "not an upload of bytes"
+    assert alike and dst.is_contiguous() and src.is_contiguous() and src.is_cpu, "not an upload of bytes"
 
 
 def copy(dst: Tensor, src: Tensor) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gapless.base.records import Int64s
-from gapless.memory.rows import RowTable
+from gapless.memory.rows import NULL_ROW, RowTable
 
 NEVER = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
@@ -114,15 +114,17 @@ class Bounds:
         ended, i rows have grown by as many, and the others have given theirs back (Gong et al., "Past-Future Scheduler
         for LLM Serving under SLA Guarantees", 2025).
         """
+        # The null row is the one that would join, meanwhile.
+        self.prompt[NULL_ROW], self.high[NULL_ROW], self.limit[NULL_ROW] = seq
         rows = self.limit.nonzero()[0]
-        prompt, known, limit = seq
-        high, shared = np.append(self.high[rows], known), np.append(self.shared[rows], 0)
-        to_go = np.maximum(np.append(self.prompt[rows], prompt) + expected - high, expected // 4)
-        to_go = np.minimum(to_go, np.append(self.limit[rows], limit) - high)
+        high, limit = self.high.take(rows), self.limit.take(rows)
+        to_go = np.minimum(np.maximum(self.prompt.take(rows) + expected - high, expected // 4), limit - high)
         order = to_go.argsort()[::-1]
-        back = (high - shared)[order]
-        later = back.sum() - back.cumsum()
-        return int((np.arange(1, len(order) + 1) * to_go[order] - later).max())
+        back = (high - self.shared.take(rows)).take(order)
+        grown = np.arange(1, len(rows) + 1) * to_go.take(order) + back.cumsum()
+        most = int(np.maximum.reduce(grown) - np.add.reduce(back))
+        self.high[NULL_ROW] = self.limit[NULL_ROW] = 0
+        return most
 
     def has_ended(self, row: int) -> bool:
         """Return whether all tokens of the row are in flight."""

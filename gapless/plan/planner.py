@@ -310,10 +310,9 @@ class Planner:
         """Take fresh pages for the row up to this many in every group."""
         row = seq.row
         for group, held in enumerate(seq.by_group):
-            for entry in range(len(held), pages):
-                page = self.pools[group].take()
-                self._writes.append(PageWrite(row, entry, page, group))
-                held.append(page)
+            first, take = len(held), self.pools[group].take
+            held += [take() for _ in range(first, pages)]
+            self._writes += [PageWrite(row, entry, held[entry], group) for entry in range(first, pages)]
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
         """Return whether the pools have what the row lacks of this many pages."""

@@ -6,7 +6,6 @@ import ctypes
 
 import pytest
 import torch
-from kernels.native_kernels import build_emulated
 from torch.nn.functional import pad
 
 SIZES = [(1, 2), (16, 7), (17, 64), (31, 30), (33, 34), (48, 96), (63, 100), (64, 256), (65, 127), (130, 1026)]
@@ -17,8 +16,8 @@ SMALLEST = 2.0**-126
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    loaded = ctypes.CDLL(str(build_emulated(tmp_path_factory.mktemp("amx"))))
+def library(emulated_amx):
+    loaded = ctypes.CDLL(str(emulated_amx))
     loaded.packed_size.restype, loaded.product.restype = ctypes.c_int64, ctypes.c_char_p
     return loaded
 

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from kernels.native_kernels import build_emulated, load_native
+from kernels.native_kernels import load_native
 from kernels.test_native_amx import arguments
 from kernels.test_native_attention import (
     CHUNKS,
@@ -28,8 +28,8 @@ HEADS = [(2, 1, 64), (1, 1, 128), (2, 2, 128), (1, 4, 96), (2, 8, 64), (1, 7, 12
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    loaded = ctypes.CDLL(str(build_emulated(tmp_path_factory.mktemp("amx"))))
+def library(emulated_amx):
+    loaded = ctypes.CDLL(str(emulated_amx))
     loaded.attends.restype, loaded.attend.restype = ctypes.c_bool, ctypes.c_char_p
     return loaded
 

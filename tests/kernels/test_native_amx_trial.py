@@ -7,7 +7,6 @@ import shutil
 import time
 
 import pytest
-from kernels.native_kernels import build_emulated
 
 FAULTS = {
     "odd products": b"gave wrong sums in a product",
@@ -18,16 +17,11 @@ FAULTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    return build_emulated(tmp_path_factory.mktemp("amx"))
-
-
 @pytest.fixture
-def library(built, tmp_path, monkeypatch):
+def library(emulated_amx, tmp_path, monkeypatch):
     """A copy of its own: what it found out about AMX is forgotten."""
     monkeypatch.delenv("GAPLESS_AMX", raising=False)
-    loaded = ctypes.CDLL(shutil.copy(built, tmp_path / "own.so"))
+    loaded = ctypes.CDLL(shutil.copy(emulated_amx, tmp_path / "own.so"))
     loaded.trial.restype = loaded.missing.restype = ctypes.c_char_p
     loaded.attends.restype = ctypes.c_bool
     return loaded
