@@ -12,6 +12,8 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -24,11 +26,14 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import PageGroup, Request
 from gapless.device import CpuDevice
 from gapless.engine import checkers
+from gapless.kernels.layout import DRAFTED, LENGTH
+from gapless.kernels.seam import Kernels
+from gapless.kernels.tables import Tables
 from gapless.lab import environment
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import PromptLookup, Speculation, Verify
+from gapless.step.speculation import Drafter, PromptLookup, Speculation, Verify
 
 VOCAB = 8
 PROMPT = 16
@@ -71,11 +76,23 @@ def request(key: int, length: int) -> Request:
     return Request(key, np.zeros(PROMPT, np.int32), params, 0, (), 0, length)
 
 
+class WrongDrafts(NamedTuple):
+    """A drafter that never has what the model says: it drafts what a history has held since `steady_loop` began."""
+
+    drafts: int
+
+    def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
+        rows = rows.long()
+        length = tables.state[:, LENGTH].index_select(0, rows)
+        tables.state[:, DRAFTED].index_copy_(0, rows, length + self.drafts)
+
+
 def steady_loop(
-    rows: int, waiting: int, steps: int, depth: int | None, graphs: bool, chain: int | None = None, drafts: int = 0
-) -> tuple[CpuDevice, Loop]:
+    rows: int, waiting: int, steps: int, depth: int | None, graphs: bool, chain: int | None = None, drafts: int = 0,
+    drafter: Drafter | None = None,
+) -> tuple[CpuDevice, Loop]:  # fmt: skip
     """A loop with `rows` requests in decode for at least `steps` more steps, and `waiting` in the queue. With `drafts`,
-    each step has as many for each row, which are right."""
+    each step has as many for each row, which are right unless another `drafter` has them."""
     length = PROMPT + (steps + 64) * (1 + drafts)
     pages = rows * -(-length // 16) + 1
     device = CpuDevice(threads=1)
@@ -83,8 +100,10 @@ def steady_loop(
     buckets = (rows,) if graphs else ()
     loop = build_loop(
         device, NullModel(), sizes, depth, prefix_caching=True, buckets=buckets, chain=chain,
-        speculation=Speculation(drafts, PromptLookup(drafts, 1, 2), rows) if drafts else None,
+        speculation=Speculation(drafts, drafter or PromptLookup(drafts, 1, 2), rows) if drafts else None,
     )  # fmt: skip
+    if drafter is not None:
+        loop.launcher.program.tables.history.fill_(1)
     loop.capture()
     for key in range(rows + waiting):
         loop.submit(request(key, length))
@@ -207,15 +226,26 @@ def print_chains(steps: int, path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def beside_drafts(rows: int, steps: int, drafts: int) -> list[float]:
-    """Host times of a step, one step a visit, of an engine without speculation, of one that runs none of the drafts
-    that its rows may have, and of one that runs all: three engines whose windows alternate, in microseconds."""
-    # A turn may run several steps, and a window some more than its own.
-    engines = [steady_loop(rows, 0, 2 * steps, None, True, 1, most) for most in (0, drafts, drafts)]
-    gate = engines[1][1].launcher.gate
+@contextmanager
+def deciding(loop: Loop, verify: Verify) -> Iterator[None]:
+    """The loop's gate decides as always, and its steps do this."""
+    gate = loop.launcher.gate
     assert gate is not None
-    with mock.patch.object(gate, "decide", lambda decode: Verify(1, drafts=True)):
-        windows = [[window(loop) for _, loop in engines] for _ in range(steps // WINDOW)]
+    decide = gate.decide
+    with mock.patch.object(gate, "decide", lambda decode: (decide(decode), verify)[1]):
+        yield
+
+
+def beside_drafts(rows: int, steps: int, drafts: int) -> list[float]:
+    """Host times of a step, one step a visit, in microseconds: of an engine without speculation, of one that runs none
+    of the drafts that its rows may have, of one whose drafts are all wrong and of one whose are all right. Windows of
+    the four engines alternate."""
+    arms = ((0, None), (drafts, None), (drafts, WrongDrafts(drafts)), (drafts, None))
+    # A turn may run several steps, and a window some more than its own.
+    engines = [steady_loop(rows, 0, 2 * steps, None, True, 1, most, drafter) for most, drafter in arms]
+    loops = [loop for _, loop in engines]
+    with deciding(loops[1], Verify(1, drafts=True)), deciding(loops[2], Verify(1 + drafts, drafts=True)):
+        windows = [[window(loop) for loop in loops] for _ in range(steps // WINDOW)]
     for device, _ in engines:
         device.close()
     return [usual(list(times)) for times in zip(*windows, strict=True)]
@@ -224,13 +254,15 @@ def beside_drafts(rows: int, steps: int, drafts: int) -> list[float]:
 def print_drafts(steps: int, drafts: int) -> None:
     """The table of steps with drafts beside those of an engine without, and beside steps that run none of theirs:
     medians of three rounds."""
-    print(f"| rows | no speculation, us | no drafts, us | {drafts} drafts, us | more than without | than with none |")
-    print("|---:|---:|---:|---:|---:|---:|")
+    print(f"| rows | no speculation, us | no drafts | {drafts} wrong | {drafts} right | "
+          "wrong beside none | right beside none | right beside no speculation |")  # fmt: skip
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for rows in (1, 4, 8):
         runs = [beside_drafts(rows, steps, drafts) for _ in range(3)]
-        times = [statistics.median(run[arm] for run in runs) for arm in range(3)]
-        more = [statistics.median(run[2] - run[arm] for run in runs) for arm in (0, 1)]
-        print(f"| {rows} | " + " | ".join(f"{value:.0f}" for value in (*times, *more)) + " |", flush=True)
+        times = [statistics.median(run[arm] for run in runs) for arm in range(4)]
+        more = [statistics.median(run[arm] - run[other] for run in runs) for arm, other in ((2, 1), (3, 1), (3, 0))]
+        cells = [f"{value:.0f}" for value in times] + [f"{value:+.0f}" for value in more]
+        print(f"| {rows} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:

@@ -241,7 +241,7 @@ class Gate:
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
         self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
-        """Steps of each kind before the next trial, and trials that there were"""
+        """Steps of each kind before the next trial, and trials that were due"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now, self._best = 0, PLAIN, 1
@@ -315,10 +315,10 @@ class Gate:
         others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
         if best > 1:  # all costs are in steps without
             others = [places for other in others for places in (1, other)] or [1]
-        if left > 0 or not others:
+        if left > 0:
             return best, best
         self._trials[kind] += 1
-        return best, others[(self._trials[kind] - 1) % len(others)]
+        return best, others[(self._trials[kind] - 1) % len(others)] if others else best
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""

@@ -14,7 +14,18 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
 from gapless.model.seam import BatchShape
-from gapless.step.speculation import BEYOND, FIRST, LEARNS, LOOKS, RETRY, Gate, PromptLookup, Speculation, kind_of
+from gapless.step.speculation import (
+    BEYOND,
+    FIRST,
+    LEARNS,
+    LOOKS,
+    RETRY,
+    SELDOM,
+    Gate,
+    PromptLookup,
+    Speculation,
+    kind_of,
+)
 
 DRAFTS, ROWS = 4, 8
 ALL, ROW = (1, 2, 3), np.arange(1, 4, dtype=np.int32)
@@ -73,6 +84,18 @@ def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
     steps_with_drafts(gate, FIRST, 2, 6.0)
     assert steps_with_drafts(gate, RETRY - LOOKS, 2, 6.0) == 0
     assert steps_with_drafts(gate, LOOKS, 2, 6.0) == LOOKS, "a trial may find that they cost less by now"
+
+
+def test_a_gate_whose_rows_have_no_right_drafts_is_seldom_at_work(monkeypatch):
+    gate, decided = gate_of(), []
+    monkeypatch.setattr("gapless.step.speculation.kind_of", lambda rows: decided.append(rows) or kind_of(rows))
+    for step in range(FIRST + 10 * SELDOM):
+        if step == FIRST + 2 * SELDOM:
+            decided.clear()
+        places = gate.decide(ALL).places
+        gate.observe(ROW, lines(places, 0), places)
+        gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1000)
+    assert places == 1 and len(decided) == 8
 
 
 def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
