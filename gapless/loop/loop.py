@@ -383,8 +383,7 @@ class Loop:
         scores = flight.decision.logprobs is not None and flight.decision.logprobs.prompt
         if self.transfers is not None and not scores:
             self.transfers.host.gate.computed(flight.plan.chunk_tokens, measured.device)
-        # Half of the steps say as much: trials of a number of drafts run several.
-        if self.launcher.gate is not None and not scores and (flight.plan.step % 2 or flight.plan.chunks):
+        if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
             self.launcher.gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
         if self._beside is not None and not scores:  # such a prompt's tokens take longer than others

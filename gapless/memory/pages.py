@@ -84,7 +84,7 @@ class PagePool:
         self.pins = [0] * pages  # by page, of all kinds
         self._kinds = [[0] * pages for _ in Pin]
         self.fences = [0] * pages  # given up, and not yet passed
-        self.fenced = 0
+        self._fenced = 0
         self._page_of: dict[bytes, int] = {}
         self.digest_of: dict[int, bytes] = {}
         """The indexed pages, each with the digest of the prefix that it ends."""
@@ -98,9 +98,13 @@ class PagePool:
         """Pages that `take` can hand out now."""
         return len(self.free) + len(self.cached)
 
+    @property
+    def fenced(self) -> int:
+        return self._fenced
+
     def counts(self) -> PageCounts:
         free, cached = len(self.free), len(self.cached)
-        return PageCounts(free, cached, self.size - free - cached - self.fenced, self.fenced)
+        return PageCounts(free, cached, self.size - free - cached - self._fenced, self._fenced)
 
     # Pins.
 
@@ -120,7 +124,7 @@ class PagePool:
         """Add a pin to an indexed page."""
         if self.pins[page] == 0:
             if self.fences[page]:
-                self.fenced -= 1
+                self._fenced -= 1
             else:
                 del self.cached[page]
         self.pins[page] += 1
@@ -134,7 +138,7 @@ class PagePool:
             pins[page] -= 1
             of_kind[page] -= 1
             fences[page] += 1
-            self.fenced += pins[page] == 0
+            self._fenced += pins[page] == 0
         if pages:
             self._ledger.retire(at, self._passed, pages)
 
@@ -147,7 +151,7 @@ class PagePool:
             assert self.fences[page] > 0, f"page {page} dropped twice"
             self.fences[page] -= 1
             if not (self.pins[page] or self.fences[page]):
-                self.fenced -= 1
+                self._fenced -= 1
                 self.released += 1
                 if page in self.digest_of:
                     self.cached[page] = None
@@ -233,9 +237,8 @@ class PagePool:
 
     def page_map(self) -> bytes:
         """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
-        letters = bytearray(
-            111 if pins else 120 if fences else 102 for pins, fences in zip(self.pins, self.fences, strict=True)
-        )
+        states = zip(self.pins, self.fences, strict=True)
+        letters = bytearray(111 if pins else 120 if fences else 102 for pins, fences in states)
         for page in self.cached:
             letters[page] = 99
         return bytes(letters[1:])
@@ -248,7 +251,7 @@ class PagePool:
                 expected[page] += 1
         free = frozenset(self.free)
         fenced = sum(pins == 0 < fences for pins, fences in zip(self.pins, self.fences, strict=True))
-        assert fenced == self.fenced, f"{self.fenced} pages counted as fenced, {fenced} are"
+        assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
         for page in range(1, len(self.pins)):
             held = self._kinds[Pin.REQUEST][page]
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"

@@ -110,11 +110,10 @@ class Bounds:
     def growth(self, expected: int, seq: tuple[int, int, int]) -> int:
         """Tokens that the rows will need beyond those they have, at the worst moment, if each generates `expected`.
 
-        `seq` is one more that would join, (prompt, known, limit). When the row with the i-th most tokens to go has
-        ended, i rows have grown by as many, and the others have given theirs back (Gong et al., "Past-Future Scheduler
-        for LLM Serving under SLA Guarantees", 2025).
+        `seq` is one more that would join, (prompt, known, limit); the null row stands for it meanwhile. When the row
+        with the i-th most tokens to go has ended, i rows have grown by as many, and the others have given theirs back
+        (Gong et al., "Past-Future Scheduler for LLM Serving under SLA Guarantees", 2025).
         """
-        # The null row is the one that would join, meanwhile.
         self.prompt[NULL_ROW], self.high[NULL_ROW], self.limit[NULL_ROW] = seq
         rows = self.limit.nonzero()[0]
         high, limit = self.high.take(rows), self.limit.take(rows)

@@ -252,7 +252,6 @@ class SimDevice(HostMemoryDevice):
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:
             return []
-        # `ready` written out: most of a simulation's own time goes to it.
         queues = [(stream, stream.queue[0].awaited) for stream in self.streams if stream.queue]
         return [stream for stream, awaited in queues if awaited is None or awaited.at is not None]
 
