@@ -118,16 +118,10 @@ class SimStream:
             observe.watcher.waits(self, fence.mark)
         self.push(f"after {fence.stream.name}", awaited=fence)
 
-    def ready(self) -> bool:
-        """Return whether the head may run now."""
-        if not self.queue:
-            return False
-        awaited = self.queue[0].awaited
-        return awaited is None or awaited.at is not None
-
     def awaited(self) -> SimFence | None:
         """Return the fence that holds the head back, if one does."""
-        return None if self.ready() or not self.queue else self.queue[0].awaited
+        fence = self.queue[0].awaited if self.queue else None
+        return fence if fence is not None and fence.at is None else None
 
     def head(self) -> str:
         """Describe the head, for messages."""
@@ -252,8 +246,7 @@ class SimDevice(HostMemoryDevice):
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:
             return []
-        queues = [(stream, stream.queue[0].awaited) for stream in self.streams if stream.queue]
-        return [stream for stream, awaited in queues if awaited is None or awaited.at is not None]
+        return [stream for stream in self.streams if stream.queue and stream.awaited() is None]
 
     def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
         """Return the stream that must move first for `fence` to pass."""
