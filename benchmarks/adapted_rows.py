@@ -22,7 +22,7 @@ from gapless.model.config import ModelConfig, read_model_config, resolve_model_d
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 BARE = "without adapters"
-RANK = 16
+RANK, LONGEST = 16, 256
 
 
 def write_adapter(directory: Path, config: ModelConfig, seed: int) -> Path:
@@ -65,12 +65,13 @@ def measure(options: argparse.Namespace, modules: tuple[str, ...]) -> dict[str, 
     """Step times in us by arm, one a round."""
     common = {
         "device": options.device, "load_format": options.load_format, "max_num_seqs": options.rows,
-        "max_model_len": 256, "enable_prefix_caching": False,
+        "max_model_len": LONGEST, "num_gpu_blocks_override": options.rows * LONGEST // 16 + 1,
+        "enable_prefix_caching": False,
     }  # fmt: skip
     found: dict[str, list[float]] = {BARE: []} | {name: [] for name in arms(options.rows, options.adapters)}
     with (
-        LLM(options.model, **common, gpu_memory_utilization=0.3) as bare,
-        LLM(options.model, **common, gpu_memory_utilization=0.3, lora_modules=modules, max_loras=len(modules)) as llm,
+        LLM(options.model, **common) as bare,
+        LLM(options.model, **common, lora_modules=modules, max_loras=len(modules)) as llm,
     ):
         for _ in range(options.rounds + 1):
             found[BARE].append(step_us(bare, [""] * options.rows))

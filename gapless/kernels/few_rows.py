@@ -11,7 +11,7 @@ from gapless.kernels import linear as plain
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
-from gapless.kernels.few_rows_triton import MOST_ROWS, launch
+from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
 from gapless.kernels.library_triton import is_hopper, operator
 from gapless.kernels.seam import AdaptedRows, FewRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
@@ -102,6 +102,11 @@ class FewRowsLinear(plain.TorchLinear):
         return out
 
 
+def _serves(linear: Linear) -> bool:
+    assert isinstance(linear, plain.TorchLinear)
+    return linear.weight.numel() <= MOST_WEIGHT
+
+
 def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
     assert isinstance(linear, plain.TorchLinear)
     found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
@@ -146,4 +151,4 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
 
 
 ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
-FEW_ROWS = FewRows(MOST_ROWS, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)
+FEW_ROWS = FewRows(MOST_ROWS, _serves, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)

@@ -234,7 +234,7 @@ KERNELS = Kernels(
 
 ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
 MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
-FEW_ROWS = FewRows(32, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
+FEW_ROWS = FewRows(32, lambda linear: True, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
 MANY_ROWS = ManyRows(
     256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED
 )

@@ -93,6 +93,8 @@ class FewRows(NamedTuple):
 
     most: int
     """Rows up to which this is the faster way"""
+    serves: Callable[[Linear], bool]
+    """Whether it is for this linear layer and more than one row"""
     normed_linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
     """(x [B, H], norm [H], eps, linear) -> linear(rms_norm(x)) [B, out]"""
     normed_silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]

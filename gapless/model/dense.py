@@ -91,7 +91,8 @@ class DenseModel:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
-        many = kernels.many_rows
+        few, many = kernels.few_rows, kernels.many_rows
+        self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1
         self.many_rows = many if many and all(map(many.serves, self._linears())) else None
         self.head = kernels.linear(params.head, None)
         # A tied embedding whose head can give its rows needs no memory of its own.
@@ -139,7 +140,7 @@ class DenseModel:
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
         adapted, few = inputs.adapters is not None, kernels.few_rows
-        if few is not None and inputs.starts is None and len(x) <= few.most:
+        if few is not None and inputs.starts is None and len(x) <= self.few_most:
             return (self._adapted_rows if adapted else self._few_rows)(few, x, inputs, cache, taps)
         many = self.many_rows
         if many is not None and inputs.starts is None and len(x) <= many.most:

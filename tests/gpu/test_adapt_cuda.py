@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from adapt_cases import FewShape, RotatedShape, check_adapt, check_alone, check_few, check_few_alone, check_rotated
 from adapter_files import write_adapter
-from forward_cases import FAMILIES, Launched, batch_of, error, models, ragged, run, written
-from paged import LAYERS
+from forward_cases import FAMILIES, Family, Launched, batch_of, error, models, ragged, run, written
+from paged import LAYERS, Heads
 
 from gapless import LLM, SamplingParams
 from gapless.kernels.all_triton import HALF_KERNELS, KERNELS
@@ -27,6 +27,7 @@ from gapless.model.config import read_model_config, resolve_model_dir
 
 SHAPES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1500, 64)]
 """Hidden size, columns of projections, middle, rank: some do not end where a tile does"""
+SIZES = FAMILIES | {"large": Family("Qwen3ForCausalLM", 2048, 4224, Heads(16, 8, 128))}
 LIMIT = 3 * 24**0.5 * 2**-9
 """The limit of tests/gpu/test_forward_cuda.py with 24 roundings in place of 20: an adapter adds half a rounding to each
 of the eight products of two layers."""
@@ -79,10 +80,10 @@ def test_a_row_of_many_is_alone() -> None:
     check_few_alone(MANY_ADAPTED, torch.bfloat16, "cuda", 64)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "large"])
 @pytest.mark.parametrize("rows", [1, 3, 6, 32, 40, 256])
 def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: int, tmp_path: Path) -> None:
-    model, exact = models(FAMILIES[family], HALF_KERNELS, tmp_path, "cuda")
+    model, exact = models(SIZES[family], HALF_KERNELS, tmp_path, "cuda")
     exact.adapters = AdapterTables(exact.config, 4, 16, torch.float32, torch.device("cpu"))
     model.adapters = AdapterTables(model.config, 4, 16, torch.bfloat16, torch.device("cuda"))
     torch.manual_seed(rows)
@@ -92,16 +93,17 @@ def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: 
             ours.copy_(theirs.bfloat16())
             theirs.copy_(theirs.bfloat16())
     slots = torch.arange(rows) % 5 if rows > 1 else torch.tensor([3])
-    batch = batch_of(FAMILIES[family].heads, ragged(rows))
+    batch = batch_of(SIZES[family].heads, ragged(rows))
     batch = batch._replace(inputs=batch.inputs._replace(adapters=slots))
     ours, theirs = batch.moved(torch.bfloat16, "cuda"), batch.moved(torch.float32, "cpu")
     with Launched() as launched:
         found = run(model, ours)
     few = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
-    many = {
-        "adapted_norm": 2 * LAYERS + 1, "divided_linear": 2 * LAYERS, "adapted_rope_and_write": LAYERS,
-        "adapted_silu_mul": LAYERS, "linear_add_beside": 2 * LAYERS,
-    }  # fmt: skip
+    many = {"adapted_norm": 2 * LAYERS + 1, "adapted_rope_and_write": LAYERS, "adapted_silu_mul": LAYERS}
+    if family == "large":  # torch multiplies for gates and ups, and for down
+        many |= {"divided_linear": LAYERS, "linear_add_beside": LAYERS, "shrunk": LAYERS}
+    else:
+        many |= {"divided_linear": 2 * LAYERS, "linear_add_beside": 2 * LAYERS}
     assert (few if rows <= HALF_KERNELS.few_rows.most else many).items() <= launched.names.items()
     wanted = run(exact, theirs)
     plain = run(exact, batch._replace(inputs=batch.inputs._replace(adapters=None)).moved(torch.float32, "cpu"))

@@ -11,10 +11,16 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.adapt_fused_triton import MOST_HELD, NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
+from gapless.kernels.adapt_fused_triton import (
+    MOST_HELD,
+    NO_ADAPTERS,
+    NORM_WARPS,
+    adapted_norm_kernel,
+    shares_of,
+)
 from gapless.kernels.few_rows_triton import (
-    VECTOR_ROWS,
     FewRowsTiles,
+    is_vector,
     matrix_kernel,
     one_row_kernel,
     tiles_for,
@@ -46,7 +52,7 @@ class Matrix(NamedTuple):
 
     def build(self, rows: int, capability: int) -> aot.Resources:
         tiles = self.tiles(rows, capability)
-        vector = rows <= VECTOR_ROWS
+        vector = is_vector(rows, self.columns * self.depth)
         constants: dict[str, Any] = {
             "N": self.columns, "K": self.depth, "BIAS": False, "GATED": self.gated, "ADD": not self.norm,
             "EARLY": capability >= 90, "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, **NO_ADAPTERS,
@@ -96,16 +102,17 @@ more to give."""
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
-    if rows <= VECTOR_ROWS:
+    vector = is_vector(rows, MATRICES[name].columns * MATRICES[name].depth)
+    if vector:
         assert ".v4.b32" in used.ptx, "weights are loaded eight at a time"
     else:
         assert whole or "cp.async" in used.ptx
         assert {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(capability, "mma.sync") in used.ptx
     if capability >= 90:
         before = used.ptx[: used.ptx.index("griddepcontrol.wait")]
-        asked = ".v4.b32" if rows <= VECTOR_ROWS or whole else "prefetch.global.L2"
+        asked = ".v4.b32" if vector or whole else "prefetch.global.L2"
         assert asked in before, "the weight is asked for before the kernel in front has ended"
-        assert not whole or rows <= VECTOR_ROWS or "st.shared" in before, "and is in shared memory"
+        assert not whole or vector or "st.shared" in before, "and is in shared memory"
 
 
 @pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 90, 100], ADAPTED, [1, 4, 32]))

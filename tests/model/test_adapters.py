@@ -74,7 +74,7 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family):
 def test_the_fused_layers_of_few_rows_give_what_separate_steps_do(family):
     model, _ = family
     few = copy.copy(model)
-    few.kernels = plain.KERNELS._replace(few_rows=plain.FEW_ROWS)
+    few.kernels, few.few_most = plain.KERNELS._replace(few_rows=plain.FEW_ROWS), plain.FEW_ROWS.most
     found = []
     for each in (model, few):
         driver, rows = AdaptedDriver(each), [Sequence() for _ in range(4)]

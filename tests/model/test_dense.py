@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -246,7 +247,9 @@ def test_no_rows_to_sample_is_fine(ours):
 
 
 @pytest.mark.parametrize(
-    "way", [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS)}, {"many_rows": plain.MANY_ROWS}], ids=list
+    "way",
+    [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": 32}, {"many_rows": plain.MANY_ROWS}],
+    ids=list,
 )
 def test_fused_layers_give_what_separate_steps_do(ours, way):
     """The short ways of a decode batch, here of torch's own steps, against the long one."""
@@ -270,3 +273,13 @@ def test_many_rows_take_their_own_way_when_it_serves_every_matrix_of_every_block
         many = plain.MANY_ROWS._replace(serves=lambda linear, answers=answers: next(answers))
         model = load_model(config, CPU, plain.KERNELS._replace(many_rows=many))
         assert (model.many_rows is many) == (refused == count)
+
+
+def test_few_rows_take_their_own_way_when_it_serves_every_matrix_and_one_row_always(tmp_path):
+    reference("qwen3").save_pretrained(tmp_path)
+    config, served = EngineConfig(model=str(tmp_path)), []
+    for refused in (None, 2):
+        numbers = itertools.count()
+        few = plain.FEW_ROWS._replace(serves=lambda linear, at=numbers, no=refused: next(at) != no)
+        served.append(load_model(config, CPU, plain.KERNELS._replace(few_rows=few)).few_most)
+    assert served == [plain.FEW_ROWS.most, 1]
