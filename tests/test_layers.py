@@ -59,6 +59,7 @@ MAX_FUNCTION_LINES = 100
 LINES = {
     "the engine, its proofs and its measuring": 39_099,
     "adapters": 1_480,
+    "adapters below the matrices of large models, whose products make their first halves": 195,
     "adapters inside the layers of 33 to 256 rows": 130,
     "adapters' first halves with few shuffles, by further programs where few rows have one": 50,
     "draft models, heads that draw, MTP layers": 500,
@@ -83,6 +84,7 @@ LINES = {
     "peers of one host read memory in place": 230,
     "penalties, biases, bad words": 750,
     "pinned memory under numpy, CUDA's graphs, types and autocast under the sanitizer": 680,
+    "products of few rows by the size of their matrices": 19,
     "processes under the sanitizer, the parts of an emulated CUDA": 650,
     "reports of the sanitizer, what it watched": 650,
     "page checksums by place, transfers that fail alone, a pair that is kept up": 160,

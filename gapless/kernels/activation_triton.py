@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_fused_triton import first_of, with_lines
+from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
 from gapless.kernels.library_triton import launch_options, operator
 
 BLOCK = 512
@@ -18,8 +18,8 @@ BLOCK = 512
 
 @triton.jit
 def silu_mul_kernel(
-    gate_up, out, inner, adapters, lines, WIDTH: tl.constexpr, RANK: tl.constexpr, EARLY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gate_up, out, inner, adapters, lines, WIDTH: tl.constexpr, ROW: tl.constexpr, RANK: tl.constexpr,
+    INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (row, columns). EARLY: lines of the row's adapter are there before the kernel in front has ended."""
     row = tl.program_id(0).to(tl.int64)
@@ -33,12 +33,12 @@ def silu_mul_kernel(
     if EARLY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    left = gate_up + row * 2 * WIDTH + column
+    left = gate_up + row * ROW + column
     gate = tl.load(left, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(left + WIDTH, mask=inside, other=0.0).to(tl.float32)
     if RANK > 0:  # noqa: SIM102 (one is known when it is compiled)
         if slot > 0:
-            sums = inner + row * 2 * RANK
+            sums = inner + row * INNER_ROW + slot * INNER_SLOT
             gate = with_lines(gate, gates, line, own, sums, 2 * WIDTH, RANK)
             up = with_lines(up, ups, line + WIDTH, own, sums + RANK, 2 * WIDTH, RANK)
     value = gate * tl.sigmoid(gate) * up
@@ -49,18 +49,18 @@ def silu_mul(
     gate_up: Tensor, inner: Tensor | None = None, adapters: Tensor | None = None, lines: Tensor | None = None, *,
     early: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return silu(left half) * right half of `gate_up` [T, 2I]: [T, I], computed in float32.
+    """Return silu(left half) * right half of `gate_up` [T, 2I], whose rows may be apart: [T, I], computed in float32.
 
-    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 2 * rank] times `lines` [slots,
-    rank, 2I] of each token's slot. early: see `launch_options`.
+    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 2 * rank], or [T, slots, 2 *
+    rank], times `lines` [slots, rank, 2I] of each token's slot. early: see `launch_options`.
     """
-    assert gate_up.is_contiguous()
+    assert gate_up.stride(1) == 1
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     rank = 0 if lines is None else lines.shape[1]
     silu_mul_kernel[(rows, triton.cdiv(width, BLOCK))](
-        gate_up, out, inner, adapters, lines, width, rank, early, BLOCK, num_warps=4 if rank else 2,
-        **launch_options(early),
+        gate_up, out, inner, adapters, lines, width, gate_up.stride(0), rank, *inner_strides(inner), early, BLOCK,
+        num_warps=4 if rank else 2, **launch_options(early),
     )  # fmt: skip
     return out
 

@@ -39,6 +39,23 @@ class Shrunk(NamedTuple):
     part: AdapterPart
 
 
+class Joint(NamedTuple):
+    """A product, before the second half of what adapters add to it, with the first half for every slot."""
+
+    product: Tensor
+    """[rows, out]"""
+    inner: Tensor
+    """[rows, slots, projections * rank]"""
+    slots: Tensor
+    """int64 [rows]"""
+    part: AdapterPart
+
+    def own(self) -> Shrunk:
+        """Return the first half of each row's own adapter."""
+        rows = torch.arange(len(self.slots), device=self.slots.device)
+        return Shrunk(self.inner[rows, self.slots].float()[None], self.slots, self.part)
+
+
 def shrink(x: Tensor, slots: Tensor, part: AdapterPart) -> Shrunk:
     """Do the first half of `adapt`, rows after each other."""
     inner = torch.bmm(part.down.index_select(0, slots).float(), x.float()[:, :, None])[:, :, 0]

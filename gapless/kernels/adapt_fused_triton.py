@@ -61,8 +61,14 @@ def with_lines(total, held, lines, mask, sums, N: tl.constexpr, RANK: tl.constex
             line = held[rank]
         else:
             line = tl.load(lines + rank * N, mask=mask, other=0.0)
-        total += line.to(tl.float32) * tl.load(sums + rank)
+        total += line.to(tl.float32) * tl.load(sums + rank).to(tl.float32)
     return total
+
+
+def inner_strides(inner: Tensor | None) -> tuple[int, int]:
+    """Return the strides of rows and slots in the first half of what adapters add, [rows, lines] of each row's slot or
+    [rows, slots, lines] of every one."""
+    return (0, 0) if inner is None else (inner.stride(0), inner.stride(1) if inner.dim() == 3 else 0)
 
 
 @triton.jit

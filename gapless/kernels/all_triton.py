@@ -15,6 +15,7 @@ from gapless.kernels.few_rows import FEW_ROWS, FewRowsLinear
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.invariant_attention_triton import triton_invariant_decode, triton_invariant_prefill
 from gapless.kernels.invariant_linear_triton import InvariantLinear
+from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.masks_triton import mask, reply
@@ -54,7 +55,7 @@ KERNELS = Kernels(
     stores_home=True,
     ahead=ahead,
 )
-HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS)
+HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS, joined_rows=JOINED_ROWS)
 """The kernels for models of 16-bit numbers"""
 INVARIANT_KERNELS = KERNELS._replace(
     linear=InvariantLinear,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
 from gapless.kernels.library_triton import launch_options, operator
 
 
@@ -28,12 +29,21 @@ def rms_norm_kernel(x, weight, out, eps, WIDTH: tl.constexpr, EARLY: tl.constexp
 
 
 @triton.jit
-def add_rms_norm_kernel(x, delta, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def add_rms_norm_kernel(
+    x, delta, weight, out, eps, inner, adapters, lines, WIDTH: tl.constexpr, ROW: tl.constexpr, RANK: tl.constexpr,
+    INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    at = tl.program_id(0).to(tl.int64) * WIDTH + column
+    at = row * WIDTH + column
     inside = column < WIDTH
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(delta + row * ROW + column, mask=inside, other=0.0).to(tl.float32)
+    if RANK > 0:
+        slot = tl.load(adapters + row)
+        if slot > 0:
+            line, sums = lines + slot * (RANK * WIDTH) + column, inner + row * INNER_ROW + slot * INNER_SLOT
+            value = with_lines(value, first_of(line, inside, WIDTH), line, inside, sums, WIDTH, RANK)
     # The norm is of what the next layer reads: the sum rounded to its dtype.
     kept = value.to(x.dtype.element_ty)
     tl.store(x + at, kept, mask=inside)
@@ -61,17 +71,33 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, early: bool = False) -> T
     return out
 
 
-def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds `delta` [T, H] to `x` [T, H], which is rounded to its dtype; returns the sum's `rms_norm`."""
-    assert x.is_contiguous() and delta.is_contiguous() and weight.is_contiguous()
+def add_rms_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None, adapters: Tensor | None = None,
+    lines: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Adds `delta` [T, H], whose rows may be apart, to `x` [T, H], which is rounded to its dtype; returns the sum's
+    `rms_norm`.
+
+    With `adapters` int64 [T], adds the second half of what these do too: inner [T, slots, rank] times `lines` [slots,
+    rank, H] of each token's slot.
+    """
+    assert x.is_contiguous() and delta.stride(1) == 1 and weight.is_contiguous()
     rows, width = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    add_rms_norm_kernel[(rows,)](x, delta, weight, out, eps, width, block, num_warps=_warps(block))
+    add_rms_norm_kernel[(rows,)](
+        x, delta, weight, out, eps, inner, adapters, lines, width, delta.stride(0),
+        0 if lines is None else lines.shape[1], *inner_strides(inner), block, num_warps=_warps(block),
+    )  # fmt: skip
     return out
 
 
 triton_rms_norm = operator("triton_rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm)
+triton_adapted_add_rms_norm = operator(
+    "triton_adapted_add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps, Tensor inner, Tensor adapters, "
+    "Tensor up) -> Tensor",
+    add_rms_norm,
+)
 triton_add_rms_norm = operator(
     "triton_add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor", add_rms_norm
 )

@@ -10,13 +10,13 @@ from torch.nn.functional import pad, silu
 
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
-from gapless.kernels.adapt import AdapterPart, Shrunk, expand, shrink
+from gapless.kernels.adapt import AdapterPart, Joint, Shrunk, expand, shrink
 from gapless.kernels.attention import decode_attention
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import AdaptedRows, DecodeBatch, FewRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import AdaptedRows, DecodeBatch, FewRows, JoinedRows, Kernels, Linear, ManyRows, Normable
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
 
@@ -128,6 +128,26 @@ def adapted_linear_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part
     return shrink(y, slots, part)
 
 
+def joint_linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Joint:
+    inner = torch.einsum("bk,slk->bsl", x.float(), part.down.float())
+    return Joint(linear(x), inner, slots, part)
+
+
+def joint_sum(joint: Joint) -> Tensor:
+    """The product with what adapters add to it, in its dtype."""
+    y = joint.product.contiguous()
+    expand(y, joint.own())
+    return y
+
+
+def joint_decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
+    return decode(joint_sum(joint).view(len(joint.slots), -1, kv.cache.shape[5]), rotation, kv, tokens, batch, scale)
+
+
+def joint_add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Tensor:
+    return add_rms_norm(x, joint_sum(joint), norm, eps)
+
+
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
     first, writes = L.HEADER_WORDS + counts.rows, counts.page_writes
     rows = words[L.HEADER_WORDS : first].long()
@@ -235,6 +255,10 @@ KERNELS = Kernels(
 ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
 MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
 FEW_ROWS = FewRows(32, lambda linear: True, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
+JOINED_ROWS = JoinedRows(
+    256, lambda linear: True, joint_linear, joint_decode,
+    lambda joint: silu_mul(joint_sum(joint)), joint_add_rms_norm,
+)  # fmt: skip
 MANY_ROWS = ManyRows(
     256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED
 )

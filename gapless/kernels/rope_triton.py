@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.adapt_fused_triton import first_of, with_lines
+from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
 from gapless.kernels.library_triton import launch_options, operator
 
 HEADS = 4
@@ -46,8 +46,9 @@ def turned(
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["positions", "slots"])
 def rope_and_write_kernel(
     qkv, qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up, RANK: tl.constexpr,
-    MAX_LEN: tl.constexpr, LAYERS: tl.constexpr, PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, ROW: tl.constexpr, MAX_LEN: tl.constexpr, LAYERS: tl.constexpr,
+    PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (token, HEADS heads). EARLY: lines of its adapter are there before the kernel in front has ended."""
     token = tl.program_id(0).to(tl.int64)
@@ -64,13 +65,13 @@ def rope_and_write_kernel(
     if EARLY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
-    place = qkv + (token * (TURNED + KV_HEADS) + head) * (2 * HALF) + column
+    place = qkv + token * ROW + head * (2 * HALF) + column
     left = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
     if RANK > 0:  # noqa: SIM102 (one is known when it is compiled)
         if adapter > 0:
             projection = (head >= TURNED - KV_HEADS).to(tl.int32) + (head >= TURNED).to(tl.int32)
-            sums = inner + token * (3 * RANK) + projection * RANK
+            sums = inner + token * INNER_ROW + adapter * INNER_SLOT + projection * RANK
             left = with_lines(left, lefts, line, own, sums, WIDTH, RANK)
             right = with_lines(right, rights, line + HALF, own, sums, WIDTH, RANK)
 
@@ -109,22 +110,25 @@ def rope_and_write(
     early: bool = False,
 ) -> None:  # fmt: skip
     """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
-    and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T].
+    and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv
+    may be apart.
 
     `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
     with the same slot (inert ones, in the null page) leave the entry of any of them there. Computed in float32.
 
-    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 3 * rank] times `up` [slots, rank,
-    all columns of qkv] of each token's slot. Values then go to the cache alone. early: see `launch_options`.
+    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 3 * rank] or [T, slots, 3 * rank]
+    times `up` [slots, rank, all columns of qkv] of each token's slot. Values then go to the cache alone. early: see
+    `launch_options`.
     """
-    assert qkv.is_contiguous() and cache.is_contiguous() and table.is_contiguous()
+    assert qkv.stride()[1:] == (qkv.shape[2], 1) and cache.is_contiguous() and table.is_contiguous()
     tokens, heads, width = qkv.shape
     _, layers, _, page_size, kv_heads, _ = cache.shape
     half, rank = width // 2, 0 if up is None else up.shape[1]
     grid = (tokens, triton.cdiv(heads, HEADS))
     rope_and_write_kernel[grid](
         qkv, qkv if qk_norm is None else qk_norm, eps, positions, table, slots, cache, layer, inner, adapters, up,
-        rank, table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half, qk_norm is not None, early, HEADS,
+        rank, *inner_strides(inner), qkv.stride(0), table.shape[0], layers, page_size, heads - kv_heads, kv_heads, half,
+        qk_norm is not None, early, HEADS,
         triton.next_power_of_2(half), num_warps=2 if rank else 1, **launch_options(early),
     )  # fmt: skip
 

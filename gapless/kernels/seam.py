@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gapless.kernels.adapt import AdapterPart, Shrunk, adapt
+from gapless.kernels.adapt import AdapterPart, Joint, Shrunk, adapt
 from gapless.kernels.adjust import adjust
 from gapless.kernels.drafts import ask, keep_drafts
 from gapless.kernels.masks import mask, reply
@@ -139,6 +139,24 @@ class ManyRows(NamedTuple):
     """Rotates, writes keys and values, and attends, as `FewRows.decode` does"""
     adapted: AdaptedRows
     """How such a layer runs where rows have adapters"""
+
+
+class JoinedRows(NamedTuple):
+    """A decoder layer of rows of which some have adapters, one token each, where its matrices are large: these have the
+    matrices of all adapters below them, so that the first half of what adapters add comes with the products."""
+
+    most: int
+    """Rows up to which this is the faster way"""
+    serves: Callable[[Linear], bool]
+    """Whether it is for models with this linear layer"""
+    linear: Callable[[Tensor, Linear, Tensor, AdapterPart], Joint]
+    """(x [B, in], linear, slots int64 [B], part), whose `down` is below the matrix in its memory"""
+    decode: Callable[[Joint, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
+    """`FewRows.decode` of the sum, also where rows read what other rows write"""
+    silu_mul: Callable[[Joint], Tensor]
+    """`Kernels.silu_mul` of the sum"""
+    add_rms_norm: Callable[[Tensor, Joint, Tensor, float], Tensor]
+    """`Kernels.add_rms_norm` of x, the sum, weight and eps"""
 
 
 def join(a: Tensor, b: Tensor) -> Tensor:
@@ -269,6 +287,7 @@ class Kernels(NamedTuple):
     few_rows: FewRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""
     many_rows: ManyRows | None = None
+    joined_rows: JoinedRows | None = None
     """A faster way for decode batches of more rows. None: they run as any other."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
     """A context in which programs only have their kernels compiled, in parallel; its end waits for that. None: there is

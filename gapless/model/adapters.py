@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +17,7 @@ from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
 from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
+from gapless.model.params import Params
 from gapless.model.weights import read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -59,24 +61,37 @@ class AdapterLayer(NamedTuple):
 class AdapterTables:
     """Memory for `count` adapters of up to `rank`, all zeros. Implements `step.adapters.SlotTables`."""
 
-    def __init__(self, config: ModelConfig, count: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.count = count
-        self.rank = max(LEAST_RANK, 1 << (rank - 1).bit_length())
+    def __init__(self, config: ModelConfig, count: int, rank: int, params: Params, below: bool = False) -> None:
+        """`below`: the matrices of `params` have `lines_below` for what is multiplied with the same inputs."""
+        self.count, self.rank = count, padded(rank)
         self.layers: list[AdapterLayer] = []
-        for _ in range(config.layers):
-            parts = (self._part(name, config, dtype, device) for name in MODULES)
+        for layer in params.layers:
+            parts = (self._part(name, config, getattr(layer, name), below) for name in MODULES)
             self.layers.append(AdapterLayer(*parts))
 
-    def _part(self, name: str, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> AdapterPart:
+    def _part(self, name: str, config: ModelConfig, matrix: Tensor, below: bool) -> AdapterPart:
         width, columns = sizes_of(name, config)
-        ends = tuple(sum(columns[: i + 1]) for i in range(len(columns)))
-        down = torch.zeros(self.count + 1, len(columns) * self.rank, width, dtype=dtype, device=device)
-        up = torch.zeros(self.count + 1, self.rank, ends[-1], dtype=dtype, device=device)
-        return AdapterPart(down, up, ends)
+        ends, shape = tuple(accumulate(columns)), (self.count + 1, len(columns) * self.rank, width)
+        if below:
+            strides, end = (shape[1] * width, width, 1), matrix.storage_offset() + matrix.numel()
+            down = matrix.as_strided(shape, strides, end).zero_()
+        else:
+            down = matrix.new_zeros(shape)
+        return AdapterPart(down, matrix.new_zeros(self.count + 1, self.rank, ends[-1]), ends)
 
     def slot(self, slot: int) -> list[Tensor]:
         """See `SlotTables.slot`."""
         return [table[slot] for layer in self.layers for part in layer for table in (part.down, part.up)]
+
+
+def padded(rank: int) -> int:
+    """Return the rank that the tables have room for."""
+    return max(LEAST_RANK, 1 << (rank - 1).bit_length())
+
+
+def lines_below(count: int, rank: int) -> int:
+    """Return the lines that tables of `count` adapters take below each projection of a matrix."""
+    return (count + 1) * padded(rank)
 
 
 def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from torch.nn.functional import embedding
 
 from gapless.base.records import PageGroup
 from gapless.kernels import plain
-from gapless.kernels.seam import FewRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import FewRows, JoinedRows, Kernels, Linear, ManyRows, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.adapters import AdapterTables
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
@@ -103,6 +103,8 @@ class DenseModel:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.adapters = adapters
+        joined = kernels.joined_rows if adapters is not None else None
+        self.joined = joined if joined and any(map(joined.serves, self._linears())) else None
         self.rope = Rope(config, max_model_len, params.embedding.device)
 
     def _linears(self) -> Iterator[Linear]:
@@ -139,7 +141,9 @@ class DenseModel:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some on the way."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
-        adapted, few = inputs.adapters is not None, kernels.few_rows
+        adapted, few, joined = inputs.adapters is not None, kernels.few_rows, self.joined
+        if adapted and joined is not None and inputs.starts is None and len(x) <= joined.most:
+            return self._joined_rows(joined, x, inputs, cache, taps)
         if few is not None and inputs.starts is None and len(x) <= self.few_most:
             return (self._adapted_rows if adapted else self._few_rows)(few, x, inputs, cache, taps)
         many = self.many_rows
@@ -195,6 +199,21 @@ class DenseModel:
             added = ways.linear_add(x, ways.silu_mul(y, own, block.gate_up), block.down, slots, parts.down)
         x, y, _ = ways.norm(x, added, self.blocks[-1].next_norm, eps, slots, None)
         taps.pass_by(len(self.blocks), x)
+        return y
+
+    def _joined_rows(self, ways: JoinedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+        """Do `_adapted_rows` where matrices are large."""
+        config, eps, slots = self.config, self.config.norm_eps, inputs.adapters
+        assert slots is not None and self.adapters is not None
+        y = self.kernels.rms_norm(x, self.blocks[0].input_norm, eps)
+        for i, (block, parts) in enumerate(zip(self.blocks, self.adapters.layers, strict=False)):
+            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
+            qkv = ways.linear(y, block.qkv, slots, parts.qkv)
+            y = ways.decode(qkv, self._rotation(block), kv, inputs.tokens, inputs.batch, config.head_dim**-0.5)
+            y = ways.add_rms_norm(x, ways.linear(y, block.output, slots, parts.output), block.mlp_norm, eps)
+            y = ways.silu_mul(ways.linear(y, block.gate_up, slots, parts.gate_up))
+            y = ways.add_rms_norm(x, ways.linear(y, block.down, slots, parts.down), block.next_norm, eps)
+            taps.pass_by(i + 1, x)
         return y
 
     def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:

@@ -11,7 +11,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.progress import tell
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
-from gapless.model.adapters import AdapterTables
+from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import ModelConfig, model_length, read_draft_config, read_model_config, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.draft_model import DraftModel, PageShare
@@ -38,18 +38,16 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     model = read_model_config(directory)
     length = model_length(config, model)
     spare = _spare_layers(config, model)
-    params = _params(config, directory, model, dtype_of(config, model), device)
+    adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
+    below = adapted and kernels.joined_rows is not None
+    empty = allocate(model, dtype_of(config, model), device, lines_below(count, rank) if below else 0)
+    params = _filled(empty, config, directory, model)
     tell("arranging weights for the kernels")
-    tables = None
-    if config.lora_modules or config.lora_dir:
-        tables = AdapterTables(model, config.max_loras, config.max_lora_rank, params.norm.dtype, device)
+    tables = AdapterTables(model, count, rank, params, below) if adapted else None
     return DenseModel(model, params, length, kernels, tables, spare)
 
 
-def _params(
-    config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> Params:
-    params = allocate(model, dtype, device)
+def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
         tell("making dummy weights")
         fill_dummy(params, config.seed)
@@ -88,7 +86,7 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
 
 def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
     small, device = read_draft_config(name, model.config), model.rope.table.device
-    params = _params(config, resolve_model_dir(name), small, model.dtype, device)
+    params = _filled(allocate(small, model.dtype, device), config, resolve_model_dir(name), small)
     share = PageShare.of(model.config, small)
     draft = DenseModel(small, params, model.max_model_len, model.kernels, first_layer=share.first)
     return DraftModel(draft, model, model.kernels, share.view)

@@ -56,36 +56,40 @@ class WeightSlot(NamedTuple):
     shape: tuple[int, ...]
 
 
-def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Params:
-    """Uninitialised parameters."""
-    layers = [allocate_layer(config, dtype, device) for _ in range(config.layers)]
+def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
+    """Uninitialised parameters. Below each matrix of a layer its memory goes on for as many lines a projection, and
+    that of its bias with zeros."""
+    layers = [allocate_layer(config, dtype, device, below) for _ in range(config.layers)]
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
     return Params(embedding, layers, norm, embedding if config.tied else torch.empty_like(embedding))
 
 
-def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Layer:
-    """Uninitialised parameters of one layer."""
+def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
+    """Uninitialised parameters of one layer; see `allocate`."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def bias(wanted: bool, size: int) -> Tensor | None:
-        return new(size) if wanted else None
+    def matrix(columns: int, depth: int, projections: int = 1) -> Tensor:
+        return new(columns + below * projections, depth)[:columns]
+
+    def bias(wanted: bool, size: int, projections: int = 1) -> Tensor | None:
+        return torch.zeros(size + below * projections, dtype=dtype, device=device)[:size] if wanted else None
 
     hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
     wide = (config.heads + 2 * config.kv_heads) * dim
     return Layer(
         input_norm=new(hidden),
-        qkv=new(wide, hidden),
-        qkv_bias=bias(config.qkv_bias, wide),
+        qkv=matrix(wide, hidden, 3),
+        qkv_bias=bias(config.qkv_bias, wide, 3),
         qk_norm=new(config.heads + config.kv_heads, dim) if config.qk_norm else None,
-        output=new(hidden, config.heads * dim),
+        output=matrix(hidden, config.heads * dim),
         output_bias=bias(config.output_bias, hidden),
         mlp_norm=new(hidden),
-        gate_up=new(2 * middle, hidden),
-        gate_up_bias=bias(config.mlp_bias, 2 * middle),
-        down=new(hidden, middle),
+        gate_up=matrix(2 * middle, hidden, 2),
+        gate_up_bias=bias(config.mlp_bias, 2 * middle, 2),
+        down=matrix(hidden, middle),
         down_bias=bias(config.mlp_bias, hidden),
     )
 

@@ -13,7 +13,17 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import FewShape, RotatedShape, check_adapt, check_alone, check_few, check_few_alone, check_rotated
+from adapt_cases import (
+    FewShape,
+    RotatedShape,
+    check_adapt,
+    check_alone,
+    check_few,
+    check_few_alone,
+    check_joined,
+    check_joined_decode,
+    check_rotated,
+)
 from adapter_files import write_adapter
 from forward_cases import FAMILIES, Family, Launched, batch_of, error, models, ragged, run, written
 from paged import LAYERS, Heads
@@ -21,8 +31,8 @@ from paged import LAYERS, Heads
 from gapless import LLM, SamplingParams
 from gapless.kernels.all_triton import HALF_KERNELS, KERNELS
 from gapless.kernels.few_rows import ADAPTED_ROWS
+from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.many_rows import MANY_ADAPTED
-from gapless.model.adapters import AdapterTables
 from gapless.model.config import read_model_config, resolve_model_dir
 
 SHAPES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1500, 64)]
@@ -76,6 +86,17 @@ def test_rotation_adds_what_the_definition_says(shape: RotatedShape, dtype: torc
     check_rotated(MANY_ADAPTED, dtype, "cuda", shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 33, 256])
+def test_a_joined_product_and_its_second_half_are_what_the_definition_says(rows: int, dtype: torch.dtype) -> None:
+    check_joined(JOINED_ROWS, dtype, "cuda", FewShape(rows, 2048, (2048, 512, 512), 4096, 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_joined_queries_keys_and_values_are_read_as_plain_torch_does(dtype: torch.dtype) -> None:
+    check_joined_decode(JOINED_ROWS, dtype, "cuda", Heads(32, 8, 128), ragged(40)[:-1])
+
+
 def test_a_row_of_many_is_alone() -> None:
     check_few_alone(MANY_ADAPTED, torch.bfloat16, "cuda", 64)
 
@@ -83,9 +104,8 @@ def test_a_row_of_many_is_alone() -> None:
 @pytest.mark.parametrize("family", [*FAMILIES, "large"])
 @pytest.mark.parametrize("rows", [1, 3, 6, 32, 40, 256])
 def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: int, tmp_path: Path) -> None:
-    model, exact = models(SIZES[family], HALF_KERNELS, tmp_path, "cuda")
-    exact.adapters = AdapterTables(exact.config, 4, 16, torch.float32, torch.device("cpu"))
-    model.adapters = AdapterTables(model.config, 4, 16, torch.bfloat16, torch.device("cuda"))
+    model, exact = models(SIZES[family], HALF_KERNELS, tmp_path, "cuda", adapters=4)
+    assert model.adapters is not None and exact.adapters is not None
     torch.manual_seed(rows)
     for slot in range(1, 5):
         for ours, theirs in zip(model.adapters.slot(slot), exact.adapters.slot(slot), strict=True):
@@ -99,12 +119,15 @@ def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(family: str, rows: 
     with Launched() as launched:
         found = run(model, ours)
     few = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
-    many = {"adapted_norm": 2 * LAYERS + 1, "adapted_rope_and_write": LAYERS, "adapted_silu_mul": LAYERS}
-    if family == "large":  # torch multiplies for gates and ups, and for down
-        many |= {"divided_linear": LAYERS, "linear_add_beside": LAYERS, "shrunk": LAYERS}
-    else:
-        many |= {"divided_linear": 2 * LAYERS, "linear_add_beside": 2 * LAYERS}
-    assert (few if rows <= HALF_KERNELS.few_rows.most else many).items() <= launched.names.items()
+    many = {
+        "adapted_norm": 2 * LAYERS + 1, "divided_linear": 2 * LAYERS, "adapted_rope_and_write": LAYERS,
+        "adapted_silu_mul": LAYERS, "linear_add_beside": 2 * LAYERS,
+    }  # fmt: skip
+    joined = {
+        "adapted_rope_and_write": LAYERS, "adapted_silu_mul": LAYERS, "adapted_add_rms_norm": 2 * LAYERS,
+    }  # fmt: skip
+    expected = joined if family == "large" else few if rows <= HALF_KERNELS.few_rows.most else many
+    assert expected.items() <= launched.names.items()
     wanted = run(exact, theirs)
     plain = run(exact, batch._replace(inputs=batch.inputs._replace(adapters=None)).moved(torch.float32, "cpu"))
     assert error(plain[0][: batch.real], wanted[0][: batch.real]) > 10 * LIMIT, "adapters change what follows"

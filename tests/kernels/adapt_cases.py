@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from few_rows_cases import ROUNDING
+from few_rows_cases import ROUNDING, close
+from paged import Heads, paged, unturned
 from torch import Tensor
 
 from gapless.kernels import plain
-from gapless.kernels.adapt import AdapterPart, Shrunk
+from gapless.kernels.adapt import AdapterPart, Joint, Shrunk
 from gapless.kernels.linear import TorchLinear
-from gapless.kernels.seam import AdaptedRows, Kernels
+from gapless.kernels.seam import AdaptedRows, JoinedRows, Kernels
 from gapless.kernels.views import KV, Rotation, TokenBatch
 
 SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
@@ -175,6 +176,76 @@ def check_rotated(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: Rot
         turned = heads + kv_heads
         near(found[:, :turned].cpu(), want[:, :turned])
         near(cache.cpu(), want_cache)
+
+
+def check_joined(ways: JoinedRows, dtype: torch.dtype, device: str, shape: FewShape) -> None:
+    """Products with the first halves of adapters of three slots and of none, and what adds the second halves. Slot 2,
+    which no row has, is NaN, and so are the lines of `up` that no row may read."""
+    torch.manual_seed(shape.rows)
+    rows, hidden, projections, middle, rank = shape
+    slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))].to(device)
+    slots[-1] = 3
+    x, norm = torch.randn(rows, hidden).to(device, dtype), (torch.randn(hidden) * 0.3 + 1).to(device, dtype)
+    joints = []
+    for columns in (projections, (middle, middle), (hidden,)):
+        part = random_part(hidden, columns, rank, 5, dtype)
+        part.up[0] = part.up[2] = torch.nan
+        part.down[2] = torch.nan
+        wide, size = sum(columns), sum(columns) + part.down.numel() // hidden
+        whole = torch.cat((random_weight(wide, hidden), part.down.view(-1, hidden).float())).to(device, dtype)
+        bias = torch.cat((torch.randn(wide), torch.zeros(size - wide))).to(device, dtype)[:wide]
+        layer = TorchLinear(whole[:wide].double(), bias)
+        layer.weight = whole[:wide]
+        part = AdapterPart(whole[wide:].view(part.down.shape), part.up.to(device), part.ends)
+        joint = ways.linear(x, layer, slots, part)
+        near(joint.product, x.double() @ layer.weight.double().T + bias.double())
+        near(layer(x), joint.product.double())
+        near(joint.inner[:, 3], x.double() @ part.down[3].double().T)
+        joints.append(joint)
+
+    def wanted(joint: Joint) -> Tensor:
+        """The sum, from the first half as it was rounded."""
+        total, (inner, own) = joint.product.double(), (joint.inner.double(), slots.tolist())
+        for row in (row for row, slot in enumerate(own) if slot):
+            sums = inner[row, own[row]].view(-1, rank)
+            begins = (0, *joint.part.ends)
+            for one, begin, end in zip(sums, begins, joint.part.ends, strict=False):
+                total[row, begin:end] += one @ joint.part.up[own[row], :, begin:end].double()
+        return total
+
+    gate, up = wanted(joints[1]).split(middle, dim=1)
+    near(ways.silu_mul(joints[1]), gate * gate.sigmoid() * up)
+    start = torch.randn(rows, hidden).to(device, dtype)
+    total = start.double() + wanted(joints[2])
+    normed = ways.add_rms_norm(start, joints[2], norm, EPS)
+    near(start, total)
+    want = start.double()
+    near(normed, want * torch.rsqrt(want.square().mean(-1, keepdim=True) + EPS) * norm.double())
+
+
+def check_joined_decode(ways: JoinedRows, dtype: torch.dtype, device: str, heads: Heads, lengths: list[int]) -> None:
+    """Queries, keys and values with adapters, rotated, written and read, beside plain torch in float32."""
+    batch, scale = paged(heads, lengths, dtype=dtype, device=device), heads.dim**-0.5
+    turn, columns = (
+        unturned(heads, batch, True),
+        tuple(heads.dim * count for count in (heads.query, heads.kv, heads.kv)),
+    )
+    slots = torch.tensor([0, 1, 3])[torch.arange(len(lengths)) % 3].to(device)
+    part = random_part(64, columns, 16, 3, dtype)
+    part = AdapterPart(part.down.to(device), part.up.to(device) * 0.3, part.ends)
+    flat = turn.qkv.flatten(1)
+    both = torch.cat((flat, (torch.randn(len(lengths), 4 * 48) * 0.3).to(device, dtype)), dim=1)
+    joint = Joint(both[:, : flat.shape[1]], both[:, flat.shape[1] :].view(len(lengths), 4, 48), slots, part)
+    wide = batch._replace(cache=batch.cache.to(torch.float32, copy=True))
+    rotation = Rotation(*(value.float() if isinstance(value, Tensor) else value for value in turn.rotation))
+    exact = Joint(
+        joint.product.float(), joint.inner.float(), slots, AdapterPart(*(t.float() for t in part[:2]), part.ends)
+    )
+    want = plain.JOINED_ROWS.decode(exact, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    bare = plain.decode(turn.qkv.float(), rotation, wide.kv, turn.tokens, wide.batch, scale)
+    assert (bare - want).abs().max() > 0.1, "adapters change what is read"
+    found = ways.decode(joint, turn.rotation, batch.kv, turn.tokens, batch.batch, scale)
+    close(found, want.double())
 
 
 def check_few_alone(ways: AdaptedRows, dtype: torch.dtype, device: str, rows: int) -> None:

@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
+from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import read_model_config
 from gapless.model.dense import DenseModel
-from gapless.model.params import Layer, Params, allocate
+from gapless.model.params import Params, allocate
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 VOCAB = 512
@@ -45,9 +46,10 @@ FAMILIES = {
 
 
 def models(
-    family: Family, kernels: Kernels, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16
+    family: Family, kernels: Kernels, folder: Path, device: str, dtype: torch.dtype = torch.bfloat16, adapters: int = 0
 ) -> tuple[DenseModel, DenseModel]:
-    """The model on `device`, and with the same weights in float32 on the CPU in plain torch."""
+    """The model on `device`, and with the same weights in float32 on the CPU in plain torch. Both have room for as many
+    `adapters` of rank 16."""
     values = {
         "architectures": [family.architecture], "vocab_size": VOCAB, "hidden_size": family.hidden,
         "intermediate_size": family.middle, "num_hidden_layers": LAYERS, "num_attention_heads": family.heads.query,
@@ -60,9 +62,16 @@ def models(
     random = torch.Generator().manual_seed(0)
     for name, tensor in _named(params):
         _fill(name, tensor, random)
-    exact = _moved(params, torch.float32, "cpu")
-    made = DenseModel(config, _moved(params, dtype, device), LONGEST, kernels)
-    return made, DenseModel(config, exact, LONGEST, plain.KERNELS)
+
+    def built(dtype: torch.dtype, device: str, kernels: Kernels) -> DenseModel:
+        below = adapters > 0 and kernels.joined_rows is not None
+        own = allocate(config, dtype, torch.device(device), lines_below(adapters, 16) if below else 0)
+        for (_, ours), (_, given) in zip(_named(own), _named(params), strict=True):
+            ours.copy_(given)
+        tables = AdapterTables(config, adapters, 16, own, below) if adapters else None
+        return DenseModel(config, own, LONGEST, kernels, tables)
+
+    return built(dtype, device, kernels), built(torch.float32, "cpu", plain.KERNELS)
 
 
 def _named(params: Params) -> Iterator[tuple[str, Tensor]]:
@@ -79,16 +88,6 @@ def _fill(name: str, tensor: Tensor, random: torch.Generator) -> None:
     elif tensor.dim() == 2:
         values *= tensor.shape[1] ** -0.5
     tensor.copy_(values)
-
-
-def _moved(params: Params, dtype: torch.dtype, device: str) -> Params:
-    """A copy."""
-
-    def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device, dtype, copy=True)
-
-    layers = [Layer(*(None if part is None else move(part) for part in layer)) for layer in params.layers]
-    return Params(move(params.embedding), layers, move(params.norm), move(params.head))
 
 
 class Batch(NamedTuple):

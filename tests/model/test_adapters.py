@@ -13,9 +13,10 @@ from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.kernels import plain
-from gapless.model.adapters import CONFIG, WEIGHTS, Adapter
-from gapless.model.config import read_model_config
+from gapless.model.adapters import CONFIG, WEIGHTS, Adapter, AdapterTables, lines_below
+from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.model.loader import load_model
+from gapless.model.params import allocate, fill_dummy
 
 TOLERANCE = 1e-5
 KINDS = {
@@ -71,12 +72,20 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family):
             assert relative_error(logits[0], reference_logits(merged[slot], row.tokens)[-1]) < TOLERANCE
 
 
-def test_the_fused_layers_of_few_rows_give_what_separate_steps_do(family):
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": plain.FEW_ROWS.most},
+        {"joined": plain.JOINED_ROWS},
+    ],
+    ids=list,
+)
+def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(family, way):
     model, _ = family
-    few = copy.copy(model)
-    few.kernels, few.few_most = plain.KERNELS._replace(few_rows=plain.FEW_ROWS), plain.FEW_ROWS.most
+    other = copy.copy(model)
+    other.__dict__ |= way
     found = []
-    for each in (model, few):
+    for each in (model, other):
         driver, rows = AdaptedDriver(each), [Sequence() for _ in range(4)]
         driver.slots = [0, 1, 2, 3]
         driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
@@ -198,3 +207,18 @@ def test_a_list_of_adapters_is_as_good_as_a_tuple():
 def test_batch_invariance_with_adapters_is_refused():
     with pytest.raises(ConfigError, match="batch_invariant does not hold for rows with adapters"):
         EngineConfig(lora_modules=("a=b",), batch_invariant=True)
+
+
+def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them():
+    config = read_model_config(resolve_model_dir("demo"))
+    params, same = (allocate(config, torch.float32, torch.device("cpu"), lines) for lines in (lines_below(3, 8), 0))
+    fill_dummy(params, 0)
+    fill_dummy(same, 0)
+    tables = AdapterTables(config, 3, 8, params, below=True)
+    for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
+        for name, part in parts._asdict().items():
+            matrix = getattr(layer, name)
+            assert part.down.data_ptr() == matrix.data_ptr() + matrix.nbytes
+            assert part.down.shape == (4, len(part.ends) * 16, matrix.shape[1]) and not part.down.any()
+            part.down.fill_(7.0)
+            assert torch.equal(matrix, getattr(alone, name))

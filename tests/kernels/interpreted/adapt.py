@@ -10,9 +10,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from adapt_cases import FewShape, RotatedShape, check_adapt, check_alone, check_few, check_few_alone, check_rotated
+from adapt_cases import (
+    FewShape,
+    RotatedShape,
+    check_adapt,
+    check_alone,
+    check_few,
+    check_few_alone,
+    check_joined,
+    check_joined_decode,
+    check_rotated,
+)
+from paged import Heads
 
 from gapless.kernels import adapt_fused_triton, adapt_triton, all_triton, few_rows, few_rows_triton, many_rows, plain
+from gapless.kernels.joined_rows import JOINED_ROWS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -56,6 +68,18 @@ def test_a_layer_of_many_rows_adds_what_the_definition_says(shape, dtype, ways):
 @pytest.mark.parametrize("shape", [RotatedShape(1, 2, 2, 16), RotatedShape(7, 5, 1, 24, 32), RotatedShape(6, 6, 3, 8)])
 def test_rotation_adds_what_the_definition_says(shape, dtype, ways):
     check_rotated(ways, dtype, "cpu", shape)
+
+
+@pytest.mark.parametrize("ways", [JOINED_ROWS, plain.JOINED_ROWS], ids=["triton", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [FewShape(1, 64, (40, 24), 48), FewShape(7, 80, (72, 24, 24), 40, 32)])
+def test_a_joined_product_and_its_second_half_are_what_the_definition_says(shape, dtype, ways):
+    check_joined(ways, dtype, "cpu", shape)
+
+
+@pytest.mark.parametrize("ways", [JOINED_ROWS, plain.JOINED_ROWS], ids=["triton", "torch"])
+def test_joined_queries_keys_and_values_are_read_as_plain_torch_does(ways):
+    check_joined_decode(ways, torch.float32, "cpu", Heads(4, 2, 16), [9, 2, 16, 17, 5])
 
 
 def test_it_adds_the_same_in_parts(monkeypatch):
