@@ -62,7 +62,7 @@ LINES = {
     "adapters inside the layers of 33 to 256 rows": 130,
     "adapters' first halves with few shuffles, by further programs where few rows have one": 50,
     "draft models, heads that draw, MTP layers": 500,
-    "drafts that count where they were verified": 15,
+    "drafts that count where they were verified, by place": 21,
     "drafts asked for, drawn and kept by an operator each, by layers of bytes": 44,
     "drafts beside prompts": 150,
     "drafts from other answers": 400,
