@@ -40,7 +40,7 @@ check: $(VENV)/.test
 # What the quick suites leave out: tests that start processes, and those that run whole engines over and over.
 SLOW = $(addprefix tests/,engine/recorded \
 	$(addprefix engine/test_,core.py process_backend.py invariant_oracle.py demo_depths.py eagle_demo.py forms_demo.py \
-		kv_tiers.py draft_models.py weight_updates.py adapted_engine.py adapter_changes.py mtp_layers.py) \
+		drafts_with_everything.py kv_tiers.py draft_models.py weight_updates.py adapted_engine.py adapter_changes.py mtp_layers.py) \
 	$(addprefix guard/test_,race_engine.py san_runner.py san_children.py engine_under_no_sync.py copied_guard.py \
 		real_programs.py no_sync.py) \
 	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py) hub/test_commands.py)

@@ -33,6 +33,7 @@ RUNNABLE = (
     "docs/start/script.md",
     "docs/guides/offline.md",
     "docs/guides/sampling.md",
+    "docs/guides/speculation.md",
     "docs/guides/lora.md",
     "docs/guides/tiers.md",
     "docs/guides/testing.md",

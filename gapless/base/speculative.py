@@ -11,6 +11,9 @@ METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
 TAKE_MODELS = ("eagle3", "draft_model")
 IN_PAGES = (*TAKE_MODELS, "mtp")
 """Methods whose drafters have keys and values of their own, in the pages of the model"""
+LOOKUP_BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
+BY_MODEL = ""
+"""The method of a checkpoint whose config.json decides, until that has been read"""
 MAX_DRAFTS = 8
 SHORTEST_MATCH = 2
 """Tokens of a match of the method suffix, at least"""
@@ -40,6 +43,7 @@ class SpeculativeConfig(NamedTuple):
     @property
     def in_pages(self) -> str:
         """What has keys and values of its own in the model's pages; empty for nothing."""
+        assert self.method, "a start reads from the checkpoint what it is"
         return f"{self.method} {self.model}" if self.method in IN_PAGES else ""
 
     @classmethod
@@ -52,14 +56,15 @@ class SpeculativeConfig(NamedTuple):
             raise ConfigError(f"{name} must be JSON such as {EXAMPLE}: {error}") from error
         if not isinstance(value, dict):
             raise ConfigError(f"{name} must be a JSON object such as {EXAMPLE}, got {text!r}")
+        value = _as_vllm_means(value)
         if unknown := sorted(set(value) - set(cls._fields)):
             raise ConfigError(f"{name}: {unknown[0]!r} is not known; fields are {', '.join(cls._fields)}")
         config = cls(**value)
-        if config.method not in METHODS:
+        if config.method not in (*METHODS, BY_MODEL):
             raise ConfigError(f"{name}.method must be one of {', '.join(METHODS)}, got {config.method!r}")
         if not isinstance(config.model, str):
             raise ConfigError(f"{name}.model must name a head or a draft model, got {config.model!r}")
-        if config.model and config.method not in TAKE_MODELS:
+        if config.model and config.method not in (*TAKE_MODELS, BY_MODEL):
             others = " or ".join(TAKE_MODELS)
             raise ConfigError(f"{name}.model is of no use to {config.method}: leave it out, or set method to {others}")
         if config.method == "draft_model" and not config.model:
@@ -76,6 +81,18 @@ class SpeculativeConfig(NamedTuple):
         _check(f"{suffix}_max_spec_factor", config.suffix_decoding_max_spec_factor, 0, 1000, whole=False)
         _check(f"{suffix}_min_token_prob", config.suffix_decoding_min_token_prob, 0, 1, whole=False)
         return config
+
+
+def _as_vllm_means(value: dict[str, Any]) -> dict[str, Any]:
+    """Return these fields under our names of methods, without null, and with what vLLM takes for a missing one."""
+    value = {name: given for name, given in value.items() if given is not None}
+    if (parts := value.pop("draft_tensor_parallel_size", 1)) != 1:
+        text = f"draft_tensor_parallel_size must be 1, since a model has one device here, got {parts!r}"
+        raise ConfigError(f"speculative_config.{text}")
+    method = str(value.get("method") or (BY_MODEL if value.get("model") else "ngram"))
+    value["method"] = "mtp" if method.endswith("_mtp") else "ngram" if method == "ngram_gpu" else method
+    bounds = [value[name] for name in LOOKUP_BOUNDS if name in value]
+    return value | (dict.fromkeys(LOOKUP_BOUNDS, bounds[0]) if len(bounds) == 1 else {})
 
 
 def _check(name: str, value: Any, low: int, high: int = MAX_DRAFTS, whole: bool = True) -> None:

@@ -221,6 +221,7 @@ class EngineCore:
             masks=loop.masks.written if loop.masks else 0,
             drafts=drafts.drafts if drafts else 0,
             draft_tokens=drafts.draft_tokens if drafts else 0,
+            verified=tuple(drafts.verified.tolist()) if drafts else (),
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
             mask_ns=loop.masks.ns if loop.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,

@@ -12,6 +12,7 @@ from gapless.base.errors import ConfigError
 from gapless.hub.names import is_hub_name
 from gapless.hub.repo import CONFIG, GENERATION, TOKENIZER, TOKENIZER_MORE, Repo, fetch_tokenizer, open_repo
 from gapless.model.config import (
+    drafter_method,
     load_config,
     model_length,
     read_draft_config,
@@ -62,14 +63,17 @@ def _look(config: EngineConfig) -> tuple[Located, list[Repo]]:
     """Fetch all but the weights, so that a model which cannot run is refused before they are fetched."""
     located, repo = _look_for_model(config)
     asked, repos = config.speculation, [] if repo is None else [repo]
-    if asked is None or not is_hub_name(asked.model):
+    if asked is None or not asked.model:
         return located, repos
-    drafter = open_repo("speculative_config.model", asked.model, None, config.download_dir)
-    drafter.fetch(CONFIG)
+    if is_hub_name(asked.model):
+        drafter = open_repo("speculative_config.model", asked.model, None, config.download_dir)
+        drafter.fetch(CONFIG)
+        asked, repos = asked._replace(model=str(drafter.folder)), [*repos, drafter]
+    asked = asked._replace(method=asked.method or drafter_method(asked.model))
     if asked.method == "draft_model":
-        read_draft_config(str(drafter.folder), load_config(located.config))
-    there = json.dumps(asked._replace(model=str(drafter.folder))._asdict())
-    return located._replace(config=replace(located.config, speculative_config=there)), [*repos, drafter]
+        read_draft_config(asked.model, load_config(located.config))
+    there = json.dumps(asked._asdict())
+    return located._replace(config=replace(located.config, speculative_config=there)), repos
 
 
 def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:

@@ -124,6 +124,8 @@ class Stats(NamedTuple):
     drafts: int = 0
     """Rows that ran drafts, each step for itself."""
     draft_tokens: int = 0
+    verified: tuple[int, ...] = ()
+    """Draft tokens by their place: few rows may run many."""
     accepted: tuple[int, ...] = ()
     """Draft tokens that were right, by their place."""
     admitted_tokens: int = 0

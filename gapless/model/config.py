@@ -126,16 +126,27 @@ def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITEC
 def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
     """Read the config of a draft model. Raises ConfigError where there is no such directory, or the vocabularies differ
     in size; CheckpointError naming the file and the field."""
-    try:
-        draft = read_model_config(resolve_model_dir(name))
-    except ConfigError as error:
-        raise ConfigError(f"speculative_config.{error}") from error
+    draft = read_model_config(_drafter_dir(name))
     if draft.vocab_size != model.vocab_size:
         raise ConfigError(
             f"speculative_config.model: {name!r} has a vocabulary of {draft.vocab_size} tokens and the model one of "
             f"{model.vocab_size}, but a draft must be a token of the model: choose a smaller model of its family"
         )
     return draft
+
+
+def drafter_method(name: str) -> str:
+    """Return with which method of speculation this checkpoint drafts, by its architecture. Raises ConfigError where
+    there is no such directory, CheckpointError where it has no config.json."""
+    names = Fields.of_file(_drafter_dir(name) / "config.json").values.get("architectures")
+    return "eagle3" if "Eagle3" in str(names) else "draft_model"
+
+
+def _drafter_dir(name: str) -> Path:
+    try:
+        return resolve_model_dir(name)
+    except ConfigError as error:
+        raise ConfigError(f"speculative_config.{error}") from error
 
 
 def _architecture(fields: Fields, known: tuple[str, ...]) -> str:

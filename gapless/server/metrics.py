@@ -295,11 +295,14 @@ class _Page(Collector):
         launches = {"graph": stats.graph_steps, "miss": stats.graph_misses, "eager": eager}
         text = "Steps launched as a graph, eagerly for want of one, or eagerly as all steps of their kind are."
         yield self._by("how", COUNTER, "gapless:launches", text, launches)
+        verified = {str(place): count for place, count in enumerate(stats.verified)}
         right = {str(place): count for place, count in enumerate(stats.accepted)}
         text = "Draft tokens that were right."
         yield self._one(COUNTER, "vllm:spec_decode_num_accepted_tokens", text, sum(stats.accepted))
         text = "Draft tokens that were right, by their place. A place that falls far behind is a fault of the drafter."
         yield self._by("position", COUNTER, "vllm:spec_decode_num_accepted_tokens_per_pos", text, right)
+        text = "Draft tokens that were verified, by their place."
+        yield self._by("position", COUNTER, "gapless:spec_decode_num_draft_tokens_per_pos", text, verified)
         step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of a step.", _STEP_TOKENS)
         step_tokens.load(stats.step_tokens, stats.step_tokens_sum)
         yield step_tokens.family(self._metrics.labels)

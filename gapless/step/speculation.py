@@ -213,11 +213,17 @@ def kind_of(rows: int, prompt: int = 0) -> Kind:
 
 class DraftCounts:
     def __init__(self, drafts: int) -> None:
-        self.drafts = 0
-        """Rows that ran drafts, each step for itself"""
-        self.draft_tokens = 0
-        self.accepted = np.zeros(drafts, np.int64)
-        """Draft tokens that were right, by their place"""
+        self.verified, self.accepted = np.zeros((2, drafts), np.int64)
+        """Draft tokens of rows that got tokens, and those of them that were right, by their place"""
+
+    @property
+    def drafts(self) -> int:
+        """Rows that verified drafts, each step for itself."""
+        return int(self.verified[0])
+
+    @property
+    def draft_tokens(self) -> int:
+        return int(self.verified.sum())
 
 
 class Gate:
@@ -365,9 +371,7 @@ class Gate:
         self._seen.clear()
         taken = tokens >= 0
         if ran:
-            there = tokens[:, :, 1:] != NO_TOKEN
-            self._counts.drafts += int(np.count_nonzero(there[:, :, 0]))
-            self._counts.draft_tokens += int(np.count_nonzero(there))
+            self._counts.verified[:ran] += _verified(tokens, ran)
         else:
             taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a row that was held looked in vain
         # A place counts where all before it were right: where the token before it is there.
@@ -389,6 +393,17 @@ class Gate:
     def counts(self) -> DraftCounts:
         self._take_in()
         return self._counts
+
+
+def _verified(tokens: Int32s, ran: int) -> list[int]:
+    """Return how many rows verified a draft at each of `ran` places. A row that was held verified none, and one that
+    ended none after its last token: its outbox says REJECTED of wrong ones there too."""
+    there, counts = (tokens != NO_TOKEN).reshape(-1, tokens.shape[2]).T, []
+    row = there[0]
+    for place in there[1 : ran + 1]:
+        row = row & place
+        counts.append(int(np.count_nonzero(row)))
+    return counts
 
 
 def _places(most: int, ran: int) -> tuple[Int64s, Int64s]:

@@ -69,11 +69,13 @@ const GAUGES = [
     name: "Right drafts",
     when: ({ event }) => event.stats.draft_tokens > 0,
     read: ({ event: { stats }, before }) => {
-      const drafted = stats.draft_tokens - before.stats.draft_tokens;
-      const lately = (sum(stats.accepted) - sum(before.stats.accepted)) / drafted;
-      const share = drafted ? lately : sum(stats.accepted) / stats.draft_tokens;
+      const from = stats.draft_tokens > before.stats.draft_tokens ? before.stats : { verified: [], accepted: [] };
+      const [verified, right] = ["verified", "accepted"].map((name) =>
+        stats[name].map((tokens, place) => tokens - (from[name][place] ?? 0)),
+      );
+      const share = sum(right) / sum(verified);
       // A place whose share falls off beside those before it is a fault of the drafter.
-      const places = stats.accepted.map((right) => Math.round((100 * right) / stats.drafts));
+      const places = right.map((tokens, place) => (verified[place] ? Math.round((100 * tokens) / verified[place]) : "–"));
       return { value: percent(share), note: `${places.join(" ")} % by place`, chart: [share], most: 1 };
     },
   },

@@ -16,7 +16,7 @@ from oracle_drafter import cost, drafts_beside_chunks
 
 from gapless import LLM, SamplingParams
 from gapless.base.errors import ConfigError
-from gapless.demo import weights_dir
+from gapless.demo import head_dir, weights_dir
 from gapless.model.config import read_model_config
 from gapless.step.speculation import Gate
 
@@ -127,3 +127,12 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(ConfigError, match=says):
             LLM("demo", **SMALL, speculative_config=drafted_by(model))
+    with pytest.raises(ConfigError, match=r"speculative_config\.model: no directory"):
+        LLM("demo", **SMALL, speculative_config={"model": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("model", ["demo", str(head_dir())], ids=("model", "head"))
+def test_a_checkpoint_drafts_as_its_config_says_where_no_method_is_named(reference, model):
+    with LLM("demo", **SMALL, speculative_config={"model": model}) as llm:
+        assert answers(llm) == reference
+        assert llm.stats().drafts > 10

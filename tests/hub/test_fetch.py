@@ -205,6 +205,15 @@ def test_a_draft_model_is_fetched_by_its_name(hub: Hub, tiny: dict[str, bytes], 
     assert located.config.speculation == SpeculativeConfig(**asked | {"model": str(there)})
 
 
+def test_a_draft_model_without_a_method_is_known_by_its_config(hub: Hub, tiny: dict[str, bytes]) -> None:
+    config = json.loads(tiny["config.json"]) | {"vocab_size": 2048, "eos_token_id": None}
+    head = json.dumps(config | {"architectures": ["LlamaForCausalLMEagle3"]}).encode()
+    for name, text, method in (("small", json.dumps(config).encode(), "draft_model"), ("head", head, "eagle3")):
+        hub.add(f"org/{name}", tiny | {"config.json": text})
+        located, _ = survey(EngineConfig(model="demo", speculative_config=json.dumps({"model": f"org/{name}"})))
+        assert located.config.speculation is not None and located.config.speculation.method == method
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused_before_its_weights_travel(
     hub: Hub, tiny: dict[str, bytes]
 ) -> None:

@@ -14,16 +14,16 @@ from gapless.base.records import Request
 from gapless.kernels import native
 from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
-from gapless.step.speculation import Speculation
+from gapless.step.speculation import PLAIN, Gate, Speculation, Verify
 from gapless.testing.checksum import continue_prompt
 from gapless.testing.sim import SimDevice
 
 DRAFTS, MAX_LEN = 4, 40
 
 
-def new_loop(depth: int, page_size: int = 4, rows: int = 2, pages: int = 60) -> Loop:
+def new_loop(depth: int, page_size: int = 4, rows: int = 2, pages: int = 60, errs: float = 0.0) -> Loop:
     shape = Sizes(rows, MAX_LEN, pages, page_size, 24, queue=16, slots=0)
-    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, 0.0), rows)
+    speculation = Speculation(DRAFTS, Oracle(VOCAB, DRAFTS, errs), rows)
     return checksum_loop(SimDevice(depth), shape, depth, kernels=native.load(), speculation=speculation)
 
 
@@ -71,10 +71,25 @@ def test_rows_leave_and_are_preempted_with_drafts_in_flight(depth):
     assert preempted
 
 
+def counts_of(depth: int, errs: float) -> tuple[list[int], list[int]]:
+    """Drafts that one row verified, and right ones, by their place."""
+    counts = play(new_loop(depth, errs=errs), new_job([9, 9, 2], MAX_LEN)).launcher.gate.counts
+    return counts.verified.tolist(), counts.accepted.tolist()
+
+
 def test_right_drafts_keep_their_share_by_place_at_any_depth():
-    shares = []
-    for depth in (1, 2, 4, 8):
-        counts = play(new_loop(depth), new_job([9, 9, 2], MAX_LEN)).launcher.gate.counts
-        assert counts.draft_tokens == counts.accepted.sum() > 10
-        shares.append((counts.accepted / counts.accepted[0]).tolist())
-    assert all(share[-1] > 0.5 for share in shares)
+    found = [counts_of(depth, 0.0) for depth in (1, 2, 4, 8)]
+    verified, accepted = found[0]
+    assert found == found[:1] * 4
+    assert verified == accepted and accepted[-1] > 0.5 * accepted[0] > 2
+
+
+def test_drafts_and_right_ones_are_as_many_at_each_place_at_any_depth(monkeypatch):
+    """Where each step runs all drafts: what pays is found out sooner where fewer steps are in flight."""
+    everything = Verify(1 + DRAFTS, drafts=True)
+    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else PLAIN)
+    for errs in (0.3, 0.6, 1.0):
+        found = [counts_of(depth, errs) for depth in (1, 2, 4, 8)]
+        verified, accepted = found[0]
+        assert found == found[:1] * 4
+        assert verified[0] > 10 and (accepted[0] > accepted[-1] or errs == 1.0)

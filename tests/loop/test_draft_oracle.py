@@ -9,7 +9,7 @@ import pytest
 from harness import VOCAB, WaryModel, captures_at_once, check_at_rest, kernels_for, model_loop, run, script, sizes
 from oracle_drafter import Oracle, OracleHead, drafts_beside_chunks, numbers_at_random
 
-from gapless.device import Device
+from gapless.device import CpuDevice, Device
 from gapless.loop.loop import Loop
 from gapless.step.speculation import Speculation
 from gapless.testing.sim import SimDevice
@@ -61,3 +61,14 @@ def test_drafts_change_no_token(depth, errs, raced, guarded_steps):
     assert min(ran[places] for places in (1, 3, 5)) > (10 if raced else 20), ran
     least, most = {0.0: (0.95, 1.0), 0.3: (0.3, 0.8), 1.0: (0.0, 0.01)}[errs]  # a stale draft may be right by chance
     assert least * drafted <= accepted <= most * drafted, accepted / drafted
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+@pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
+def test_drafts_change_no_token_on_the_cpu(depth, errs):
+    """Two of the drafters are heads, and two loops capture their steps."""
+    loops = [play(seed, CpuDevice(threads=1), depth, errs) for seed in (0, 3, 9, 14)]
+    drafted = sum(loop.launcher.gate.counts.draft_tokens for loop in loops)
+    accepted = sum(int(loop.launcher.gate.counts.accepted.sum()) for loop in loops)
+    assert drafted > 40 and any(loop.counters.graph_steps for loop in loops)
+    assert accepted > 20 if errs < 1 else accepted < 5

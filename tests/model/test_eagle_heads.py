@@ -116,6 +116,7 @@ def test_a_model_leaves_a_layer_of_its_pages_to_the_head():
         ('{"method": "eagle3", "model": 3}', "model must name a head"),
         ('{"method": "ngram", "model": "/heads/a"}', "of no use to ngram"),
         ('{"method": "mtp", "model": "/heads/a"}', "of no use to mtp"),
+        ('{"method": "mtp_layers"}', "must be one of ngram"),
         ('{"method": "trees"}', "must be one of ngram, suffix, grammar, eagle3, draft_model, mtp"),
     ],
 )

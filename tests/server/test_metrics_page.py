@@ -16,6 +16,7 @@ SECOND = 10**9
 STATS = Stats(
     drafts=9,
     draft_tokens=36,
+    verified=(9, 9, 9, 9),
     accepted=(8, 5, 2, 1),
     running=11,
     waiting=3,

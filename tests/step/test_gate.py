@@ -206,6 +206,27 @@ def test_steps_taken_in_together_count_as_they_do_one_by_one(places):
         assert counts.accepted.tolist() == [3 * max(0, places - 1 - place) for place in range(DRAFTS)]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "verified", "accepted"),
+    [
+        ([NO_TOKEN, REJECTED, REJECTED, REJECTED, REJECTED], [0, 0, 0, 0], [0, 0, 0, 0]),  # held, all drafts wrong
+        ([NO_TOKEN, NO_TOKEN, NO_TOKEN, REJECTED, REJECTED], [0, 0, 0, 0], [0, 0, 0, 0]),  # held, two right
+        ([5, NO_TOKEN, NO_TOKEN, NO_TOKEN, REJECTED], [0, 0, 0, 0], [0, 0, 0, 0]),  # ended before its drafts
+        ([5, 5, NO_TOKEN, REJECTED, REJECTED], [1, 0, 0, 0], [1, 0, 0, 0]),  # ended with its first draft
+        ([5, REJECTED, NO_TOKEN, NO_TOKEN, NO_TOKEN], [1, 0, 0, 0], [0, 0, 0, 0]),
+        ([5, 5, REJECTED, REJECTED, REJECTED], [1, 1, 1, 1], [1, 0, 0, 0]),
+    ],
+)
+def test_drafts_of_rows_that_were_held_or_had_ended_do_not_count(tokens, verified, accepted):
+    gate = gate_of(1)
+    for _ in range(2):
+        gate.observe(np.array([1], np.int32), np.array([tokens], np.int32), 1 + DRAFTS)
+    counts = gate.counts
+    assert counts.verified.tolist() == [2 * count for count in verified]
+    assert counts.accepted.tolist() == [2 * count for count in accepted]
+    assert counts.drafts == 2 * verified[0] and counts.draft_tokens == 2 * sum(verified)
+
+
 def play(gate: Gate, shares: list[float], steps: int, seed: int = 0) -> list[int]:
     """Places of the last half of `steps` steps of rows whose drafts are right with these probabilities; each draft
     adds 8 % to a step's time."""

@@ -268,20 +268,34 @@ def test_right_drafts_have_a_gauge_once_there_are_any(page):
           const totals = { wall_ns: 1, busy_ns: 1, idle_ns: {} };
           const pages = { pages_owned: 1, pages_fenced: 0, pages_total: 9 };
           const stats = { generation_tokens: 1, running: 1, waiting: 0, steps: 1, ...pages };
-          const show = (now, drafts, draft_tokens, accepted) => gauges.show(
-            { now, tokens_per_second: 1, totals, stats: { ...stats, drafts, draft_tokens, accepted } },
-            { now: 0, stepsBetween: () => [] },
-          );
+          const show = (now, verified, accepted) => {
+            const draft_tokens = verified.reduce((sum, tokens) => sum + tokens, 0);
+            gauges.show(
+              { now, tokens_per_second: 1, totals, stats: { ...stats, draft_tokens, verified, accepted } },
+              { now: 0, stepsBetween: () => [] },
+            );
+          };
           const names = () => [...root.querySelectorAll("dt")].map((term) => term.textContent);
-          show(1, 0, 0, []);
-          show(2, 0, 0, []);
-          const before = names();
-          show(3, 10, 40, [9, 8, 5, 2]);
-          show(4, 20, 80, [19, 16, 12, 4]);
-          const tile = root.lastElementChild;
-          return [before, names(), tile.querySelector(".value").textContent, tile.querySelector(".note").textContent];
+          show(1, [], []);
+          show(2, [], []);
+          const before = names(), shown = [];
+          const steps = [
+            [[10, 10, 10, 10], [9, 8, 5, 2]],
+            [[20, 20, 10, 10], [19, 18, 5, 2]],  // ten steps of two drafts, all of them right
+            [[20, 20, 10, 10], [19, 18, 5, 2]],  // none: all since the start
+          ];
+          for (const [number, [verified, accepted]] of steps.entries()) {
+            show(3 + number, verified, accepted);
+            const tile = root.lastElementChild;
+            shown.push([".value", ".note"].map((part) => tile.querySelector(part).textContent));
+          }
+          return [before, names(), shown];
         }"""
     )
-    before, after, value, note = found
+    before, after, shown = found
     assert "Right drafts" not in before and after == [*before, "Right drafts"]
-    assert (value.replace("\u00a0", " "), note) == ("68 %", "95 80 60 20 % by place")
+    assert [[text.replace("\u00a0", " ") for text in texts] for texts in shown] == [
+        ["60 %", "90 80 50 20 % by place"],
+        ["100 %", "100 100 – – % by place"],
+        ["73 %", "95 90 50 20 % by place"],
+    ]
