@@ -7,7 +7,8 @@ Prompt lookup, the head and the demo model as its own draft model are measured o
 `prompt` is prompt lookup on text that copies its prompt, by a model of any size with random weights. Greedy answers of
 such a model run into a cycle before long. So it first answers for `--warm` tokens; these are the prompt of the request
 that is measured, which goes on with the cycle. How much of it is really copied is the share of right drafts, which the
-table says; where that is far from 100 %, the model has not come to a cycle, and `--warm` should be longer.
+table says; where that is far from 100 %, the model has not come to a cycle, and `--warm` should be longer. `noise` is
+prompt lookup on random tokens, whose drafts are never right: what the machinery costs rows that gain nothing.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class Run(NamedTuple):
     """Seconds from first tokens to last ones, of all answers"""
 
 
-def play(llm: LLM, prompts: list[Any], output: int, ends: bool) -> Run:
+def play(llm: LLM, prompts: list[Any], output: int, ends: bool, temperature: float = 0.0) -> Run:
     """Answer chats, or prompts as they are; up to the end of each answer, or `output` tokens."""
-    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=not ends)
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=output, ignore_eos=not ends)
     before, begun = llm.stats(), time.perf_counter()
     asked = llm.chat if isinstance(prompts[0], list) else llm.generate
     outputs = asked(prompts, params, use_tqdm=False)
@@ -101,12 +102,14 @@ def play(llm: LLM, prompts: list[Any], output: int, ends: bool) -> Run:
     return Run(sum(map(len, tokens)) / seconds, steps, drafts, accepted, tokens, sum(filter(None, after_first)))
 
 
-def beside(plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool, rounds: int) -> dict[str, Any]:
-    """A B A B, after two rounds of each: the shape of a prompt is captured at its second miss."""
+def beside(
+    plain: LLM, drafted: LLM, prompts: list[Any], output: int, ends: bool, turns: range, temperature: float = 0.0
+) -> dict[str, Any]:
+    """A B A B. Turns below 0 do not count: the shape of a prompt is captured at its second miss."""
     runs: tuple[list[Run], list[Run]] = ([], [])
-    for turn in range(-2, rounds):
+    for turn in turns:
         for llm, found in zip((plain, drafted), runs, strict=True):
-            run = play(llm, prompts, output, ends)
+            run = play(llm, prompts, output, ends, temperature)
             if turn >= 0:
                 found.append(run)
     assert all(a.tokens == b.tokens for a, b in zip(*runs, strict=True)) or plain.info.device == "cuda"
@@ -146,7 +149,9 @@ def engines(
 def drafting(
     options: argparse.Namespace, config: dict[str, Any], oracle: Oracle | None, method: str, drafts: int
 ) -> LLM:
-    speculative = {"method": method, "num_speculative_tokens": drafts, "prompt_lookup_min": 1}
+    speculative = {"method": method, "num_speculative_tokens": drafts}
+    if method == "ngram":
+        speculative |= {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
     if method == "draft_model":
         speculative["model"] = str(weights_dir())
     made = core.speculation
@@ -168,7 +173,7 @@ def with_numbers(options: argparse.Namespace, right: float) -> list[dict[str, An
             prompts = [{"prompt_token_ids": PROMPT}] * rows
             answer = play(fixed, prompts[:1], options.output, ends=False).tokens[0]
             oracle.answer[len(PROMPT) : len(PROMPT) + options.output] = torch.tensor(answer)
-            line = beside(fixed, free, prompts, options.output, False, options.rounds)
+            line = beside(fixed, free, prompts, options.output, False, range(-2, options.rounds))
             found.append({"work": f"demo, oracle {right:g}, 2, 4 or 8 drafts beside 8", "rows": rows, **line})
     return found
 
@@ -182,7 +187,7 @@ def with_oracle(options: argparse.Namespace, name: str, right: float, folder: Pa
             prompts = [{"prompt_token_ids": PROMPT}] * rows
             answer = play(plain, prompts[:1], output, ends=False).tokens[0]
             oracle.answer[len(PROMPT) : len(PROMPT) + output] = torch.tensor(answer)
-            line = beside(plain, drafted, prompts, output, False, options.rounds)
+            line = beside(plain, drafted, prompts, output, False, range(-2, options.rounds))
             found.append({"work": f"{name}, oracle {right:g}", "rows": rows, **line})
     return found
 
@@ -200,23 +205,45 @@ def on_copies(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
             for rows in options.rows:
                 pairs = zip(begins[:rows], answers[:rows], strict=True)
                 prompts = [{"prompt_token_ids": [*begin, *answer]} for begin, answer in pairs]
-                line = beside(plain, drafted, prompts, options.output, False, options.rounds)
+                line = beside(plain, drafted, prompts, options.output, False, range(-2, options.rounds))
                 found.append({"work": f"{name}, prompt copied", "rows": rows, **line})
+    return found
+
+
+def on_noise(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Rows of random tokens, drawn by a model with random weights: prompt lookup finds nothing that comes again."""
+    found = []
+    for name in options.models:
+        plain, drafted = engines(options, model_of(name, folder), None)
+        with plain, drafted:
+            for rows in options.rows:
+                prompts = [{"prompt_token_ids": [5 + 7 * row, 9, 200, 300, 17, 42]} for row in range(rows)]
+                line = beside(
+                    plain, drafted, prompts, options.output, False, range(-2, options.rounds), temperature=1.0
+                )
+                found.append({"work": f"{name}, random tokens", "rows": rows, **line})
     return found
 
 
 def on_tasks(options: argparse.Namespace, method: str) -> list[dict[str, Any]]:
     """The demo model's tasks, one row at a time, those of the head on problems that it was not trained on. The ratio is
     that of the time for all of them, and of the time after their first tokens."""
-    found, name = [], {"ngram": "", "eagle3": ", head", "draft_model": ", drafted by itself"}[method]
+    names = {"ngram": "", "suffix": ", suffixes", "eagle3": ", head", "draft_model": ", drafted by itself"}
+    found, name = [], names[method]
     plain, drafted = engines(options, {"model": "demo", "max_model_len": 512}, None, method)
     with plain, drafted:
         for family, make in problems.FAMILIES.items():
             rng = random.Random(7)
             prompts: list[Any] = [[{"role": "user", "content": make(rng).question}] for _ in range(24)]
-            if method != "ngram":  # with their tools, and none that it was trained on
+            if method in ("eagle3", "draft_model"):  # with their tools, and none that it was trained on
                 prompts = [prompt_text(as_chat(problem)) for problem in problems.held_out_problems(family, 24, 7)]
-            lines = [beside(plain, drafted, [prompt], 200, True, options.rounds) for prompt in prompts]
+            turns = range(-2, options.rounds)
+            if method == "suffix":  # after answers to others, each is asked once: its own answer would be known then
+                for llm in (plain, drafted):
+                    for _ in range(24):
+                        play(llm, [[{"role": "user", "content": make(rng).question}]], 200, ends=True)
+                turns = range(1)
+            lines = [beside(plain, drafted, [prompt], 200, True, turns) for prompt in prompts]
             times = [[line["tokens"] / line["tokens_per_s"][arm] for line in lines] for arm in (0, 1)]
             after = [sum(line["after_first"][arm] for line in lines) for arm in (0, 1)]
             merged = {
@@ -259,9 +286,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--output", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
-    works = ("oracle", "numbers", "ngram", "eagle3", "draft_model", "prompt", "steps")
-    parser.add_argument("--works", nargs="+", choices=works, default=works[:4])
-    parser.add_argument("--models", nargs="+", choices=("demo", "small"), default=["small"], help="those of `prompt`")
+    works = ("oracle", "numbers", "ngram", "suffix", "eagle3", "draft_model", "prompt", "noise", "steps")
+    parser.add_argument("--works", nargs="+", choices=works, default=works[:5])
+    parser.add_argument(
+        "--models", nargs="+", choices=("demo", "small"), default=["small"], help="those of `prompt`, `noise`"
+    )
     parser.add_argument("--warm", type=int, default=512, help="tokens of a prompt of `prompt`")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -272,7 +301,8 @@ def main() -> None:
         for right in (0.95, 0.6, 0.3) if "numbers" in options.works else ():
             found["works"] += with_numbers(options, right)
         found["works"] += on_copies(options, Path(folder)) if "prompt" in options.works else []
-    for method in ("ngram", "eagle3", "draft_model"):
+        found["works"] += on_noise(options, Path(folder)) if "noise" in options.works else []
+    for method in ("ngram", "suffix", "eagle3", "draft_model"):
         found["works"] += on_tasks(options, method) if method in options.works else []
     for method in ("ngram", "eagle3") if "steps" in options.works else ():
         found[f"steps, {method}"] = least = least_times(options, method)

@@ -130,7 +130,8 @@ def with_drafts(plain: LLM, drafted: LLM, rows: int, options: argparse.Namespace
 
 
 def compare_drafts(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    speculative = {"method": "ngram", "num_speculative_tokens": options.drafts, "prompt_lookup_min": 1}
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    speculative = {"method": "ngram", "num_speculative_tokens": options.drafts, **lookup}
     with engine(options, folder) as plain, engine(options, folder, speculative_config=speculative) as drafted:
         found = [with_drafts(plain, drafted, rows, options) for rows in options.rows]
     print("| rows | tokens/s with drafts : without | steps, without : with | drafts | right |")
