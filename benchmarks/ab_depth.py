@@ -35,7 +35,9 @@ QWEN3_8B = QWEN3_06B | {
     "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
     "tie_word_embeddings": False,
 }  # fmt: skip
-SHAPES = {"0.6B": QWEN3_06B, "8B": QWEN3_8B}
+QWEN3_17B = QWEN3_06B | {"hidden_size": 2048, "intermediate_size": 6144}
+QWEN3_4B = QWEN3_8B | {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
+SHAPES = {"0.6B": QWEN3_06B, "1.7B": QWEN3_17B, "4B": QWEN3_4B, "8B": QWEN3_8B}
 QWEN = "qwen3-06b"
 ARMS = "-- --depth 1 -- --depth auto"
 

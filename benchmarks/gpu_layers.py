@@ -1,6 +1,6 @@
-"""Time of decode batches on a GPU in Qwen3-0.6B's shape: 28 layers as one graph, and with the head after them.
+"""Time of decode batches on a GPU in the shape of a Qwen3: its layers as one graph, and with the head after them.
 
-    PYTHONPATH=.:benchmarks python benchmarks/gpu_layers.py [--batches 32x1300 ragged32]
+    PYTHONPATH=.:benchmarks python benchmarks/gpu_layers.py [--size 8B] [--batches 32x1300 ragged32]
 
 The floor is the time of reading weights, keys and values once, at the rate of a large copy. Takes half a minute, most
 of it to compile.
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from ab_depth import QWEN3_06B
+from ab_depth import SHAPES
 from gpu_all import bandwidth
 from gpu_timing import seconds
 
@@ -30,12 +30,13 @@ CUDA, DTYPE = torch.device("cuda"), torch.bfloat16
 PAGE, LONGEST = 16, 4096
 _drawn = random.Random(1)
 BATCHES = {f"{rows}x{length}": [length] * rows for rows in (8, 16, 24, 32) for length in (512, 1300, 4000)}
+BATCHES |= {f"{rows}x512": [512] * rows for rows in (1, 2, 3, 4, 64, 128, 256)}
 BATCHES |= {f"ragged{rows}": [_drawn.randint(100, 2500) for _ in range(rows)] for rows in (32, 16)}
 
 
-def dummy_model() -> DenseModel:
+def dummy_model(size: str) -> DenseModel:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(QWEN3_06B))
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[size]))
         config = read_model_config(Path(folder))
     params = allocate(config, DTYPE, CUDA)
     fill_dummy(params, 0)
@@ -45,8 +46,8 @@ def dummy_model() -> DenseModel:
 class Step:
     """Forwards of one model over a cache of random numbers."""
 
-    def __init__(self, pages: int) -> None:
-        self.model = dummy_model()
+    def __init__(self, pages: int, size: str = "0.6B") -> None:
+        self.model = dummy_model(size)
         self.cache = self.model.new_cache(pages + 1, PAGE, CUDA)
         self.cache.data.normal_()
 
@@ -95,8 +96,11 @@ def line(step: Step, name: str, rate: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", nargs="+", choices=BATCHES, default=list(BATCHES), metavar="BATCH")
-    names = parser.parse_args().batches
-    step, rate = Step(max(sum(-(-n // PAGE) for n in BATCHES[name]) for name in names)), bandwidth()
+    parser.add_argument("--size", choices=SHAPES, default="0.6B")
+    options = parser.parse_args()
+    names = options.batches
+    step = Step(max(sum(-(-n // PAGE) for n in BATCHES[name]) for name in names), options.size)
+    rate = bandwidth()
     with ahead():
         for name in {len(BATCHES[name]): name for name in names}.values():
             step.of(BATCHES[name])
