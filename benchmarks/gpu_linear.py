@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from gapless.kernels import activation_triton, attention_triton, few_rows_triton, norm_triton, rope_triton
-from gapless.kernels.few_rows_triton import VECTOR_ROWS, FewRowsTiles
+from gapless.kernels.few_rows_triton import FewRowsTiles, is_vector
 from gapless.kernels.views import Rotation, TokenBatch
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 1024, 16, 8, 128, 3072, 151_936
@@ -79,7 +79,7 @@ class Cut(NamedTuple):
 
 
 def cuts(matrix: Matrix, rows: int) -> Iterator[Cut]:
-    for tiles in VECTOR[matrix.depth] if rows <= VECTOR_ROWS else MATRIX:
+    for tiles in VECTOR[matrix.depth] if is_vector(rows, matrix.columns * matrix.depth) else MATRIX:
         for kind in KINDS:
             if tiles.splits == 1 or matrix.columns < VOCAB:
                 yield Cut(matrix, rows, tiles, kind)
@@ -156,7 +156,7 @@ def table(rows: list[int], fits: set[Cut]) -> Best:
 
 def compiled_for(rows: int) -> int:
     """Row counts share a kernel."""
-    return rows if rows <= VECTOR_ROWS else 16 if rows <= 16 else 32
+    return rows if rows <= 2 else 16 if rows <= 16 else 32
 
 
 class Way(NamedTuple):

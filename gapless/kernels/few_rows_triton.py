@@ -29,8 +29,8 @@ from gapless.kernels.norm_triton import rms_norm
 INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 32
 """Rows that these kernels can take."""
-VECTOR_ROWS, VECTOR_WEIGHT = 2, 8 << 20
-"""Rows that are multiplied one after the other, and not on the tensor cores, by a matrix of up to as many elements"""
+PAIR_WEIGHT = 8 << 20
+"""Elements of a matrix up to which two rows are multiplied one after the other, and not on the tensor cores"""
 MOST_WEIGHT = 64 << 20
 """Elements of a matrix up to which several rows take less time here than in torch's product, with norm and activation
 in launches of their own: measured for Qwen3 of 1.7B, 4B and 8B."""
@@ -178,51 +178,50 @@ def _one_row(
     _store(found, bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
 
 
-@triton.jit(do_not_specialize=["M"])
-def vector_kernel(
-    x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
+@triton.jit
+def two_rows_kernel(
+    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows, one after the other, with the weight in registers. Each part of K is summed at once."""
+    """Two rows, one after the other, with the weight in registers. Each part of K is summed at once."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if ADAPT and ADD:
         if tl.program_id(0) >= BLOCKS:
-            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, M, K, RANK, SHARES, EARLY)
+            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, 2, K, RANK, SHARES, EARLY)
         else:
-            _vectors(
-                x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
-                BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+            _two_rows(
+                x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N,
+                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
             )  # fmt: skip
     else:
-        _vectors(
-            x, norm, weight, bias, out, table, inner, slots, eps, M, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_M,
-            BLOCK_N, BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+        _two_rows(
+            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
+            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
 
 
 @triton.jit
-def _vectors(
-    x, norm, weight, bias, out, table, inner, slots, eps, M, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr,
+def _two_rows(
+    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
 ):  # fmt: skip
     if ADAPT and not ADD:
-        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
+        own = _own_adapters(table, slots, 2, N, 2, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
-    token = tl.arange(0, BLOCK_M)
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
+    token = tl.arange(0, 2)
+    sums = tl.zeros([2, BLOCK_N], tl.float32)
+    squares = tl.zeros([2], tl.float32)
     for begin in range(0, K, BLOCK_K):
         at = begin + k
         wide = tile.to(tl.float32)
         if NORM:
             scale = tl.load(norm + at, mask=at < K, other=0.0).to(tl.float32)
-        for m in tl.static_range(BLOCK_M):
-            # Past the last row, the last row again.
-            value = tl.load(x + tl.minimum(M - 1, m) * K + at, mask=at < K, other=0.0).to(tl.float32)
+        for m in tl.static_range(2):
+            value = tl.load(x + m * K + at, mask=at < K, other=0.0).to(tl.float32)
             if NORM:
                 squares += tl.where(token == m, tl.sum(value * value, axis=0), 0.0)
                 value *= scale
@@ -232,8 +231,8 @@ def _vectors(
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
     if ADAPT and not ADD:
-        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
-    _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 2, BLOCK_N, GATED)
+    _store(sums, bias, out, 2, N, BIAS, GATED, ADD, 2, BLOCK_N)
 
 
 @triton.jit
@@ -360,8 +359,8 @@ class FewRowsTiles(NamedTuple):
 
 
 def is_vector(rows: int, weight: int) -> bool:
-    """Return whether rows are multiplied one after the other by a matrix of `weight` elements."""
-    return rows == 1 or (rows <= VECTOR_ROWS and weight <= VECTOR_WEIGHT)
+    """Return whether rows are multiplied in turn by a matrix of `weight` elements, and not on the tensor cores."""
+    return rows == 1 or (rows == 2 and weight <= PAIR_WEIGHT)
 
 
 def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> FewRowsTiles:
@@ -411,16 +410,16 @@ def launch(
         "BLOCK_N": tiles.columns, "BLOCK_K": tiles.depth, "num_warps": tiles.warps, **launch_options(early),
     }  # fmt: skip
     vector = is_vector(rows, weight.numel())
-    block = triton.next_power_of_2(rows) if vector else 16 if rows <= 16 else 32
     fixed |= NO_ADAPTERS if beside is None else beside.fixed()
     bias = x if bias is None else bias
     own = (x, out, x) if beside is None else beside[:3]
     if vector:
-        kernel, some = (one_row_kernel, {}) if rows == 1 else (vector_kernel, {"M": rows, "BLOCK_M": block})
+        kernel = one_row_kernel if rows == 1 else two_rows_kernel
         kernel[(grid + programs,)](
-            x, x if norm is None else norm, weight, bias, out, *own, eps, NORM=norm is not None, **some, **fixed
+            x, x if norm is None else norm, weight, bias, out, *own, eps, NORM=norm is not None, **fixed
         )
         return
+    block = 16 if rows <= 16 else 32
     if norm is not None:
         x = rms_norm(x, norm, eps, early=early)
     parts = arrived = out

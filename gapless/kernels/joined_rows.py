@@ -1,4 +1,9 @@
-"""A decoder layer for rows with adapters and large matrices on CUDA: the seam's `JoinedRows`."""
+"""A decoder layer for rows with adapters and large matrices on CUDA: the seam's `JoinedRows`.
+
+A product makes the first half of every slot's adapter for every row, also of a slot that is being loaded meanwhile:
+what comes of a slot is read for its own rows alone, and it has none until its load has been seen. First halves have the
+product's dtype here, as in peft.
+"""
 
 from __future__ import annotations
 

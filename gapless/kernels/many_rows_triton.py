@@ -199,8 +199,8 @@ def launch(
 
 
 MOST_WEIGHT = 8 << 20
-"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is assumed to be faster there,
-which was not measured."""
+"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there (docs/gpu.md,
+"Larger models")."""
 LEAST_DEPTH = 128
 """Inputs that a tile holds at a time."""
 

@@ -287,8 +287,9 @@ class Kernels(NamedTuple):
     few_rows: FewRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""
     many_rows: ManyRows | None = None
-    joined_rows: JoinedRows | None = None
     """A faster way for decode batches of more rows. None: they run as any other."""
+    joined_rows: JoinedRows | None = None
+    """A faster way for decode batches with adapters and large matrices. None: they run as any other."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
     """A context in which programs only have their kernels compiled, in parallel; its end waits for that. None: there is
     nothing to compile."""

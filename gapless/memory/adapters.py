@@ -49,7 +49,7 @@ class AdapterSlots:
 
     @property
     def free(self) -> list[int]:
-        """Slots that no step in flight may read: unused, idle, or being loaded."""
+        """Slots that no row of a step in flight has: unused, idle, or being loaded."""
         idle = [slot for slot in self.held.values() if not self.rows[slot]]
         return [*self.unused, *idle, *([self._loading.slot] if self._loading else [])]
 

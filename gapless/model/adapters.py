@@ -62,17 +62,17 @@ class AdapterTables:
     """Memory for `count` adapters of up to `rank`, all zeros. Implements `step.adapters.SlotTables`."""
 
     def __init__(self, config: ModelConfig, count: int, rank: int, params: Params, below: bool = False) -> None:
-        """`below`: the matrices of `params` have `lines_below` for what is multiplied with the same inputs."""
-        self.count, self.rank = count, padded(rank)
+        """`below`: the memory of the matrices of `params` goes on for `lines_below`, and is that of each `down`."""
+        self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
         for layer in params.layers:
-            parts = (self._part(name, config, getattr(layer, name), below) for name in MODULES)
+            parts = (self._part(name, config, getattr(layer, name)) for name in MODULES)
             self.layers.append(AdapterLayer(*parts))
 
-    def _part(self, name: str, config: ModelConfig, matrix: Tensor, below: bool) -> AdapterPart:
+    def _part(self, name: str, config: ModelConfig, matrix: Tensor) -> AdapterPart:
         width, columns = sizes_of(name, config)
         ends, shape = tuple(accumulate(columns)), (self.count + 1, len(columns) * self.rank, width)
-        if below:
+        if self.below:
             strides, end = (shape[1] * width, width, 1), matrix.storage_offset() + matrix.numel()
             down = matrix.as_strided(shape, strides, end).zero_()
         else:
@@ -89,9 +89,15 @@ def padded(rank: int) -> int:
     return max(LEAST_RANK, 1 << (rank - 1).bit_length())
 
 
-def lines_below(count: int, rank: int) -> int:
-    """Return the lines that tables of `count` adapters take below each projection of a matrix."""
-    return (count + 1) * padded(rank)
+MOST_BELOW = 1 / 16
+"""The share of a layer's matrices that tables below them may have: products read all of them"""
+
+
+def lines_below(config: ModelConfig, count: int, rank: int) -> int:
+    """Return the lines that tables of `count` adapters take below each projection of a matrix, 0 for too many."""
+    lines, sizes = (count + 1) * padded(rank), [sizes_of(name, config) for name in MODULES]
+    matrices = sum(width * sum(columns) for width, columns in sizes)
+    return lines if lines * sum(width * len(columns) for width, columns in sizes) <= MOST_BELOW * matrices else 0
 
 
 def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:

@@ -92,6 +92,7 @@ class DenseModel:
             next_norm = params.layers[0].input_norm if params.layers else params.norm
             self.blocks.append(_block(layer, next_norm, kernels.linear))
         few, many = kernels.few_rows, kernels.many_rows
+        # One row is always faster so: its matrices are read as fast, in fewer launches.
         self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1
         self.many_rows = many if many and all(map(many.serves, self._linears())) else None
         self.head = kernels.linear(params.head, None)
@@ -103,7 +104,7 @@ class DenseModel:
         self.vocab_size = config.vocab_size
         self.max_model_len = max_model_len
         self.adapters = adapters
-        joined = kernels.joined_rows if adapters is not None else None
+        joined = kernels.joined_rows if adapters is not None and adapters.below else None
         self.joined = joined if joined and any(map(joined.serves, self._linears())) else None
         self.rope = Rope(config, max_model_len, params.embedding.device)
 
@@ -142,10 +143,10 @@ class DenseModel:
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
         adapted, few, joined = inputs.adapters is not None, kernels.few_rows, self.joined
-        if adapted and joined is not None and inputs.starts is None and len(x) <= joined.most:
-            return self._joined_rows(joined, x, inputs, cache, taps)
         if few is not None and inputs.starts is None and len(x) <= self.few_most:
             return (self._adapted_rows if adapted else self._few_rows)(few, x, inputs, cache, taps)
+        if adapted and joined is not None and inputs.starts is None and len(x) <= joined.most:
+            return self._joined_rows(joined, x, inputs, cache, taps)
         many = self.many_rows
         if many is not None and inputs.starts is None and len(x) <= many.most:
             return (self._adapted_rows if adapted else self._many_rows)(many, x, inputs, cache, taps)

@@ -39,11 +39,10 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     length = model_length(config, model)
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
-    below = adapted and kernels.joined_rows is not None
-    empty = allocate(model, dtype_of(config, model), device, lines_below(count, rank) if below else 0)
-    params = _filled(empty, config, directory, model)
+    below = lines_below(model, count, rank) if adapted and kernels.joined_rows is not None else 0
+    params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
     tell("arranging weights for the kernels")
-    tables = AdapterTables(model, count, rank, params, below) if adapted else None
+    tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     return DenseModel(model, params, length, kernels, tables, spare)
 
 

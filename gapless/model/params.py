@@ -57,8 +57,8 @@ class WeightSlot(NamedTuple):
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
-    """Uninitialised parameters. Below each matrix of a layer its memory goes on for as many lines a projection, and
-    that of its bias with zeros."""
+    """Uninitialised parameters. Below each matrix of a layer its memory goes on for `below` lines a projection, and
+    behind its bias for as many zeros."""
     layers = [allocate_layer(config, dtype, device, below) for _ in range(config.layers)]
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
     norm = torch.empty(config.hidden_size, dtype=dtype, device=device)

@@ -46,8 +46,9 @@ class Adapters(NamedTuple):
 class AdapterLoader:
     """Owns the adapters of an engine. A load is a transfer of its own stream: no step waits for it, nor it for one.
 
-    It writes a slot that no step in flight reads, and rows take the slot when the host has seen the load's fence. All
-    that belongs to an adapter goes by its digest, so that a name may come to stand for another one at any time.
+    It writes a slot that no row of a step in flight has, and rows take the slot when the host has seen the load's
+    fence. All that belongs to an adapter goes by its digest, so that a name may come to stand for another one at any
+    time.
     """
 
     def __init__(self, device: Device, adapters: Adapters, rows: RowTable, ledger: Ledger) -> None:

@@ -64,11 +64,11 @@ def models(
         _fill(name, tensor, random)
 
     def built(dtype: torch.dtype, device: str, kernels: Kernels) -> DenseModel:
-        below = adapters > 0 and kernels.joined_rows is not None
-        own = allocate(config, dtype, torch.device(device), lines_below(adapters, 16) if below else 0)
+        below = lines_below(config, adapters, 16) if adapters and kernels.joined_rows is not None else 0
+        own = allocate(config, dtype, torch.device(device), below)
         for (_, ours), (_, given) in zip(_named(own), _named(params), strict=True):
             ours.copy_(given)
-        tables = AdapterTables(config, adapters, 16, own, below) if adapters else None
+        tables = AdapterTables(config, adapters, 16, own, below > 0) if adapters else None
         return DenseModel(config, own, LONGEST, kernels, tables)
 
     return built(dtype, device, kernels), built(torch.float32, "cpu", plain.KERNELS)

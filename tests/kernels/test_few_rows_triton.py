@@ -5,28 +5,26 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 import aot
 import interpreter
 
-from gapless.kernels.adapt_fused_triton import (
-    MOST_HELD,
-    NO_ADAPTERS,
-    NORM_WARPS,
-    adapted_norm_kernel,
-    shares_of,
-)
+from gapless.kernels.adapt_fused_triton import MOST_HELD, NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
+from gapless.kernels.few_rows import FEW_ROWS
 from gapless.kernels.few_rows_triton import (
     FewRowsTiles,
     is_vector,
     matrix_kernel,
     one_row_kernel,
     tiles_for,
-    vector_kernel,
+    two_rows_kernel,
 )
+from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.library_triton import LARGE_BLOCK
+from gapless.kernels.linear import TorchLinear
 
 TYPES = dict.fromkeys(("x", "norm", "weight", "bias", "out", "table"), "*bf16") | {
     "parts": "*fp32", "arrived": "*i32", "eps": "fp32", "M": "i32", "inner": "*fp32", "slots": "*i64",
@@ -63,12 +61,12 @@ class Matrix(NamedTuple):
                 "SECOND": self.projections[min(1, len(self.projections) - 1)], "SHARES": shares_of(self.depth, rows),
             }  # fmt: skip
         if vector:
-            constants |= {"NORM": self.norm and not self.projections} | ({"BLOCK_M": rows} if rows > 1 else {})
+            constants |= {"NORM": self.norm and not self.projections}
         else:
             constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
-        kernel = one_row_kernel if rows == 1 else vector_kernel if vector else matrix_kernel
+        kernel = one_row_kernel if rows == 1 else two_rows_kernel if vector else matrix_kernel
         types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
-        free = ["M"] if rows > 1 else []
+        free = [] if vector else ["M"]
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
 
 
@@ -98,7 +96,7 @@ SPILLED = {120: 8}
 more to give."""
 
 
-@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 86, 90, 100, 120], MATRICES, [1, 4, 16, 32]))
+@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 86, 90, 100, 120], MATRICES, [1, 2, 16, 32]))
 def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used, whole = MATRICES[name].build(rows, capability), MATRICES[name].whole(rows, capability)
     assert used.trouble(capability, SPILLED.get(capability, 0)) == []
@@ -115,7 +113,7 @@ def test_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
         assert not whole or vector or "st.shared" in before, "and is in shared memory"
 
 
-@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 90, 100], ADAPTED, [1, 4, 32]))
+@pytest.mark.parametrize(("name", "rows", "capability"), aot.spread([80, 90, 100], ADAPTED, [1, 2, 32]))
 def test_products_of_rows_with_adapters_are_compiled_ahead_of_time(name: str, rows: int, capability: int) -> None:
     used = ADAPTED[name].build(rows, capability)
     assert used.trouble(capability) == []
@@ -142,3 +140,17 @@ def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(
     used = aot.build(adapted_norm_kernel, capability, types, constants, warps=NORM_WARPS, stages=3, unaligned=["M"])
     assert used.trouble(capability) == []
     assert rows <= MOST_HELD or used.registers <= 128, "two programs share a multiprocessor"
+
+
+def test_large_models_have_torchs_products_and_adapters_below_their_matrices() -> None:
+    def layer(columns: int, depth: int) -> TorchLinear:
+        return TorchLinear(torch.empty(columns, depth, dtype=torch.bfloat16, device="meta"))
+
+    largest = {
+        "0.6B": layer(6144, 1024),
+        "1.7B": layer(12288, 2048),
+        "4B": layer(19456, 2560),
+        "8B": layer(24576, 4096),
+    }
+    assert [name for name, one in largest.items() if not FEW_ROWS.serves(one)] == ["8B"]
+    assert [name for name, one in largest.items() if JOINED_ROWS.serves(one)] == ["1.7B", "4B", "8B"]

@@ -79,7 +79,7 @@ def test_with_adapters_compiled_ahead_of_time(name: str, warps: int, capability:
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(("name", "warps"), [("silu_mul", 4), ("rope_and_write", 2), ("add_rms_norm", 16)])
-def test_behind_a_joined_product_compiled_ahead_of_time(name: str, warps: int, capability: int) -> None:
+def test_after_a_joined_product_compiled_ahead_of_time(name: str, warps: int, capability: int) -> None:
     kernel, types, constants, _ = BUILDS[name]
     types = types | {"inner": "*bf16", "adapters": "*i64", "up" if name == "rope_and_write" else "lines": "*bf16"}
     constants = {key: value for key, value in constants.items() if key not in types} | {"RANK": 16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.kernels import plain
+from gapless.model import adapters
 from gapless.model.adapters import CONFIG, WEIGHTS, Adapter, AdapterTables, lines_below
 from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.model.loader import load_model
@@ -45,7 +47,11 @@ def family(request, tmp_path_factory):
     """Our model with adapters in its slots, and those of transformers that they are merged into."""
     theirs, directory = reference(request.param), tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(directory)
-    model = load_model(EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4), CPU)
+    config = EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapters, "MOST_BELOW", 100)
+        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=plain.JOINED_ROWS))
+    assert model.adapters.below and model.joined is plain.JOINED_ROWS
     merged = {0: theirs}
     for slot, kind in KINDS.items():
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
@@ -57,8 +63,16 @@ def family(request, tmp_path_factory):
     return model, merged
 
 
-def test_a_batch_of_several_adapters_equals_merged_weights(family):
+def with_fields(model, **fields):
+    other = copy.copy(model)
+    other.__dict__ |= fields
+    return other
+
+
+@pytest.mark.parametrize("joined", [None, plain.JOINED_ROWS], ids=["separate", "joined"])
+def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
     model, merged = family
+    model = with_fields(model, joined=joined)
     driver = AdaptedDriver(model)
     driver.slots = [0, 1, 2, 3, 1]
     prompts = [prompt(length, seed) for seed, length in enumerate((5, 17, 1, 70, 33))]
@@ -74,18 +88,13 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family):
 
 @pytest.mark.parametrize(
     "way",
-    [
-        {"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": plain.FEW_ROWS.most},
-        {"joined": plain.JOINED_ROWS},
-    ],
-    ids=list,
+    [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": plain.FEW_ROWS.most}, {}],
+    ids=["few", "joined"],
 )
 def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(family, way):
     model, _ = family
-    other = copy.copy(model)
-    other.__dict__ |= way
     found = []
-    for each in (model, other):
+    for each in (with_fields(model, joined=None), with_fields(model, **way)):
         driver, rows = AdaptedDriver(each), [Sequence() for _ in range(4)]
         driver.slots = [0, 1, 2, 3]
         driver.step(chunks=[(row, prompt(length)) for row, length in zip(rows, (1, 5, 40, 31), strict=True)])
@@ -95,7 +104,7 @@ def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(f
 
 
 def test_rows_without_an_adapter_have_equal_logits_beside_rows_with_one(family):
-    model, _ = family
+    model = with_fields(family[0], joined=None)
     prompts = [prompt(length, length) for length in (9, 30)]
     plain, mixed = AdaptedDriver(model), AdaptedDriver(model)
     mixed.slots = [0, 2]
@@ -209,16 +218,27 @@ def test_batch_invariance_with_adapters_is_refused():
         EngineConfig(lora_modules=("a=b",), batch_invariant=True)
 
 
-def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them():
-    config = read_model_config(resolve_model_dir("demo"))
-    params, same = (allocate(config, torch.float32, torch.device("cpu"), lines) for lines in (lines_below(3, 8), 0))
+def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them(monkeypatch):
+    monkeypatch.setattr(adapters, "MOST_BELOW", 100)
+    demo = read_model_config(resolve_model_dir("demo"))
+    config = replace(demo, qkv_bias=True, mlp_bias=True, output_bias=True)
+    lines = lines_below(config, 3, 8)
+    params, same = (allocate(config, torch.float32, CPU, below) for below in (lines, 0))
     fill_dummy(params, 0)
     fill_dummy(same, 0)
     tables = AdapterTables(config, 3, 8, params, below=True)
     for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
         for name, part in parts._asdict().items():
-            matrix = getattr(layer, name)
+            matrix, bias, size = getattr(layer, name), getattr(layer, f"{name}_bias"), lines * len(part.ends)
             assert part.down.data_ptr() == matrix.data_ptr() + matrix.nbytes
             assert part.down.shape == (4, len(part.ends) * 16, matrix.shape[1]) and not part.down.any()
             part.down.fill_(7.0)
-            assert torch.equal(matrix, getattr(alone, name))
+            assert torch.equal(matrix, getattr(alone, name)) and torch.equal(bias, getattr(alone, f"{name}_bias"))
+            assert not bias.as_strided((size,), (1,), len(bias)).any(), "zeros are added to what is not the product's"
+
+
+def test_tables_go_below_matrices_while_they_are_small_beside_them():
+    small = read_model_config(resolve_model_dir("demo"))
+    large = replace(small, hidden_size=4096, intermediate_size=12288, heads=32, kv_heads=8, head_dim=128)
+    assert [lines_below(large, *sizes) for sizes in ((4, 16), (8, 9), (4, 64), (1000, 16))] == [80, 144, 320, 0]
+    assert lines_below(small, 4, 16) == 0

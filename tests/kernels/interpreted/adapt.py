@@ -48,8 +48,8 @@ def test_a_token_is_alone():
 @pytest.mark.parametrize(
     "shape",
     [
-        FewShape(1, 64, (40, 24), 48), FewShape(3, 80, (48,), 40, 32), FewShape(7, 100, (70, 30, 30), 52),
-        FewShape(13, 48, (24, 24), 40),
+        FewShape(1, 64, (40, 24), 48), FewShape(2, 64, (40, 24), 48), FewShape(3, 80, (48,), 40, 32),
+        FewShape(7, 100, (70, 30, 30), 52), FewShape(13, 48, (24, 24), 40),
     ],
 )  # fmt: skip
 def test_a_layer_of_few_rows_adds_what_the_definition_says(shape, dtype, ways):

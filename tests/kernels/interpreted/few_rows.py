@@ -18,9 +18,12 @@ from gapless.kernels.few_rows_triton import FewRowsTiles
 
 DTYPES = [torch.float32, torch.float16]
 # Whole tiles and ragged ones, depth in one part and in several, split and not; a program's part of it at once.
-WHOLE = [Product(1, 32, 64, FewRowsTiles(8, 64, 1)), Product(3, 32, 64, FewRowsTiles(16, 32, 1, 2))]
+WHOLE = [Product(rows, 32, 64, FewRowsTiles(8, 64, 1)) for rows in (1, 2)] + [
+    Product(3, 32, 64, FewRowsTiles(16, 32, 1, 2))
+]
 RAGGED = [
     Product(1, 26, 52, FewRowsTiles(8, 32, 1)),
+    Product(2, 26, 52, FewRowsTiles(8, 32, 1)),
     Product(16, 26, 52, FewRowsTiles(16, 32, 1, 2)),
     Product(17, 22, 40),
 ]
@@ -41,7 +44,7 @@ def test_a_product_added_to_the_residual_equals_the_direct_computation(dtype, pr
     check_added("cpu", dtype, product, product not in WHOLE, False)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_operators_compute_what_their_references_do(dtype, rows):
     check_operators("cpu", dtype, Product(rows, 48, 80))
