@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from adapted_checksum import adapted_loop
 from harness import VOCAB, Job, WaryModel, check_at_rest, checksum_loop, kernels_for, run, script, sizes
+from mutation.sites_of_pages import store_without_pin
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
@@ -18,6 +19,7 @@ from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.host import BATCH_PAGES
 from gapless.step.transfers import AT_REST, MOST_BATCH
+from gapless.testing.adversary import Adversary
 from gapless.testing.sim import SimDevice
 
 SLOT = 4096
@@ -264,6 +266,50 @@ def test_transfers_that_begin_in_one_look_share_its_tenth_of_the_time(monkeypatc
 def evict(loop):
     pages = [loop.pool.take() for _ in range(loop.pool.available())]
     loop.pool.retire(pages, 0)
+
+
+class SlowStores(Adversary):
+    """Moves the stream of stores only where nothing else can move."""
+
+    def __init__(self):
+        super().__init__(random.Random(1), "manual")
+
+    def forced(self, ready, needed):
+        return next((stream for stream in ready if stream.name != "bulk_out"), needed)
+
+
+def reuse_pages_that_are_stored():
+    """A request needs pages that are being stored, and then their prompt comes again, with them in the host tier.
+
+    Returns whether the pages waited for their store, and the request that came again.
+    """
+    device, (known, other, _, _) = SimDevice(1), prompts()
+    device.adversary = SlowStores()
+    loop = checksum_loop(device, SHAPE._replace(rows=1, pages=13), 2, host=HostSizes(100 * SLOT, 1))
+    first, between, again = ask(1, known), ask(2, other), ask(3, known)
+    loop.submit(first.request)
+    while loop.planner.room.running or not loop.transfers.bulk_out.underway:
+        loop.turn()
+    waited = loop.pool.fenced
+    for job in (between, again):
+        run(loop, [job], check=False)  # of pages; the tokens tell
+    assert loop.transfers.host.counts.loaded, "the pages were meant to come from their copies"
+    device.close()
+    return waited, again
+
+
+def test_a_page_that_others_need_while_it_is_stored_is_stored_as_it_was():
+    waited, again = reuse_pages_that_are_stored()
+    assert waited
+    again.check("after a store whose pages others needed")
+
+
+def test_a_page_that_is_reused_while_it_is_stored_gives_wrong_tokens_later():
+    with store_without_pin():
+        waited, again = reuse_pages_that_are_stored()
+    assert not waited
+    with pytest.raises(AssertionError, match="whose pages others needed"):
+        again.check("after a store whose pages others needed")
 
 
 def test_a_request_waits_once_for_a_load_that_does_not_come():
