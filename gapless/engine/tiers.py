@@ -7,6 +7,7 @@ from hashlib import sha256
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
+from gapless.base.host import memory
 from gapless.base.peers import with_key
 from gapless.loop.loop import Loop
 from gapless.memory.below import LowerTiers
@@ -29,7 +30,12 @@ class EngineTiers:
         """Raises ConfigError."""
         if unused := config.file_without_peers:  # only now: serve --pd gives the roles to its children
             raise ConfigError(f"{unused} is for engines with peers: add --role, or leave it out")
+        if "peer" in config.tiers and not config.peer_plan:
+            raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
         self.kinds = [kind for kind in config.tiers if kind != "host"]
+        asked = sum(tier.nbytes for kind, tier in config.tiers.items() if kind in ("host", "peer"))
+        if asked > (most := memory()[1]):
+            raise ConfigError(f"kv_tiers: host and peer ask for {asked:,} bytes of this machine's {most:,}: give less")
         self._config = config
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
@@ -76,11 +82,11 @@ class EngineTiers:
             if self.wake is not None:
                 self.wake()
 
-        memory = tuple(transfers.memory)
-        slot_bytes = tuple(transfers.stride(group) for group in range(len(memory)))
+        slots = tuple(transfers.memory)
+        slot_bytes = tuple(transfers.stride(group) for group in range(len(slots)))
         for kind in self.kinds:
             tier = self._config.tiers[kind]
-            setup = TierSetup(tier.target, tier.nbytes, self._namespace, memory, slot_bytes)
+            setup = TierSetup(tier.target, tier.nbytes, self._namespace, slots, slot_bytes)
             worker = self._open(kind, setup, ring)
             worker.start()
             self._workers.append(worker)
@@ -89,8 +95,6 @@ class EngineTiers:
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
         if kind != "peer":
             return TierWorker(kind, factory_of(kind)(setup), ring)
-        if not self._config.peer_plan:  # only now: serve --pd gives the roles to its children
-            raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
         plan = with_key(self._config.peer_plan, self._config.kv_peer_key_file)
         return PeerWorker(kind, open_peer_tier(setup, plan), ring)
 

@@ -31,7 +31,7 @@ _STARTED = int(time.time())
 
 async def health(call: HttpCall) -> ASGIApp:
     """Answer 200 while the engine works, also while the last requests drain; 503 while it loads or is down."""
-    if not call.state.stopping:
+    if not (call.state.stopping and call.state.llm.started and call.state.llm.is_ready):
         call.state.check_open()
     return Response()
 

@@ -99,6 +99,7 @@ class DiskTier(BlockingTier):
         self._file = self._log = self._lock = -1
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._fits(setup)
             self._lock = _locked(self.directory)
             self._log = os.open(self.directory / LOG, os.O_RDWR | os.O_CREAT, 0o600)
             self._file = os.open(self.directory / PAGES, os.O_RDWR | os.O_CREAT, 0o600)
@@ -107,6 +108,13 @@ class DiskTier(BlockingTier):
         except OSError as error:
             self._let_go()
             raise ConfigError(f"kv_tiers: disk:{setup.target}: {error.strerror or error}") from error
+
+    def _fits(self, setup: TierSetup) -> None:
+        """Raise ConfigError where the filesystem is smaller than the tier."""
+        disk = os.statvfs(self.directory)
+        if 0 < (most := disk.f_blocks * disk.f_frsize) < setup.nbytes:
+            asked = f"kv_tiers: disk:{setup.target} asks for {setup.nbytes:,} bytes"
+            raise ConfigError(f"{asked} of a filesystem that has {most:,}: give less")
 
     def _recover(self) -> None:
         """Take over what an earlier process has left, and rewrite the log."""
@@ -259,8 +267,9 @@ def describe(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}: name the directory of a disk tier") from error
     if header is None:
         raise ConfigError(f"{path} is no index of a disk tier of this version: name another directory")
-    records = live_records(log, header.namespace.digest)
     pages = directory / PAGES
+    whole = pages.stat().st_size // header.slot_bytes if pages.exists() else 0
+    records = [record for record in live_records(log, header.namespace.digest) if record.slot < whole]
     return {
         "pages of": json.loads(header.namespace.text),
         "slots": header.slots,

@@ -105,6 +105,21 @@ def test_draining_and_the_end_of_it():
         server.until(lambda: server.stats().running == 0)
 
 
+def test_a_server_that_ends_before_its_model_is_there_is_not_healthy():
+    gate = threading.Event()
+
+    def slow_core():
+        assert gate.wait(20)
+        return fake_core()
+
+    with serving(core=slow_core, wait=False) as server, server.client() as client:
+        server.run(lambda: setattr(server.state, "stopping", True))
+        for path in ("/health", "/ready"):
+            assert_unavailable(client.get(path), "server_shutting_down")
+        gate.set()
+        server.until(lambda: client.get("/health").status_code == 200)
+
+
 # Time limits
 
 

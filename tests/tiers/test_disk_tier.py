@@ -202,6 +202,12 @@ def test_a_tier_that_cannot_open_leaves_no_file_open(tmp_path):
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.parametrize("size", [2**50, 2**62])
+def test_a_tier_larger_than_its_filesystem_is_refused_at_once(tmp_path, size):
+    with pytest.raises(ConfigError, match=r"asks for [\d,]+ bytes of a filesystem that has [\d,]+: give less"):
+        DiskTier(setup_of(str(tmp_path))._replace(nbytes=size))
+
+
 def test_a_tier_too_small_for_a_page_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no page"):
         DiskTier(setup_of(str(tmp_path), 0))
@@ -313,6 +319,10 @@ def test_inspect_tells_what_a_directory_holds(tmp_path):
     facts = describe(tmp_path)
     assert facts["pages of"] == {"model": "checksum", "page_size": 4}
     assert (facts["slots"], facts["used"], facts["used_bytes"]) == (64, 3, 3 * SLOT)
+    os.truncate(tmp_path / PAGES, 2 * SLOT)
+    assert describe(tmp_path)["used"] == 2, "what a tier finds there when it opens it"
+    (tmp_path / PAGES).unlink()
+    assert describe(tmp_path)["used"] == 0
     (tmp_path / LOG).write_bytes(b"something else")
     with pytest.raises(ConfigError, match="is no index of a disk tier"):
         describe(tmp_path)

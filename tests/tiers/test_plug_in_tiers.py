@@ -8,6 +8,7 @@ import pytest
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
+from gapless.engine.tiers import EngineTiers
 from gapless.tiers.plugins import factory_of
 
 POINTS = """[gapless.kv_tiers]
@@ -61,6 +62,13 @@ def test_a_plug_in_that_cannot_be_imported_is_named():
         factory_of("broken")
 
 
-def test_a_peer_tier_without_a_role_is_refused_where_it_is_opened():
+def test_a_peer_tier_without_a_role_is_refused_before_weights_are_read():
     with pytest.raises(ConfigError, match="peer is for engines with a role: add --role"):
-        LLM("demo", device="cpu", max_model_len=512, kv_tiers=["host:1MiB", "peer:1MiB"])
+        EngineTiers(EngineConfig("demo", kv_tiers=["host:1MiB", "peer:1MiB"]))
+
+
+@pytest.mark.parametrize("tiers", [["host:900TiB"], ["host:1MiB", "peer:900TiB"]])
+def test_tiers_that_the_memory_of_the_machine_cannot_hold_are_refused_at_once(tiers):
+    config = EngineConfig("demo", kv_tiers=tiers, role="both", kv_peer_listen="127.0.0.1:5600")
+    with pytest.raises(ConfigError, match=r"host and peer ask for [\d,]+ bytes of this machine's [\d,]+: give less"):
+        EngineTiers(config)
