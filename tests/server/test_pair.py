@@ -188,7 +188,8 @@ class Giver:
 
     def __init__(self, pair):
         sides = subprocess.check_output(["pgrep", "-P", str(pair.process.pid)], text=True).split()
-        (self.pid,) = [pid for pid in sides if "prefill" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+        (front,) = [pid for pid in sides if "prefill" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")]
+        (self.pid,) = subprocess.check_output(["pgrep", "-P", front], text=True).split()  # its engine keeps the pages
         self._path = str(Path(pair.paths["prefiller"]).with_name("kv.sock"))
 
     def memory(self):
