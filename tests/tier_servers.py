@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,14 @@ def needs(*modules: str) -> None:
             importlib.import_module(module)
         except ImportError as error:
             pytest.skip(f"{module.partition('.')[0]} is not installed: {error}")
+
+
+def redis_server(folder: Path) -> Server:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH")
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
+    return Server("redis", f"redis://127.0.0.1:{port}/3", [command], folder)
 
 
 def mooncake_server(folder: Path) -> Server:

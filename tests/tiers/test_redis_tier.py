@@ -52,6 +52,17 @@ def test_a_server_that_fails_has_nothing_and_is_asked_again_later(fake, mood):
     tier.close()
 
 
+def test_a_server_that_comes_back_is_found_by_a_tier_that_is_asked_all_the_time(fake):
+    tier, setup = opened(fake)
+    fake.mood = "closed"
+    assert stored(tier, setup, 0).failed
+    fake.mood, end = "sound", time.monotonic() + 20 * BACK_OFF
+    while stored(tier, setup, 0).failed and loaded(tier, setup, 0)[1] == []:
+        assert time.monotonic() < end, "each question was meant to leave the time of the next try as it was"
+        time.sleep(BACK_OFF / 10)
+    tier.close()
+
+
 @pytest.mark.parametrize("mood", MOODS)
 def test_pages_that_came_before_a_failure_stay(fake, mood):
     tier, setup = opened(fake)

@@ -1,4 +1,4 @@
-"""Tiers of LMCache, Mooncake and NIXL when what they speak to dies, is silent, lies, or gives back other bytes."""
+"""Tiers of other software when what they speak to dies, is silent, lies, or gives back other bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fake_lmcache import FakeLMCache
 from fake_resp import free_port
 from fake_s3 import FakeS3
 from tier_rig import SLOT, content, has, key, loaded, setup_of, slot_of, stored
-from tier_servers import lmcache_server, mooncake_server, needs
+from tier_servers import lmcache_server, mooncake_server, needs, redis_server
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.lmcache import LMCacheTier
@@ -224,7 +224,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("make", [mooncake_server, lmcache_server])
+@pytest.mark.parametrize("make", [redis_server, mooncake_server, lmcache_server])
 def test_a_server_that_is_killed_under_load_costs_misses_and_no_memory(make, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.mooncake.BACK_OFF_SECONDS", 0.5)
     server = make(tmp_path)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-import shutil
-import subprocess
-import time
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
 from fake_lmcache import FakeLMCache
-from fake_resp import FakeResp, free_port
+from fake_resp import FakeResp
 from fake_s3 import FakeS3
 from peer_rig import PeerPair
 from tier_rig import SLOTS, checksum, content, end_of, has, key, page, setup_of, slot_of
-from tier_servers import lmcache_server, mooncake_server, needs
+from tier_servers import lmcache_server, mooncake_server, needs, redis_server
 
-from gapless.base.errors import ConfigError
 from gapless.tiers.disk import DiskTier
 from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.mooncake import MooncakeTier
@@ -26,30 +22,17 @@ from gapless.tiers.resp import RespClient
 from gapless.tiers.seam import Namespace
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory):
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
-    port, folder = free_port(), tmp_path_factory.mktemp("redis")
-    command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        url = f"redis://127.0.0.1:{port}/3"
-        for _ in range(200):
-            try:
-                RedisTier(setup_of(url)).close()
-                break
-            except ConfigError:
-                time.sleep(0.05)
-        yield url
-        server.terminate()
-
-
 def running(make, tmp_path_factory):
     """A server of this kind."""
     made = make(tmp_path_factory.mktemp("server"))
     made.start(setup_of(made.url)).close()
     yield made.url
     made.kill()
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    yield from running(redis_server, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +45,7 @@ def lmcache_url(tmp_path_factory):
     yield from running(lmcache_server, tmp_path_factory)
 
 
-SERVERS = {"Redis": "redis_server", "Mooncake": "mooncake_url", "LMCache": "lmcache_url"}
+SERVERS = {"Redis": "redis_url", "Mooncake": "mooncake_url", "LMCache": "lmcache_url"}
 KINDS = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier, "peers": PeerPair}
 KINDS |= {"fake Redis": RedisTier, "Redis": RedisTier, "Mooncake": MooncakeTier, "LMCache": LMCacheTier}
 KINDS |= {"NIXL": NixlTier, "fake LMCache": LMCacheTier}
