@@ -102,7 +102,7 @@ LINES = {
     "what tiers hold and do, on the page, in traces and metrics": 200,
     "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_670,
     "tiers of LMCache, Mooncake and NIXL": 870,
-    "tiers larger than what they are to be kept in, a server of a tier that comes back": 15,
+    "tiers larger than what they are to be kept in, a server of a tier that comes back": 16,
     "tools and reasoning": 1_750,
     "weights that change while an engine runs, and come back with a process that follows": 440,
 }

@@ -122,4 +122,5 @@ class LMCacheClient:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
-        self._next_try = time.monotonic() + self._back_off
+        if (now := time.monotonic()) >= self._next_try:  # calls that were refused meanwhile make it no later
+            self._next_try = now + self._back_off

@@ -65,6 +65,17 @@ def test_an_lmcache_server_that_fails_has_nothing_and_is_asked_again_later(lmcac
     tier.close()
 
 
+def test_an_lmcache_server_that_comes_back_is_found_by_a_tier_that_is_asked_all_the_time(lmcache):
+    tier, setup = asked(lmcache)
+    lmcache.mood = "silent"
+    assert stored(tier, setup, 0).failed
+    lmcache.mood, end = "sound", time.monotonic() + 20 * BACK_OFF
+    while stored(tier, setup, 0).failed:
+        assert time.monotonic() < end, "each question was meant to leave the time of the next try as it was"
+        time.sleep(BACK_OFF / 10)
+    tier.close()
+
+
 def test_an_lmcache_server_may_evict_what_nobody_reads(lmcache):
     tier, setup = asked(lmcache)
     stored(tier, setup, 0, 1, 2)
