@@ -115,6 +115,8 @@ def test_whitespace_has_an_end_by_default():
         ({"json": RECORD, "whitespace_pattern": "(a"}, "whitespace_pattern"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "a\\"}, "incomplete escape"),
+        ({"regex": "\\\\\\"}, "incomplete escape"),
         ({"regex": "(" * 5_000 + "a" + ")" * 5_000}, "cannot be honoured"),
         ({"grammar": "start: x"}, 'unknown name: "x"'),
         ({"grammar": "start: " + "(" * 3_000 + '"a"' + ")" * 3_000}, "deeply nested"),
