@@ -40,6 +40,11 @@ REGEXES = [
         ({"grammar": 'root ::= "x" item+\nitem ::= [0-9] | "(" item ")"'}, ["x1(2)"], ["x", "x("]),
         ({"grammar": 'start: <|im_start|> "a"'}, ["<|im_start|>a"], ["a"]),
         ({"structural_tag": TAG}, ["hi", 'a <f=x>{"a":1}</f> b <f=x>{"a": 2}</f>', "a < b"], ["<f=y>", '<f=x>{"b"']),
+        (
+            {"structural_tag": TAG, "disable_additional_properties": True},
+            ['<f=x>{"a":1}</f>'],
+            ['<f=x>{"a":1, "b":2}</f>'],
+        ),
         ({"structural_tag": SPECIAL_TAG}, ["hi", 'a <|im_start|>{"a":1}! b'], ["<|im_start|>a"]),
     ],
 )

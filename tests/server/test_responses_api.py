@@ -174,7 +174,10 @@ def test_a_stream_ends_with_the_response_that_comes_whole(client):
     assert bare(events[-1]["response"]) == bare({**ask(client, **fields), "usage": events[-1]["response"]["usage"]})
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == events[-1]["response"]["output"]
-    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1, 2, 3]
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1, 2, 3]
+    assert {event["item"].get("status") for event in added} == {"in_progress"}
+    assert {item.get("status") for item in done} == {"completed"}
     assert names(events)[2:8] == [
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
         "output_item.done",
