@@ -30,8 +30,7 @@ def write_grammar(form: StructuredOutputs, special: Collection[str] = ()) -> str
     makers: dict[str, Callable[[], str]] = {
         "json": lambda: _json(form),
         "json_object": lambda: _json(form),
-        # Digits are 0 to 9 alone: which others there are differs between the Unicode of libraries.
-        "regex": lambda: LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(form.text, 'd')}/"),
+        "regex": lambda: LLMatcher.grammar_from_lark(_regex(form)),
         "choice": lambda: LLMatcher.grammar_from_lark(_choice(form)),
         "grammar": lambda: LLMatcher.grammar_from_lark(_lark(form)),
         "structural_tag": lambda: _tags(form, special),
@@ -100,6 +99,13 @@ def _choice(form: StructuredOutputs) -> str:
     texts = " | ".join(quoted(text) for text in form.choice or () if text)
     empty = '"" | ' if "" in (form.choice or ()) else ""
     return f"start: {empty}CHOICE\nCHOICE: {texts}" if texts else 'start: ""'
+
+
+def _regex(form: StructuredOutputs) -> str:
+    if (len(form.text) - len(form.text.rstrip("\\"))) % 2:  # the translation would drop it
+        raise fault(form, "incomplete escape sequence: write \\\\ for the character")
+    # Digits are 0 to 9 alone: which others there are differs between the Unicode of libraries.
+    return f"start: /{regex_to_lark(form.text, 'd')}/"
 
 
 def _lark(form: StructuredOutputs) -> str:

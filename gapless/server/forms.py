@@ -50,6 +50,7 @@ class FormRequest(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_structural_tag: msgspec.Raw = msgspec.Raw()
     guided_whitespace_pattern: str | None = None
 
     def form(self) -> StructuredOutputs | None:
@@ -68,7 +69,7 @@ class FormRequest(msgspec.Struct, kw_only=True):
         if self.structured_outputs is not None:
             fields = {name: raw_text(value) for name, value in msgspec.structs.asdict(self.structured_outputs).items()}
             found.append(StructuredOutputs(**{name: value for name, value in fields.items() if value is not None}))
-        for kind in ("json", "json_object", "regex", "choice", "grammar"):
+        for kind in ("json", "json_object", "regex", "choice", "grammar", "structural_tag"):
             value = raw_text(getattr(self, f"guided_{kind}"))
             if value is not None and value is not False:
                 more = {"whitespace_pattern": spaces} if kind.startswith("json") else {}

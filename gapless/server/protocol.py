@@ -251,7 +251,7 @@ _SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo")
 _LISTS = ("functions", "documents", "mcp_servers")
 _OBJECTS = (
     *("suffix", "grammar", "json_schema", "regex", "audio", "web_search_options", "chat_template", "prompt_embeds"),
-    *("truncate_prompt_tokens", "lora_request", "container"),
+    *("truncate_prompt_tokens", "lora_request", "container", "ebnf", "structural_tag"),
 )
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_SWITCHES, (None, False)),

@@ -54,7 +54,8 @@ async def stored_responses(call: HttpCall) -> ASGIApp:
 def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     # Functions are strict unless they say otherwise, where the model's way to write calls lets them be.
     strict = replies.tools is not None and replies.tools.form is not None
-    use = check_tools(request.chat_tools(strict), request.chat_choice(), request.parallel_tool_calls)
+    tools = request.chat_tools(strict)
+    use = check_tools(list(tools.values()), request.chat_choice(), request.parallel_tool_calls, list(tools))
     custom = request.custom_names()
     own = {name: "format.definition" if name in custom else "parameters" for name in use.fields}
     return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
@@ -84,7 +85,7 @@ def _frame(job: Job, request: ResponsesRequest) -> Fields:
         "temperature": params.temperature,
         "text": request.text or {"format": {"type": "text"}},
         "tool_choice": request.tool_choice or "auto",
-        "tools": request.tools or [],
+        "tools": list(request.callable_tools().values()),
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
         "truncation": "disabled",

@@ -118,9 +118,13 @@ class ResponsesRequest(GenerationRequest):
         effort = self.reasoning.effort if self.reasoning else None
         return {} if effort is None else {"reasoning_effort": effort}
 
-    def chat_tools(self, strict: bool) -> list[Any]:
-        """Return the tools in the shape of chat requests; `strict` is that of functions that do not say."""
-        return [_chat_tool(tool, f"tools[{i}]", strict) for i, tool in enumerate(self.tools or ())]
+    def chat_tools(self, strict: bool) -> dict[int, Any]:
+        """Return the tools in the shape of chat requests, by place; `strict` is that of functions that do not say."""
+        return {i: _chat_tool(tool, f"tools[{i}]", strict) for i, tool in self.callable_tools().items()}
+
+    def callable_tools(self) -> dict[int, Any]:
+        """Return the tools but those of types that OpenAI's servers run: agents offer these to any server."""
+        return {i: tool for i, tool in enumerate(self.tools or ()) if not _is_hosted(tool)}
 
     def chat_choice(self) -> Any:
         """Return the tool_choice in the shape of chat requests."""
@@ -130,7 +134,7 @@ class ResponsesRequest(GenerationRequest):
 
     def custom_names(self) -> frozenset[str]:
         """Return the names of the tools that take text, once the tools have been checked."""
-        return frozenset(tool["name"] for tool in self.tools or () if tool["type"] == "custom")
+        return frozenset(tool["name"] for tool in self.callable_tools().values() if tool["type"] == "custom")
 
 
 def _text_form(asked: TextFormat) -> StructuredOutputs | None:
@@ -139,6 +143,11 @@ def _text_form(asked: TextFormat) -> StructuredOutputs | None:
     if asked.type == "json_object":
         return StructuredOutputs(json_object=True, source="text.format")
     return schema_form(asked.schema or None, "text.format.schema")
+
+
+def _is_hosted(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    return isinstance(kind, str) and kind not in ("function", "custom")
 
 
 def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:
@@ -151,8 +160,7 @@ def _chat_tool(tool: Any, where: str, strict: bool) -> dict[str, Any]:
     elif kind == "function":
         function["strict"] = strict if said is None else said
     else:
-        text = f"{where}.type {str(kind)[:40]!r} is not served here: tools may be of the types function and custom"
-        raise RequestError(text, f"{where}.type", "unsupported_parameter")
+        raise RequestError(f"{where}.type must be function or custom, or that of a tool to ignore", f"{where}.type")
     return {"type": "function", "function": function}
 
 

@@ -41,10 +41,13 @@ class ToolUse(NamedTuple):
 NO_TOOLS = ToolUse()
 
 
-def check_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> ToolUse:
+def check_tools(
+    tools: Sequence[Any] | None, choice: Any, parallel: bool | None, places: Sequence[int] | None = None
+) -> ToolUse:
     """Return what a request says about tools. Raises RequestError naming the field.
 
-    `choice` is the request's tool_choice: none, auto, required, a function, or allowed_tools.
+    `choice` is the request's tool_choice: none, auto, required, a function, or allowed_tools. `places` are the indices
+    that the tools have in the request, where it has others too.
     """
     if not tools:
         if choice not in (None, "none", "auto"):
@@ -55,7 +58,7 @@ def check_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None)
     if len(json.dumps(tools)) > MAX_FORM_BYTES:
         raise RequestError(f"tools are larger than {MAX_FORM_BYTES:,} bytes", "tools")
     functions, fields = {}, {}
-    for i, tool in enumerate(tools):
+    for i, tool in zip(places or range(len(tools)), tools, strict=True):
         function = _function(tool, f"tools[{i}]")
         if function["name"] in functions:
             field = f"tools[{i}].function.name"

@@ -40,6 +40,11 @@ REGEXES = [
         ({"grammar": 'root ::= "x" item+\nitem ::= [0-9] | "(" item ")"'}, ["x1(2)"], ["x", "x("]),
         ({"grammar": 'start: <|im_start|> "a"'}, ["<|im_start|>a"], ["a"]),
         ({"structural_tag": TAG}, ["hi", 'a <f=x>{"a":1}</f> b <f=x>{"a": 2}</f>', "a < b"], ["<f=y>", '<f=x>{"b"']),
+        (
+            {"structural_tag": TAG, "disable_additional_properties": True},
+            ['<f=x>{"a":1}</f>'],
+            ['<f=x>{"a":1, "b":2}</f>'],
+        ),
         ({"structural_tag": SPECIAL_TAG}, ["hi", 'a <|im_start|>{"a":1}! b'], ["<|im_start|>a"]),
     ],
 )
@@ -115,6 +120,8 @@ def test_whitespace_has_an_end_by_default():
         ({"json": RECORD, "whitespace_pattern": "(a"}, "whitespace_pattern"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "a\\"}, "incomplete escape"),
+        ({"regex": "\\\\\\"}, "incomplete escape"),
         ({"regex": "(" * 5_000 + "a" + ")" * 5_000}, "cannot be honoured"),
         ({"grammar": "start: x"}, 'unknown name: "x"'),
         ({"grammar": "start: " + "(" * 3_000 + '"a"' + ")" * 3_000}, "deeply nested"),

@@ -28,7 +28,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% if enable_thinking %}hm {% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking %}hm {% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }} {% endif %}{% endif %}"
 )
 
 

@@ -107,6 +107,14 @@ def test_a_stream_that_ends_at_once_is_still_whole(client):
         ),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "[1 tools]<user>hello<assistant>"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}, "[1 tools]<user>hello"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": name}} for name in "fgh"],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "h"}, {"name": "f"}]},
+            },
+            "[2 tools]<user>hello<assistant>",
+        ),
+        ({"reasoning_effort": "low"}, "<user>hello<assistant>low "),
         ({"add_generation_prompt": False}, "<user>hello"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "<user>hello<assistant>hm "),
         (

@@ -174,7 +174,10 @@ def test_a_stream_ends_with_the_response_that_comes_whole(client):
     assert bare(events[-1]["response"]) == bare({**ask(client, **fields), "usage": events[-1]["response"]["usage"]})
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == events[-1]["response"]["output"]
-    assert [event["output_index"] for event in events if event["type"] == "response.output_item.added"] == [0, 1, 2, 3]
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1, 2, 3]
+    assert {event["item"].get("status") for event in added} == {"in_progress"}
+    assert {item.get("status") for item in done} == {"completed"}
     assert names(events)[2:8] == [
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
         "output_item.done",
@@ -242,11 +245,20 @@ def test_a_call_that_is_required_keeps_to_its_schema(formed, choice):
     validate(json.loads(calls[0]["arguments"]), CITY)
 
 
+@pytest.mark.parametrize("hosted", [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}])
+def test_tools_that_run_on_openais_servers_are_left_out(formed, hosted):
+    tools = [hosted, WEATHER, {**hosted, "type": "x"}, PATCH]
+    body = ask(formed, input="hi", tools=tools, tool_choice="required", parallel_tool_calls=False)
+    assert body["output"][-1]["type"] in ("function_call", "custom_tool_call")
+    assert body["tools"] == [WEATHER, PATCH]
+    assert ask(formed, input="hi", tools=[hosted], max_output_tokens=3)["tools"] == []
+
+
 def test_a_form_of_a_tool_that_cannot_be_kept_to_is_named_by_its_own_field(formed):
     bad = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
     regexes = [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": one}} for one in FAULTY]
     for tool in ({**WEATHER, "parameters": bad}, *regexes):
-        tools = [{**WEATHER, "name": "now"}, tool]
+        tools = [{"type": "web_search"}, tool]
         response = formed.post("/v1/responses", json={"model": MODEL, "input": "hi", "tools": tools})
         error, field = error_of(response), "format.definition" if tool in regexes else "parameters"
         assert response.status_code == 400 and error["param"] == f"tools[1].{field}", response.text
@@ -375,8 +387,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "text.format.schema",
     ),
     ({"tools": [3]}, "tools[0]"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://x"}]}, "tools[0].type"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}, {"type": 3}]}, "tools[1].type"),
+    ({"tools": [{"type": "web_search"}, {**WEATHER, "parameters": 3}]}, "tools[1].parameters"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{**WEATHER, "parameters": 3}]}, "tools[0].parameters"),
     ({"tools": [{**WEATHER, "strict": "yes"}]}, "tools[0].strict"),
