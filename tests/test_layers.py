@@ -101,7 +101,7 @@ LINES = {
     "tools of responses that OpenAI's servers run, spellings of forms": 19,
     "speculative configurations of vLLM, methods by the config of a checkpoint": 32,
     "what tiers hold and do, on the page, in traces and metrics": 200,
-    "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_670,
+    "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_678,
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tiers larger than what they are to be kept in, a server of a tier that comes back": 16,
     "tools and reasoning": 1_750,

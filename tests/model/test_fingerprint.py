@@ -42,17 +42,32 @@ def test_another_config_is_another_model(checkpoint):
     assert fingerprint(checkpoint) != before
 
 
-def test_large_files_are_sampled_from_header_to_end(checkpoint, monkeypatch):
+def test_every_tensor_of_a_large_file_is_sampled_from_begin_to_end(checkpoint, monkeypatch):
     monkeypatch.setattr(module, "WHOLE", 100)
-    monkeypatch.setattr(module, "SAMPLES", 5)
+    monkeypatch.setattr(module, "SAMPLES", 3)
     monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
-    path = checkpoint / "model.safetensors"
-    size, before = path.stat().st_size, fingerprint(checkpoint)
-    step = (size - 10) // 4
-    for at, seen in ((20, True), (step + 9, True), (step + 10, False), (4 * step + 9, True)):
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
+    spans = {"large": [0, 900], "small": [900, 904], "empty": [904, 904], "last": [904, 1000]}
+    entries = {name: {"dtype": "U8", "shape": [high - low], "data_offsets": [low, high]}
+               for name, (low, high) in spans.items()}  # fmt: skip
+    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    path, begin = checkpoint / "model.safetensors", 8 + len(header)
+    whole = len(header).to_bytes(8, "little") + header + bytes(range(250)) * 4
+    path.write_bytes(whole)
+    before = fingerprint(checkpoint)
+    seen = {
+        9: True,
+        445: True,
+        454: True,
+        455: False,
+        899: True,
+        900: True,
+        903: True,
+        904: True,
+        920: False,
+        999: True,
+    }
+    for at, noticed in seen.items():
+        data = bytearray(whole)
+        data[begin + at] ^= 1
         path.write_bytes(data)
-        assert (fingerprint(checkpoint) != before) == seen, at
-        data[at] ^= 1
-        path.write_bytes(data)
+        assert (fingerprint(checkpoint) != before) == noticed, at
