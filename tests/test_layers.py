@@ -98,7 +98,7 @@ LINES = {
     "text that a form leaves no choice about, as drafts": 170,
     "TLS between peers and not without, peers lost without a word, addresses shown without passwords": 191,
     "waits of jobs for others, what is malformed inside tools and messages": 40,
-    "tools of responses that OpenAI's servers run, spellings of forms": 19,
+    "tools of responses that OpenAI's servers run, spellings of forms, reasoning sent back": 21,
     "speculative configurations of vLLM, methods by the config of a checkpoint": 32,
     "what tiers hold and do, on the page, in traces and metrics": 200,
     "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_678,

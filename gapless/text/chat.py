@@ -113,6 +113,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         plain["content"] = _content(plain["content"], f"{where}.content")
     elif refusal is not None:
         plain["content"] = refusal
+    elif plain["role"] == "assistant" and any(name in plain for name in _REASONING):
+        plain["content"] = ""  # an answer that was cut off while it reasoned, sent back
     elif plain["role"] != "assistant" or not plain.get("tool_calls"):
         raise RequestError(f"{where}.content is missing: it must be a string or a list of parts", f"{where}.content")
     if "tool_calls" in plain:

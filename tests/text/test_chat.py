@@ -5,7 +5,7 @@ import transformers
 from vocabularies import SPECIAL, byte_level
 
 from gapless.base.errors import CheckpointError, RequestError
-from gapless.text.chat import ChatTemplate
+from gapless.text.chat import ChatTemplate, plain_messages
 
 CHATML = """{%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' -}}
@@ -256,3 +256,11 @@ def test_a_render_leaves_the_messages_alone() -> None:
 def test_a_long_conversation_is_within_the_budget() -> None:
     messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": "word " * 200} for i in range(1001)]
     assert ChatTemplate(QWEN3, SPECIAL).render(messages) == reference(QWEN3, messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_an_answer_that_was_cut_off_while_it_reasoned_is_taken_back(field):
+    answer = {"role": "assistant", "content": None, field: "Four and"}
+    assert plain_messages([answer])[0].items() >= {"content": "", "reasoning_content": "Four and"}.items()
+    with pytest.raises(RequestError, match="content is missing"):
+        plain_messages([{"role": "user", field: "Four and"}])
