@@ -304,7 +304,7 @@ def test_a_page_that_others_need_while_it_is_stored_is_stored_as_it_was():
     again.check("after a store whose pages others needed")
 
 
-def test_a_page_that_is_reused_while_it_is_stored_gives_wrong_tokens_later():
+def test_a_planted_fault_that_gives_a_page_away_while_it_is_stored_gives_wrong_tokens_later():
     with store_without_pin():
         waited, again = reuse_pages_that_are_stored()
     assert not waited
