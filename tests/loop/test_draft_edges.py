@@ -85,7 +85,7 @@ def test_right_drafts_keep_their_share_by_place_at_any_depth():
 
 
 def test_drafts_and_right_ones_are_as_many_at_each_place_at_any_depth(monkeypatch):
-    """Where each step runs all drafts: what pays is found out sooner where fewer steps are in flight."""
+    """Every step runs all drafts here, since a gate that decides learns later the more steps are in flight."""
     everything = Verify(1 + DRAFTS, drafts=True)
     monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else PLAIN)
     for errs in (0.3, 0.6, 1.0):

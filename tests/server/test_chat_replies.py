@@ -15,7 +15,10 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "tools": [ADD], "max_to
 @pytest.fixture(scope="module")
 def client():
     config = ServerConfig(port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True)
-    core = lambda: FormCore(TOKENS, lambda _, count: SAID[min(count, len(SAID) - 1)])  # noqa: E731
+
+    def core():
+        return FormCore(TOKENS, lambda _, count: SAID[min(count, len(SAID) - 1)])
+
     with serving(config, core=core) as server, server.client() as client:
         yield client
 
