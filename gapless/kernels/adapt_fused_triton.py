@@ -317,7 +317,7 @@ def adapted_norm(
     adapted_norm_kernel[programs, parts](
         x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
         inner, slots, eps, rows, width, shares, rank, lines, projections, early, 32 if rows <= 32 else 256, block,
-        chunk, min(rank, max(1, min(16, 16384 // block))), projections if rows <= MOST_HELD else min(projections, 1),
+        chunk, min(rank, max(1, min(16, 65536 // block))), projections if rows <= MOST_HELD else min(projections, 1),
         num_warps=NORM_WARPS, **launch_options(early),
     )  # fmt: skip
     return changed, out, inner

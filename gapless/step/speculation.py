@@ -28,11 +28,11 @@ FEWER = (2, 4)
 """Drafts of a row in steps that run fewer than there may be"""
 
 HOPE = 0.5
-"""How often a new row is expected to have drafts, and these to be right"""
+"""How often a new row is expected to have drafts, and these to be right, before any row had some"""
 HEAD_HOPE = 0.8
-"""How often the first drafts of a head are expected to be right; it always has some"""
-USUAL = 0.05
-"""What the latest step counts for in what is expected of a head for a new row"""
+"""The same of a head, which always has some"""
+USUAL = 0.01
+"""What a row's latest step counts for in what is expected of a new row"""
 RETRY, FIRST = 256, 32
 """Steps of about as many rows from one trial of another number of drafts than seems best to the next, and before the
 first: what has not run for long may take another time by now"""
@@ -381,11 +381,10 @@ class Gate:
         self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
-        if not self._looks:
-            self._learn_hopes(np.add.reduce(times, 0), np.add.reduce(share, 0))
+        self._learn_hopes(np.add.reduce(times, 0) * (beyond < 2), np.add.reduce(share, 0))
 
     def _learn_hopes(self, times: Int64s, right: Int64s) -> None:
-        """Learn what a new row may expect of a head."""
+        """Learn what a new row may expect."""
         forgets = (1 - USUAL) ** np.minimum(times, MOST_SEEN)
         self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(times, 1) - self._hopes)
 

@@ -132,7 +132,7 @@ def test_a_norm_of_rows_with_adapters_compiles_ahead_of_time(
 ) -> None:
     constants = {
         "WIDTH": width, "SHARES": shares, "RANK": 16, "LINES": 16 * projections, "PROJECTIONS": projections,
-        "EARLY": capability >= 90, "BLOCK_M": rows, "BLOCK": width, "CHUNK": chunk, "HOLD": chunk,
+        "EARLY": capability >= 90, "BLOCK_M": rows, "BLOCK": width, "CHUNK": chunk, "HOLD": 16,
         "TILES": projections if rows <= MOST_HELD else 1,
     }  # fmt: skip
     kinds = TYPES | dict.fromkeys(("changed", "up", "down"), "*bf16") | {"before": "*fp32"}

@@ -42,7 +42,7 @@ NOTICED = {
     "a prefix is shared as far as all groups have it": 78,
     "the host tier stores what was observed": 13,
     "the host tier's transfers end at their fences": 13,
-    "a page of the host tier's store is not given away": 629,
+    "a page of the host tier's store is not given away": 855,
     "a copy stays while a load reads it": 148,
     "a copy stays while a store fills it": 148,
     "what is loaded is compared with what was stored": 62,

@@ -284,6 +284,29 @@ def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
     assert found[found.index(3) :].index(5) == LOOKS
 
 
+@pytest.mark.parametrize("right", [0, DRAFTS])
+def test_new_rows_begin_with_what_rows_before_them_got(right):
+    """Drafts of the first rows of all run at once; those of later ones only where rows had right ones."""
+    first = gate_of()
+    assert first.decide(ALL).places > 1
+    steps_with_drafts(first, 200, right, 1.1)
+    for row in ALL:
+        params = SamplingParams(temperature=0.0, max_tokens=None)
+        first.admit(row, Request(row, np.array([1], np.int32), params, 0, (), 0, 9))
+    assert first.decide((*ALL,)).places == (1 if right == 0 else 1 + DRAFTS)
+    assert steps_with_drafts(first, 200, DRAFTS, 1.1) > 180, "and what they get themselves soon tells"
+
+
+def test_looks_say_nothing_of_later_drafts_of_new_rows():
+    gate = gate_of()
+    begin = gate.keeps[1].copy()
+    for _ in range(100):
+        gate.observe(ROW, lines(1, 0), 1)
+    params = SamplingParams(temperature=0.0, max_tokens=None)
+    gate.admit(1, Request(1, np.array([1], np.int32), params, 0, (), 0, 9))
+    assert gate.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.keeps[1, 1:], begin[1:])
+
+
 def test_numbers_of_drafts_are_those_up_to_the_most_and_the_most():
     sizes = [Speculation(drafts, None, ROWS).sizes for drafts in (1, 2, 3, 4, 6, 8)]
     assert sizes == [(2,), (3,), (3, 4), (3, 5), (3, 5, 7), (3, 5, 9)]
