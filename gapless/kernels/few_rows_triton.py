@@ -404,6 +404,8 @@ def launch(
     tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device))
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
+    if beside is not None and not add and ONCE < grid <= 2 * ONCE:
+        tiles = tiles._replace(stages=min(tiles.stages, 4))  # two fit a multiprocessor, which hides what adapters wait for
     programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,

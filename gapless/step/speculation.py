@@ -30,7 +30,7 @@ FEWER = (2, 4)
 HOPE = 0.5
 """How often a new row is expected to have drafts, and these to be right, before any row had some"""
 HEAD_HOPE = 0.8
-"""The same of a head, which always has some"""
+"""How often the drafts of a head are expected to be right: it always has some"""
 USUAL = 0.01
 """What a row's latest step counts for in what is expected of a new row"""
 RETRY, FIRST = 256, 32
