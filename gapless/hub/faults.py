@@ -46,12 +46,15 @@ def fault(error: Exception, asked: Asked) -> GaplessError:
             f"{what}: {name} cannot be written to {cache} ({error.strerror}): "
             "name another folder with --download-dir or HF_HOME"
         )
+    if isinstance(error, UnicodeEncodeError):  # headers are the only text that is encoded
+        return ConfigError(f"{what}: the token for {name} holds a character that none has: set HF_TOKEN to it again")
     text = " ".join(str(error).split())
     if "No space left" in text:  # the words of Xet
         return no_room(asked, f"{cache} is full")
     return ServerError(
-        f"{what}: {name} could not be fetched from {hub} ({type(error).__name__}: {text[:300]}): check the network and "
-        f"HF_ENDPOINT, and start again, which goes on from there; or give a directory. {name!r} is none here"
+        f"{what}: {name} could not be fetched from {hub} ({type(error).__name__}: {text[:300]}): check the network, "
+        "proxies and HF_ENDPOINT, and start again, which goes on from there; or give a directory. "
+        f"{name!r} is none here"
     )
 
 

@@ -241,6 +241,15 @@ def test_files_that_are_refused(hub: Hub, tiny: dict[str, bytes], refusal: tuple
         locate(CONFIG)
 
 
+def test_a_token_with_a_character_that_none_has(
+    hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, tiny)
+    monkeypatch.setenv("HF_TOKEN", "hf_tökën")
+    with pytest.raises(ConfigError, match=r"^model: the token for org/tiny holds .* set HF_TOKEN"):
+        locate(CONFIG)
+
+
 def test_a_model_that_is_not_there(hub: Hub) -> None:
     with pytest.raises(ConfigError, match=r"'org/none' is no directory here, and http.* check the spelling"):
         locate(EngineConfig(model="org/none"))
@@ -249,7 +258,7 @@ def test_a_model_that_is_not_there(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_cached_file_that_was_cut_off_is_fetched_anew(hub: Hub, tiny: dict[str, bytes], name: str) -> None:
+def test_a_cached_file_that_was_cut_off_is_fetched_again(hub: Hub, tiny: dict[str, bytes], name: str) -> None:
     hub.add(NAME, tiny)
     file = Path(locate(CONFIG).config.model) / name
     file.write_bytes(tiny[name][:100])
