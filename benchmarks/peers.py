@@ -403,7 +403,13 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--model", action="append", default=[], metavar="NAME=DIR")
     parser.add_argument("--ours", default=COMMAND, help="our command line or URL")
     parser.add_argument("--peer", action="append", type=parse_spec, default=[], metavar="NAME[@CASES]=COMMAND")
-    parser.add_argument("--case", nargs="+", type=parse_case, default=[parse_case(text) for text in CASES])
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        type=parse_case,
+        default=[parse_case(text) for text in CASES],
+        help="MODEL:CONCURRENCY:REQUESTS:ROUNDS, :KIND",
+    )
     parser.add_argument("--rows", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of cases to measure")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for {device} in commands")
     parser.add_argument("--goodput", nargs="+", default=["ttft:450", "tpot:40"], help="of open rows, ms")

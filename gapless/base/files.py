@@ -16,7 +16,7 @@ def read_text(path: Path) -> str | None:
     """The file as text; None when it is not there."""
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -94,6 +95,8 @@ def _loaded(name: str, sources: Sequence[Path], load: Callable[[str], None]) -> 
                     load(str(outcome.library))
             except (OSError, ImportError, RuntimeError) as error:
                 outcome = Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
+            if outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
+                log.warning("C++ (%s) is not there, and work on the CPU is slower: %s", name, outcome.reason)
             outcomes[name] = outcome
         return outcomes[name]
 
@@ -108,7 +111,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
     try:
         folder = cache_folder()
         library = folder / f"{name}-{library_key(name, sources)}.so"
-        if library.exists():
+        if _is_whole(library):
             with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
             return Outcome(library, "", 0.0)
@@ -116,10 +119,21 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
         with only_one(folder / f"{name}.lock", LOCK_SECONDS):
             start = time.monotonic()
-            reason = "" if library.exists() else _compile(name, sources, library)
+            reason = "" if _is_whole(library) else _compile(name, sources, library)
             return Outcome(None if reason else library, reason, time.monotonic() - start)
     except (OSError, RuntimeError) as error:  # the second: this user has no home
-        return Outcome(None, f"{type(error).__name__}: {error}", 0.0)
+        return Outcome(None, f"{type(error).__name__}: {error}: set XDG_CACHE_HOME to a folder of yours", 0.0)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there up to the table that ends it: loading a library that was cut off kills the process."""
+    if sys.platform != "linux" or not library.exists():
+        return library.exists()
+    head, size = library.read_bytes()[:64], library.stat().st_size
+    if len(head) < 64 or not head.startswith(b"\x7fELF"):
+        return False
+    (table,), (entry, count) = struct.unpack_from("=Q", head, 40), struct.unpack_from("=2H", head, 58)
+    return bool(size >= table + entry * count)
 
 
 def compiler() -> str | None:
@@ -175,9 +189,7 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
         ]
         made = Path(scratch) / library.name
         reason = _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(made)]])
-        if reason:
-            log.warning("%s cannot be compiled, and the CPU works slower without it: %s", name, reason)
-        else:
+        if not reason:
             made.replace(library)
             _forget_old(name, library.parent)
     return reason

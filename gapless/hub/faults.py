@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from gapless.base.errors import ConfigError, GaplessError, ServerError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 class Asked(NamedTuple):
@@ -44,13 +46,28 @@ def fault(error: Exception, asked: Asked) -> GaplessError:
             f"{what}: {name} cannot be written to {cache} ({error.strerror}): "
             "name another folder with --download-dir or HF_HOME"
         )
+    if isinstance(error, UnicodeEncodeError):  # headers are the only text that is encoded
+        return ConfigError(f"{what}: the token for {name} holds a character that none has: set HF_TOKEN to it again")
     text = " ".join(str(error).split())
     if "No space left" in text:  # the words of Xet
         return no_room(asked, f"{cache} is full")
     return ServerError(
-        f"{what}: {name} could not be fetched from {hub} ({type(error).__name__}: {text[:300]}): check the network and "
-        f"HF_ENDPOINT, and start again, which goes on from there; or give a directory. {name!r} is none here"
+        f"{what}: {name} could not be fetched from {hub} ({type(error).__name__}: {text[:300]}): check the network, "
+        "proxies and HF_ENDPOINT, and start again, which goes on from there; or give a directory. "
+        f"{name!r} is none here"
     )
+
+
+@contextmanager
+def readable_settings() -> Iterator[None]:
+    """Turn what huggingface_hub raises where its first import reads the environment into an error of ours."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            f"huggingface_hub cannot be loaded with the settings in the environment ({error}): correct HF_ENDPOINT, "
+            "HF_HUB_ETAG_TIMEOUT or HF_HUB_DOWNLOAD_TIMEOUT, whose times are whole seconds"
+        ) from error
 
 
 def no_room(asked: Asked, why: str) -> ConfigError:

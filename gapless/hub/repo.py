@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import CheckpointError, GaplessError
 from gapless.base.files import INDEX, SINGLE, read_json, read_text
 from gapless.base.progress import Count, in_bytes
-from gapless.hub.faults import Asked, fault, no_room
+from gapless.hub.faults import Asked, fault, no_room, readable_settings
 from gapless.hub.progress import say, showing
 from gapless.hub.pull import partial_of, pull
 
@@ -29,6 +29,8 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_MORE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 MAIN = "main"
 _COMMIT = re.compile("[0-9a-f]{40}")
+LOCK_SECONDS = 1.0
+"""A start that waits longer for another says so."""
 QUIET_BYTES = 1_000_000
 """A fetch below this is over before a person could read about it."""
 
@@ -72,8 +74,9 @@ class Repo:
                 self._fetch(name, file, count)
 
     def missing(self, names: Sequence[str]) -> dict[str, Remote]:
-        """Return those of `names` that the commit has and the cache lacks."""
-        return {n: self._files[n] for n in names if n in self._files and not (self.folder / n).exists()}
+        """Return those of `names` that the commit has and the cache lacks, or has in another size."""
+        asked = {name: self._files[name] for name in names if name in self._files}
+        return {name: file for name, file in asked.items() if not _is_whole(self.folder / name, file)}
 
     def weights(self) -> tuple[str, ...]:
         """The files of the weights, as the loader chooses them; reads the index, where there is one.
@@ -83,7 +86,7 @@ class Repo:
         if self._has(SINGLE):
             return (SINGLE,)
         if not self._has(INDEX):
-            raise self._lack(SINGLE) if self._away else CheckpointError(self._no_safetensors())
+            raise self._lack(SINGLE)
         self.fetch(INDEX)
         named = (read_json(self.folder / INDEX) or {}).get("weight_map")
         shards = {str(name) for name in named.values()} if isinstance(named, dict) else set()
@@ -96,7 +99,12 @@ class Repo:
     def _lack(self, name: str) -> GaplessError:
         if self._away is not None:
             return type(self._away)(f"{self._away}; the cached snapshot of commit {self.commit} lacks {name}")
-        return CheckpointError(f"{self.asked.what}: {self.asked.name} has no {name} at commit {self.commit}")
+        if name in (CONFIG, SINGLE) and not {SINGLE, INDEX} & self._files.keys():
+            return CheckpointError(self._no_safetensors())
+        return CheckpointError(
+            f"{self.asked.what}: {self.asked.name} has no {name} at commit {self.commit}: choose a repository or a "
+            "--revision that has it" + (", or name another with --tokenizer" if name == TOKENIZER else "")
+        )
 
     def _no_safetensors(self) -> str:
         what, name = self.asked[:2]
@@ -111,8 +119,10 @@ class Repo:
     def _to_come(self, file: Remote) -> int:
         """Bytes that have to travel yet: an earlier start may have brought the beginning, another commit all of it."""
         blob = self._blob(file)
-        here = (path.stat().st_size for path in (blob, partial_of(blob)) if file.sha256 and path.exists())
-        return max(0, file.size - next(here, 0))
+        if file.sha256 and _is_whole(blob, file):
+            return 0
+        partial = partial_of(blob)
+        return max(0, file.size - (partial.stat().st_size if partial.exists() else 0))
 
     def _blob(self, file: Remote) -> Path:
         return storage(self.asked) / "blobs" / file.sha256
@@ -122,8 +132,12 @@ class Repo:
 
         if file.sha256:
             self._fetch_large(name, file, count)
-        asked, meter = self.asked, _meter(count)
-        hf_hub_download(asked.name, name, revision=self.commit, cache_dir=asked.cache, tqdm_class=meter)
+        asked, there = self.asked, self.folder / name
+        broken = there.exists() and not _is_whole(there, file)
+        hf_hub_download(
+            asked.name, name, revision=self.commit, cache_dir=asked.cache, force_download=broken,
+            tqdm_class=_meter(count),
+        )  # fmt: skip
 
     def _fetch_large(self, name: str, file: Remote, count: Count) -> None:
         """Put a file where huggingface_hub keeps it, so that it need only be linked; not one that comes by Xet."""
@@ -140,9 +154,15 @@ class Repo:
         lock = Path(self.asked.cache, ".locks", storage(self.asked).name, f"{file.sha256}.lock")
         for folder in (blob.parent, lock.parent):
             folder.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock):  # that of huggingface_hub: two starts must not write one file
-            if not blob.exists():
-                pull(url, blob, file.size, file.sha256, count, f"{self.asked.name}: {name}")
+        what = f"{self.asked.name}: {name}"
+        with ExitStack() as held:  # the lock is that of huggingface_hub: two starts must not write one file
+            try:
+                held.enter_context(WeakFileLock(lock, timeout=LOCK_SECONDS))
+            except TimeoutError:
+                say(logging.INFO, f"{what}: another start fetches it; waiting for that")
+                held.enter_context(WeakFileLock(lock))
+            if not _is_whole(blob, file):
+                pull(url, blob, file.size, file.sha256, count, what)
 
 
 def open_repo(what: str, name: str, revision: str | None = None, cache: str | None = None) -> Repo:
@@ -151,8 +171,9 @@ def open_repo(what: str, name: str, revision: str | None = None, cache: str | No
     When the hub does not answer, or refuses, the last commit in the cache is taken instead, with a warning.
     Raises ConfigError or ServerError when it has not.
     """
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import RevisionNotFoundError
+    with readable_settings():
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import RevisionNotFoundError
 
     asked = Asked(what, name, revision or MAIN, str(Path(cache or constants.HF_HUB_CACHE).expanduser().absolute()))
     try:
@@ -177,7 +198,8 @@ def open_repo(what: str, name: str, revision: str | None = None, cache: str | No
 
 def surroundings() -> str:
     """Return the hub and the cache that the environment names. Does not ask the hub."""
-    from huggingface_hub import constants, get_token
+    with readable_settings():
+        from huggingface_hub import constants, get_token
 
     how = "with a token" if get_token() else "no token"
     if constants.HF_HUB_OFFLINE:
@@ -218,6 +240,11 @@ def _remember(asked: Asked, commit: str) -> None:
         with contextlib.suppress(OSError):  # a cache that others fill may be mounted read-only
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(commit)
+
+
+def _is_whole(path: Path, file: Remote) -> bool:
+    """Whether the file is here in the size that the hub says: a machine that lost power may have kept less."""
+    return path.exists() and file.size in (0, path.stat().st_size)
 
 
 @contextmanager

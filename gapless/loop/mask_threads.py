@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,8 +10,6 @@ from gapless.base.host import usable_cores
 from gapless.device import build
 from gapless.kernels import layout
 from gapless.step.mail import MOST_TOKENS, Mail
-
-log = logging.getLogger("gapless.loop")
 
 NAME = "gapless_masks"
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
@@ -33,7 +30,6 @@ def start(mail: Mail, polls: bool) -> Any:
     """
     module = load()
     if module is None:
-        log.warning("masks of forms are made by Python, and later: %s", build.outcomes[NAME].reason)
         return None
     count = min(MAX_THREADS, max(1, usable_cores() // CORES_A_THREAD))
     return module.MaskThreads(count, *geometry(mail), polls)

@@ -123,9 +123,9 @@ def test_an_error_of_the_compiler_is_the_reason(
     compiler: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = source(tmp_path, "int f() { return nowhere; }\n", "bad.cpp"), source(tmp_path)
-    outcome = build.build("plain", [bad, good])
+    outcome = build.operators("plain", [bad, good])
     assert outcome.library is None and "error" in outcome.reason and "nowhere" in outcome.reason
-    assert "plain cannot be compiled" in caplog.text and outcome.reason in caplog.text
+    assert caplog.messages == [f"C++ (plain) is not there, and work on the CPU is slower: {outcome.reason}"]
     assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
 
 
@@ -136,12 +136,33 @@ def test_what_cannot_be_loaded_is_a_reason(compiler: Path, tmp_path: Path) -> No
     assert "built, but not loaded" in build.outcomes["another"].reason
 
 
+def test_a_build_that_was_cut_off_on_disk_is_built_again(compiler: Path, tmp_path: Path) -> None:
+    library = build.build("plain", [source(tmp_path)]).library
+    assert library is not None
+    whole = library.stat().st_size
+    for left in (0, 60, whole // 2, whole - 1):
+        os.truncate(library, left)
+        assert build.build("plain", [source(tmp_path)]).library == library and library.stat().st_size == whole
+
+
+def test_a_reason_is_said_once_and_not_for_each_library(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    for name in ("plain", "other"):
+        assert build.operators(name, [source(tmp_path)]).library is None
+    reason = "there is no C++ compiler (g++ or clang++)"
+    assert caplog.messages == [f"C++ (plain) is not there, and work on the CPU is slower: {reason}"]
+
+
 def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Path) -> None:
     folder = build.cache_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     outcome = build.build("plain", [source(tmp_path)])
     assert outcome.library is None and "can be written by others" in outcome.reason
+    assert outcome.reason.endswith("set XDG_CACHE_HOME to a folder of yours")
 
 
 def test_what_a_killed_process_left_is_cleared_away(compiler: Path, tmp_path: Path) -> None:

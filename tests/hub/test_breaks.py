@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +24,7 @@ from huggingface_hub import constants
 from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError, GaplessError, ServerError
 from gapless.engine.frontdoor import locate
-from gapless.hub import progress, pull
+from gapless.hub import progress, pull, repo
 
 NAME = "org/tiny"
 CONFIG = EngineConfig(model=NAME)
@@ -237,11 +241,67 @@ def test_files_that_are_refused(hub: Hub, tiny: dict[str, bytes], refusal: tuple
         locate(CONFIG)
 
 
+def test_a_token_with_a_character_that_none_has(
+    hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add(NAME, tiny)
+    monkeypatch.setenv("HF_TOKEN", "hf_tökën")
+    with pytest.raises(ConfigError, match=r"^model: the token for org/tiny holds .* set HF_TOKEN"):
+        locate(CONFIG)
+
+
 def test_a_model_that_is_not_there(hub: Hub) -> None:
     with pytest.raises(ConfigError, match=r"'org/none' is no directory here, and http.* check the spelling"):
         locate(EngineConfig(model="org/none"))
     with pytest.raises(ConfigError, match=r"^tokenizer: 'org/none' is no directory here"):
         locate(EngineConfig(tokenizer="org/none"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_cached_file_that_was_cut_off_is_fetched_again(hub: Hub, tiny: dict[str, bytes], name: str) -> None:
+    hub.add(NAME, tiny)
+    file = Path(locate(CONFIG).config.model) / name
+    file.write_bytes(tiny[name][:100])
+    hub.asked.clear()
+    locate(CONFIG)
+    assert hub.fetched() == [name] and file.read_bytes() == tiny[name]
+
+
+def test_a_start_that_waits_for_the_fetch_of_another_says_so(
+    small: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gapless.hub")
+    monkeypatch.setattr(repo, "LOCK_SECONDS", 0.05)
+    text = "org/tiny: model.safetensors: another start fetches it; waiting for that"
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    small.trouble = [f"stall:{THIRD}"]
+    with ThreadPoolExecutor(2) as starts:
+        assert [start.result(30) for start in [starts.submit(weights) for _ in range(2)]] == [WEIGHTS] * 2
+    assert caplog.messages.count(text) == 1 and begins(small) == [0, THIRD]
+
+
+def test_a_cache_that_is_a_file(hub: Hub, tiny: dict[str, bytes], tmp_path: Path) -> None:
+    hub.add(NAME, tiny)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"org/tiny cannot be written to .*/file \(.*\): name another folder with"):
+        locate(EngineConfig(model=NAME, download_dir=str(tmp_path / "file")))
+
+
+@pytest.mark.parametrize(
+    "setting", ["HF_ENDPOINT=http://localhost:99999", "HF_HUB_ETAG_TIMEOUT=3s", "HF_HUB_DOWNLOAD_TIMEOUT=x"]
+)
+def test_a_setting_that_huggingface_hub_cannot_read_is_an_error_that_names_it(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    command = [sys.executable, "-m", "gapless", "run", "--model", NAME, "hi"]
+    done = subprocess.run(command, env={**os.environ, name: value}, capture_output=True, text=True, timeout=60)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("gapless: error: huggingface_hub cannot be loaded") and name in last
+
+
+def test_a_repository_of_other_weights_alone_is_refused_for_these(hub: Hub) -> None:
+    hub.add(NAME, {"model-Q4.gguf": b"1"})
+    with pytest.raises(CheckpointError, match=r"has neither .* it holds model-Q4.gguf, which .* with safetensors"):
+        locate(CONFIG)
 
 
 def test_a_model_without_safetensors_is_refused(hub: Hub, tiny: dict[str, bytes]) -> None:
@@ -262,7 +322,7 @@ def test_a_model_without_safetensors_is_refused(hub: Hub, tiny: dict[str, bytes]
 def test_a_model_without_a_file_that_is_needed(hub: Hub, tiny: dict[str, bytes], name: str) -> None:
     del tiny[name]
     commit = hub.add(NAME, tiny)
-    with pytest.raises(CheckpointError, match=f"model: org/tiny has no {name} at commit {commit}"):
+    with pytest.raises(CheckpointError, match=f"model: org/tiny has no {name} at commit {commit}: choose"):
         locate(CONFIG)
     assert "model.safetensors" not in hub.fetched()
 
