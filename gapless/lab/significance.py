@@ -206,4 +206,4 @@ def _from_top(
         left -= weights[k]
         if left <= 0:
             return value
-    raise AssertionError("a quantile lies within its samples")
+    raise AssertionError("a quantile is within its samples")
