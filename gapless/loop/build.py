@@ -149,7 +149,7 @@ def build_loop(
     launch_sizes = LaunchSizes(page_writes, steps.most + 1, steps.longest, patience, speculation)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
     launcher = Launcher(device, steps_of, packer, lanes, shapes, launch_sizes, follow)
-    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_home
+    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, launcher.executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
