@@ -21,7 +21,7 @@ SLASHED = (".cpp", ".h", ".js", ".css")
 """Files whose comments begin with slashes"""
 FRAGMENT = re.compile(
     r"(Of|As|By|Where|The same|Its|Likewise|Also|And|But|Or|So|For|From|To|In|On|At|With|Without|Behind|Beside|Between"
-    r"|Until|Unless|While|Who|Whose|That|Not)\b"
+    r"|Until|Unless|While|Who|Whose|That|Not|Those|It|They|Such)\b"
 )
 """First words of a docstring that means nothing without the line above it."""
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_C"}

@@ -167,7 +167,7 @@ class Tail(NamedTuple):
     behind: int
     """Samples at or beyond the quantile, in all runs."""
     behind_a_run: int
-    """Such samples in the smallest run; 1 means that the run's quantile is its one worst sample."""
+    """Samples there in the smallest run; 1 means that the run's quantile is its one worst sample."""
 
 
 def behind(samples: int, quantile: float) -> int:
