@@ -80,7 +80,7 @@ LINES = {
     "masks that are read where logits are loaded, in mail of each row": 88,
     "matchers at once where a form is kept, a lexer for each of its users": 150,
     "Messages API of Anthropic": 600,
-    "peers: prefill and decode apart, whom neither strangers nor look-ups of hosts hold up": 1_799,
+    "peers: prefill and decode apart, whom neither strangers nor look-ups of hosts hold up": 1_801,
     "calls past the dispatcher, DTensors, states of random numbers under the sanitizer": 330,
     "peers of one host read memory in place": 230,
     "penalties, biases, bad words": 750,

@@ -129,9 +129,11 @@ def open_peer_tier(setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BAC
 class PeerWorker(TierWorker):
     """The thread of a peer tier, which also hears of requests that peers name."""
 
-    def __init__(self, name: str, tier: PeerTier, ring: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, tier: PeerTier, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         self._peer = tier
-        super().__init__(name, tier, ring)
+        super().__init__(name, tier, ring, clock)
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
 
