@@ -78,7 +78,7 @@ def report(data: dict[str, Any], effect: float) -> None:
 
 
 def planted(values: Sequence[Sequence[float]], effect: float) -> str:
-    """Spread of a pair, runs predicted, their power, and how many experiments of so many runs found the difference."""
+    """Spread of a pair, runs predicted, their power, and how many such experiments found the difference."""
     ((a, b, order),) = chunks(values, len(values))
     mean = math.fsum(a) / len(a)
     spread = spread_of(crossover(a, b, order), len(values)) / mean

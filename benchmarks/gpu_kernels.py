@@ -1,4 +1,4 @@
-"""Time of each Triton kernel but attention, beside its twin in plain torch, in the shape of Qwen3-0.6B.
+"""Time of each Triton kernel but attention, beside its reference implementation, in the shape of Qwen3-0.6B.
 `python benchmarks/gpu_kernels.py` prints a table; needs a GPU, takes less than a minute.
 
 A figure is the mean of launches captured one behind the other in one CUDA graph, so it includes the gap between two
@@ -141,7 +141,7 @@ def filters_of(way: Way) -> Filters:
 
 
 def score_cases(batch: int) -> Iterator[Case]:
-    """Scores of tokens, to outboxes of the host; the twin's to those of the device."""
+    """Scores of tokens, to outboxes of the host; those of plain torch to the device's."""
     logits = noise(batch, VOCAB) * 3
     rows, _, tables = sampled_rows([GREEDY] * batch, "cuda")
     words = torch.cat((torch.zeros(HEADER_WORDS, dtype=torch.int32, device="cuda"), rows))
@@ -160,7 +160,7 @@ def score_cases(batch: int) -> Iterator[Case]:
 
 
 def mixed_case(batch: int, state: Tensor, params: Tensor, history: Tensor, pages: Tensor) -> Case:
-    """`batch` decode rows and a chunk of 2,000 tokens of the last row, with its pages. No twin outside of a step."""
+    """`batch` decode rows and a chunk of 2,000 tokens of the last row, with its pages. Not in plain torch."""
     chunk, writes = 2000, 2000 // PAGE_SIZE
     head = [0, 0, *range(batch), batch, *[1] * batch, chunk]
     places = [n for entry in range(writes) for n in (batch * pages.shape[1] + entry, 1)]

@@ -199,7 +199,7 @@ class Layers:
         self.norm = noise(HIDDEN) + 1
 
     def batch(self, rows: int) -> None:
-        """New tables for so many rows."""
+        """New tables for `rows` rows."""
         pages = LENGTH // PAGE_SIZE
         self.x = noise(rows, HIDDEN)
         self.qk_norm = noise(HEADS + KV_HEADS, DIM) + 1

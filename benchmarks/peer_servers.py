@@ -36,7 +36,7 @@ class Memory(NamedTuple):
 class Spec:
     """One side. `where` is a URL, or a command line with {model}, {port} and other words in braces.
 
-    `family` names the engine: of `vllm-uni1` it is `vllm`, so that the best of its modes can be told. With `only` it
+    `family` names the engine: of `vllm-uni1` it is `vllm`, so that the best of its modes can be named. With `only` it
     takes part in the cases of that model.
     """
 
@@ -108,7 +108,7 @@ class Server:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_SECONDS)
-        for pid, begun in processes.items():  # whoever outlives its parent
+        for pid, begun in processes.items():  # those that outlive their parent
             if begun and begun_at(pid) == begun:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -211,7 +211,7 @@ class Bench:
                 record["problems"].append(f"{k} of {case.rounds} rounds: the time was up")
                 break
             begun = time.monotonic()
-            turn = k % len(sides)  # nobody is always first
+            turn = k % len(sides)  # no side is always first
             for name, server in sides[turn:] + sides[:turn]:
                 self.one_run(case, k, name, server, record)
             longest = max(longest, time.monotonic() - begun)

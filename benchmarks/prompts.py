@@ -25,7 +25,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.core import EngineCore, build_core
-from gapless.step.graphs import PATIENCE
+from gapless.step.graphs import MISSES_BEFORE_CAPTURE
 
 EDGES = (10, 64, 256, 1024, 4096)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--beside", type=int, nargs="+", default=[0, 31], help="rows that decode all the time")
     parser.add_argument("--model", help="a directory with another config.json; no weights are read")
-    parser.add_argument("--patience", type=int, default=PATIENCE, help="misses of a program before it is captured")
+    parser.add_argument("--patience", type=int, default=MISSES_BEFORE_CAPTURE, help="misses before a capture")
     parser.add_argument("--layers", type=int, help="default: 2, on a GPU 28")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=0, help="budget of a step; 0: the engine's own choice")

@@ -201,9 +201,9 @@ def small_outbox_ring(loop: Loop, slots: int) -> None:
     lines = executor.buffers.lines
     slots = min(slots, len(lines))
     executor.outboxes = ring = loop.device.ring(slots, lines[0].numel() * 4)
-    executor.home = ring.memory.view(torch.int32)
+    executor.host_lines = ring.memory.view(torch.int32)
     # The device moves on from slot to slot by itself: it must know as many as the ring has.
-    lines = executor.home if loop.device.maps_host else lines[:slots]
+    lines = executor.host_lines if loop.device.maps_host else lines[:slots]
     executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
@@ -217,11 +217,11 @@ def one_line_for_all(loop: Loop) -> None:
     def write_first(plan: Any, decision: Any, requests: Any, words: Any, outbox: int) -> None:
         write(plan, decision, requests, words, 0)
 
-    def copy_home(outbox: Any, start: int, end: int) -> None:
+    def copy_lines(outbox: Any, start: int, end: int) -> None:
         loop.device.download(outbox.tensor.view(torch.int32)[start:end], lines[0, start:end])
 
     loop.launcher.leader.write = write_first  # type: ignore[method-assign]
-    executor.copy_home = copy_home  # type: ignore[method-assign]
+    executor.copy_lines = copy_lines  # type: ignore[method-assign]
 
 
 def capture_all(loop: Loop) -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 PACKAGE = "gapless"
 IDIOMS = re.compile(
-    r"\b(so many|whoever|somebody|nobody|the one who|told|at home|lies|anew|let be|the like|twins?|worked out"
-    r"|as it were)\b",
+    r"\b(so many|whoever|somebody|nobody|the one who|told|lies|anew|let be|the like|twins?|worked out|as it were"
+    r"|(?:at|bring|brings|results|come|comes|go|goes) home)\b",
     re.IGNORECASE,
 )
 """Words that docs/style.md asks to avoid, as far as a search can tell them from their usual sense."""
+SLASHED = (".cpp", ".h", ".js", ".css")
+"""Files whose comments begin with slashes"""
 FRAGMENT = re.compile(
     r"(Of|As|By|Where|The same|Its|Likewise|Also|And|But|Or|So|For|From|To|In|On|At|With|Without|Behind|Beside|Between"
-    r"|Until|Unless|While|Who|Whose|That|Not)\b"
+    r"|Until|Unless|While|Who|Whose|That|Not|Those|It|They|Such)\b"
 )
 """First words of a docstring that means nothing without the line above it."""
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_C"}
@@ -97,25 +99,39 @@ def fragments(root: Path) -> list[str]:
 
 
 def idioms(root: Path) -> list[str]:
-    """`file:line: word` of each word of IDIOMS in docstrings and comments of the package, and in the manual."""
+    """`file:line: word` of each word of IDIOMS in prose: that of the package, messages and flag help among it, of the
+    examples, the benchmarks and the manual."""
     return [
         f"{path.relative_to(root)}:{line}: {found}"
-        for path in [*python_files(root / PACKAGE), *sorted((root / "docs").rglob("*.md"))]
+        for path in _written(root)
         if path.name != "style.md"  # which lists them
-        for line, text in _prose(path)
+        for line, text in _prose(path, messages=path.is_relative_to(root / PACKAGE))
         for found in IDIOMS.findall(text)
     ]
 
 
-def _prose(path: Path) -> Iterator[tuple[int, str]]:
+def _written(root: Path) -> Iterator[Path]:
+    yield from sorted(root.glob("*.md"))
+    for folder in (PACKAGE, "docs", "examples", "benchmarks"):
+        yield from (path for path in sorted((root / folder).rglob("*")) if path.suffix in (".md", ".py", *SLASHED))
+
+
+def _prose(path: Path, messages: bool) -> Iterator[tuple[int, str]]:
+    """Yield docstrings and comments, with `messages` every other string of Python too; all of a Markdown file."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
-        yield from enumerate(text.splitlines(), 1)
-        return
-    yield from docstrings(path)
+    if path.suffix == ".py":
+        yield from _strings(path) if messages else docstrings(path)
     for number, line in enumerate(text.splitlines(), 1):
-        if comment := re.search(r"(?:^|\s)#\s(.*)", line):
+        if path.suffix == ".md":
+            yield number, line
+        elif comment := re.search(r"(?:^|\s)#\s(.*)" if path.suffix == ".py" else r"(?:^\s*\*|//|/\*)(.*)", line):
             yield number, comment[1]
+
+
+def _strings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in nodes(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
 
 
 def shared_class_names(root: Path) -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ PROGRAMS = ("forward", "mask", "adjust", "cut", "sample", "reply", "score")
 PLAIN = {
     place: getattr(*place)
     for place in (
-        (Loop, "plan"), (Loop, "launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "copy_home"),
+        (Loop, "plan"), (Loop, "launch"), (Leader, "decide"), (Executor, "launch"), (Executor, "copy_lines"),
         (SimDevice, "call"), *((StepProgram, name) for name in PROGRAMS), (StepProgram, "begin"),
         (StepProgram, "draw"), (Executor, "capture"), (Executor, "compile"),
     )
@@ -81,7 +81,7 @@ class StepGuard:
         """From now on, every engine of this process is checked."""
         around = {
             (Loop, "plan"): self._host_half, (Loop, "launch"): self._host_half, (Leader, "decide"): self._host_seen,
-            (Executor, "launch"): self._launched, (Executor, "copy_home"): self._device_half,
+            (Executor, "launch"): self._launched, (Executor, "copy_lines"): self._device_half,
             (StepProgram, "begin"): self._device_seen, (StepProgram, "draw"): self._device_seen,
             (SimDevice, "call"): self._elsewhere, (Executor, "capture"): self._capture,
             (Executor, "compile"): self._capture,

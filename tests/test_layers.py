@@ -445,14 +445,16 @@ def test_planted_faults_are_counted(tmp_path: Path) -> None:
         "base/b.py",
         later.format("a") + 'class Twin:\n    """One that somebody told."""\n    x = 1  # twins\n',
     )
-    _plant(tmp_path, "memory/c.py", "import gapless\nclass _Row:\n    pass\n")
+    _plant(tmp_path, "memory/c.py", "import gapless\nclass _Row:\n    pass\nHELP = 'the first so many'\n")
+    (tmp_path / PACKAGE / "memory/d.h").write_text("int told;  // nobody\n")
+    (tmp_path / "README.md").write_text("Whoever reads\n")
     (tmp_path / "tests").mkdir()
     as_text = 'patch.object(x, "_row", 1)\npatch("gapless.a._row", 1)\nx.replace("_a", "_b")\nf("a", "_")\n'
     (tmp_path / "tests/test_c.py").write_text(
         "from x import _row, Row\nx._row\nself._own\nx.y._row = x.__dict__\nx._replace(a=1)\n" + as_text
     )
     counts = {what: len(found) for what, found in numbers(tmp_path).items()}
-    assert list(counts.values()) == [2, 3, 1, 5, 1, 0, 1], counts
+    assert list(counts.values()) == [2, 6, 1, 5, 1, 0, 1], counts
     assert list(counts) == list(AT_MOST)
 
 

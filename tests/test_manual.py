@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from served import Server
 
 from gapless import guard
 from gapless.base.config import EngineConfig
@@ -38,6 +39,14 @@ RUNNABLE = (
     "docs/guides/tiers.md",
     "docs/guides/testing.md",
 )
+ASKING = (
+    "docs/start/server.md",
+    "docs/guides/tools.md",
+    "docs/guides/structured.md",
+    "docs/guides/responses.md",
+    "docs/guides/messages.md",
+)
+"""Pages whose Python asks a server at port 8000"""
 
 
 def python_blocks(page: str) -> list[str]:
@@ -79,6 +88,21 @@ def test_every_command_and_every_flag_is_in_the_reference(built):
         assert not missing, f"the reference lacks {missing}"
 
 
+def test_every_flag_of_a_command_in_the_manual_is_in_the_reference(built):
+    page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
+    known = set(re.findall(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)", page))
+    commands = [
+        (path, command.partition(" -- python")[0])
+        for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
+        for block in re.findall(r"^```\w*\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        for command in re.findall(r"(?:^|[ /])gapless [a-z]+ .*", block.replace("\\\n", " "), re.MULTILINE)
+    ]
+    assert len(commands) > 50
+    for path, command in commands:
+        wrong = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", command)) - known
+        assert not wrong, f"{path.name}: {command}: {wrong}"
+
+
 def test_every_table_is_what_the_measurements_make():
     spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
     tables = importlib.util.module_from_spec(spec)
@@ -99,6 +123,23 @@ def test_the_python_of_a_page_runs(page, capsys):
     for block in blocks:
         exec(compile(block, page, "exec"), {"__name__": page})
     if "print(" in "".join(blocks):
+        assert capsys.readouterr().out.strip()
+
+
+@pytest.fixture(scope="module")
+def server():
+    running = Server("--device", "cpu")
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("page", ASKING)
+def test_the_python_of_a_page_is_answered_by_a_server(page, server, capsys):
+    if "import anthropic" in "".join(python_blocks(page)):
+        pytest.importorskip("anthropic")
+    for block in python_blocks(page):
+        assert "http://127.0.0.1:8000" in block or "LLM(" in block
+        exec(compile(block.replace("http://127.0.0.1:8000", server.base), page, "exec"), {"__name__": page})
         assert capsys.readouterr().out.strip()
 
 

@@ -168,7 +168,7 @@ def conversation(rng: random.Random, mix: Mix) -> Conversation:
 
 
 def training_text(seed: int, mix: Callable[[], Mix] = lambda: MIX) -> Iterator[Conversation]:
-    """An endless stream of training documents; `mix` is asked anew for each one."""
+    """An endless stream of training documents; `mix` is asked again for each one."""
     rng = random.Random(f"train/{seed}")
     while True:
         yield conversation(rng, mix())

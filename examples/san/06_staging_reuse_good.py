@@ -1,4 +1,4 @@
-"""The twin of 06_staging_reuse_bad: two staging slots in a ring, each given out again only behind its fence."""
+"""06_staging_reuse_bad, mended: two staging slots in a ring, each given out again only after its fence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One event object for two batches in flight: the second record replaces the first, and nobody waits for that any more.
+"""One event object for two batches in flight: the second record replaces the first, which no wait sees any more.
 
-Batch A goes home on one stream, batch B on another; the host waits for "the event" and reads A.
+Batch A goes to the host on one stream, batch B on another; the host waits for "the event" and reads A.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The twin of 07_event_rerecorded_bad: every batch has an event of its own, and both are waited for."""
+"""07_event_rerecorded_bad, mended: every batch has an event of its own, and both are waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of 08_offload_before_compute_bad: the store comes after a fence behind the step that writes the page."""
+"""08_offload_before_compute_bad, mended: the store waits for the fence of the step that writes the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of 09_freed_page_bad: the page is retired behind the last step that can touch it, and the load waits."""
+"""09_freed_page_bad, mended: the page is retired after the last step that can touch it, and the load waits."""
 
 from __future__ import annotations
 

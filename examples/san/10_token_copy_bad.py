@@ -1,4 +1,4 @@
-"""The tokens of a step go home on a stream of their own, while the next step writes the same buffer.
+"""The tokens of a step go to the host on a stream of their own, while the next step writes the same buffer.
 
 The copy waits for its step, but the next step does not wait for the copy.
 """

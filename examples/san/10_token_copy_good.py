@@ -1,4 +1,4 @@
-"""The twin of 10_token_copy_bad: two token buffers in turn, and a step waits for the copy that read its buffer last."""
+"""10_token_copy_bad, mended: two token buffers in turn, and a step waits for the copy that read its buffer last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The twin of 11_side_stream_bad: the side stream waits for an event behind the step that fills the page."""
+"""11_side_stream_bad, mended: the side stream waits for an event after the step that fills the page."""
 
 from __future__ import annotations
 

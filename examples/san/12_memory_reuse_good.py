@@ -1,4 +1,4 @@
-"""The twin of 12_memory_reuse_bad: the stream that the memory belongs to waits for the reader before it loads again.
+"""12_memory_reuse_bad, mended: the stream that the memory belongs to waits for the reader before it loads again.
 
 `batch.record_stream(compute)` would do as well, at a price: the allocator then polls events, and may grow.
 """

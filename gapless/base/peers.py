@@ -75,7 +75,7 @@ class PeerPlan(NamedTuple):
     listen: PeerAddress | None = None
     """The address at which it gives; None where it does not"""
     peers: tuple[PeerAddress, ...] = ()
-    """Those that it takes pages from"""
+    """The peers that it takes pages from"""
     key: bytes = b""
     tls: PeerFiles | None = None
     """What connections over TCP are secured with; unix sockets never are"""

@@ -72,7 +72,7 @@ class Matcher(Protocol):
     """Follows one request's output and says which tokens may come next. One thread at a time calls it."""
 
     texts: TokenTexts | None
-    """Those of its vocabulary; None where an output has no text"""
+    """Texts of the tokens of its vocabulary; None where an output has no text"""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take over tokens that were sampled, each allowed by the mask of its place."""
@@ -220,7 +220,7 @@ class PageEvent(NamedTuple):
     parent: bytes | None = None
     """Digest of the page in front of the first stored one; None where that begins a sequence"""
     tokens: Int32s = NO_TOKENS
-    """Those of the stored pages"""
+    """Tokens of the stored pages"""
     salt: str = ""
     adapter: str = ""
     window: int = 0

@@ -188,7 +188,7 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[Delta]:
-        """Only what is new, completion by completion. Closing or cancelling the iterator aborts the request."""
+        """Yield only what is new, completion by completion. Closing or cancelling the iterator aborts the request."""
         stream = await self.open(prompt, params, request_id, **options)
         try:
             while not stream.finished:

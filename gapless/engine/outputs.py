@@ -48,7 +48,7 @@ class RequestMetrics(NamedTuple):
 
     arrival: int
     started: int = 0
-    """It left the queue of waiting requests."""
+    """When it left the queue of waiting requests."""
     first_token: int = 0
     last_token: int = 0
     generation_tokens: int = 0

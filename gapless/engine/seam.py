@@ -193,7 +193,7 @@ class Stats(NamedTuple):
     lower_written_ns: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
-        """These numbers with the counters going on from `before`; gauges are these."""
+        """Return these numbers, with counters that go on from `before`."""
         pairs = zip(self._fields, self, before, strict=True)
         sums: dict[str, Any] = {name: _sum(one, other) for name, one, other in pairs if name not in GAUGES}
         return self._replace(**sums)

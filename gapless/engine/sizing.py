@@ -13,7 +13,7 @@ from gapless.kernels.tables import slot_bytes
 from gapless.loop.build import Sizes
 from gapless.model.config import ModelConfig, model_length
 from gapless.model.dense import DenseModel
-from gapless.step.graphs import CHUNKS, MOST, TOKENS
+from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
 from gapless.step.speculation import ENDING, drafted_rows
 
 SLOT_BYTES = 128 << 20
@@ -105,7 +105,7 @@ class StepBytes(NamedTuple):
 
 def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: int) -> StepBytes:
     drafted = (drafted_rows("cuda", rows) + ENDING) * _places(config) if config.speculation else 0
-    wide, vocab = max(rows + CHUNKS[-1], drafted), model.vocab_size  # a captured step is filled up by whole chunks
+    wide, vocab = max(rows + CHUNK_COUNTS[-1], drafted), model.vocab_size  # captured steps are filled up by chunks
     # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. What a head
     # reads of the model's layers stays until it runs.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
@@ -123,7 +123,7 @@ def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: 
     # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
     filled = max(wide, most_captured(step_tokens) + max(rows, drafted))
     eager = max(step_tokens + drafted, filled) * width * 4 + beside
-    return StepBytes(buffer, eager, filled * width * 4 + beside, MOST * GRAPH_BYTES)
+    return StepBytes(buffer, eager, filled * width * 4 + beside, MOST_GRAPHS * GRAPH_BYTES)
 
 
 def parameters(config: ModelConfig) -> int:
@@ -135,4 +135,4 @@ def parameters(config: ModelConfig) -> int:
 
 def most_captured(step_tokens: int) -> int:
     """Prompt tokens of the largest captured step in an engine of that budget."""
-    return next((tokens for tokens in TOKENS if tokens >= step_tokens), TOKENS[-1])
+    return next((tokens for tokens in CHUNK_TOKENS if tokens >= step_tokens), CHUNK_TOKENS[-1])

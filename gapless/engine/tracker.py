@@ -46,7 +46,7 @@ class OpenRequest:
         self.arrival, self.started, self.first_token, self.last_token = arrival, 0, 0, 0
         self.error: Exception | None = None
         self.failed = False
-        """It ended with an exception."""
+        """Whether it ended with an exception."""
         self.preemptions = 0
         self._tokenizer = tokenizer
         self._lines: list[tuple[StepLogprobs, int]] = []

@@ -36,7 +36,7 @@ LIMITS = LlgLimits(
     verbose_errors=False,
 )
 FURTHER_LIMITS = LlgLimits.from_buffer_copy(LIMITS)
-"""Those of a form's lexers after the first, of which there may be seven"""
+"""Limits of a form's lexers after the first, of which there may be seven"""
 FURTHER_LIMITS.max_lexer_states = LIMITS.max_lexer_states // 4
 STACK_BYTES = 4 << 20
 """Half of what the threads have that make masks"""

@@ -19,7 +19,7 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
     SyncRule(
         "host-read", 1, "a value of a device tensor is read on the host: item, tolist, int, float, bool, print, equal",
         "the bytes are copied to the host, and the host waits for all work queued before them",
-        "keep it on the device: torch.where, masks, scatter; bring results home with a pinned copy and a fence",
+        "keep it on the device: torch.where, masks, scatter; copy results into pinned memory, and wait for a fence",
     ),
     SyncRule(
         "host-size", 2, "a maximum or sum of a device tensor is read to size something",

@@ -53,9 +53,9 @@ class Watched:
     processes: int
     """Processes that the program started."""
     children: int = 0
-    """Those of them that were watched, too: what is counted above includes theirs."""
+    """Child processes that were watched, too: what is counted above includes theirs."""
     lost: int = 0
-    """Those that were watched and killed, so that their findings are not known."""
+    """Child processes that were watched and killed, so that their findings are not known."""
 
     def text(self) -> str:
         """Return one line for people."""

@@ -52,7 +52,7 @@ KERNELS = Kernels(
     remember=remember,
     recall=recall,
     copy_pages=copy_pages,
-    stores_home=True,
+    stores_on_host=True,
     ahead=ahead,
 )
 HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS, joined_rows=JOINED_ROWS)

@@ -282,7 +282,7 @@ class Kernels(NamedTuple):
     """(src, dst, both [pages, words] of int32, int16 or uint8, places int32 [2, count] in host memory, sums int64
     [count]): row places[1] of dst becomes row places[0] of src, and sums += the checksums of what was copied, as
     `pages` defines them. On a GPU src or dst is pinned host memory; sums is on the device that copies."""
-    stores_home: bool = False
+    stores_on_host: bool = False
     """Whether `finish`, `score`, `mask` and `reply` on a device may be given pinned host memory to write and read."""
     few_rows: FewRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""

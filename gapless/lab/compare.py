@@ -68,7 +68,7 @@ class ArmRun(NamedTuple):
     letter: str
     pair: int
     first: bool
-    """It was the first of its pair."""
+    """Whether it was the first of its pair."""
     seed: int
     began: float
     """Seconds from the start of the experiment."""

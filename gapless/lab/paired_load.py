@@ -79,7 +79,7 @@ class PairedLoad:
         return await try_fields(client, content, 1)
 
     def prompts(self, pair: int) -> list[Prompt]:
-        """Those of both runs of a pair; texts are not cut to their lengths yet."""
+        """Return the prompts of both runs of a pair; texts are not cut to their lengths yet."""
         assert self._found is not None, "meet() comes first"
         return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
 

@@ -131,7 +131,7 @@ def _sides(report: Mapping[str, Any]) -> str:
 
 
 def _all_flags(arm: Mapping[str, Any]) -> str:
-    """Those it was started with, or the settings that a running gapless tells."""
+    """Return the flags that it was started with, or the settings that a running gapless reports."""
     settings = arm["server"].get("settings")
     if not arm["flags"] and settings is None:
         return "n/a"

@@ -167,7 +167,7 @@ class Tail(NamedTuple):
     behind: int
     """Samples at or beyond the quantile, in all runs."""
     behind_a_run: int
-    """Such samples in the smallest run; 1 means that the run's quantile is its one worst sample."""
+    """Samples there in the smallest run; 1 means that the run's quantile is its one worst sample."""
 
 
 def behind(samples: int, quantile: float) -> int:
@@ -206,4 +206,4 @@ def _from_top(
         left -= weights[k]
         if left <= 0:
             return value
-    raise AssertionError("a quantile lies within its samples")
+    raise AssertionError("a quantile is within its samples")

@@ -159,7 +159,7 @@ async def _cut(codec: Codec, client: Client, prompt: Prompt) -> Content:
 
 
 async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
-    """Those words that are one token each, both at the beginning of a text and after another word."""
+    """Return the words that are one token each, both at the beginning of a text and after another word."""
     if not words:
         return []
     texts = [" ".join(words), " ".join(reversed(words))]

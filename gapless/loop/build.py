@@ -27,7 +27,7 @@ from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
-from gapless.step.graphs import ON_GPU, PATIENCE, GraphShapes, MixedSizes, buckets_up_to
+from gapless.step.graphs import MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher, LaunchSizes
 from gapless.step.outbox import OutboxShape
@@ -85,7 +85,7 @@ def build_loop(
     bounds_stalls: bool = False,
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
-    patience: int = PATIENCE,
+    patience: int = MISSES_BEFORE_CAPTURE,
     chain: int | None = None,
     mixed: MixedSizes | None = None,
     program: type[StepProgram] = StepProgram,
@@ -149,7 +149,7 @@ def build_loop(
     launch_sizes = LaunchSizes(page_writes, steps.most + 1, steps.longest, patience, speculation)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
     launcher = Launcher(device, steps_of, packer, lanes, shapes, launch_sizes, follow)
-    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_home
+    shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, launcher.executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None

@@ -320,7 +320,7 @@ class Loop:
             if not self._wait(self._visit_end(over)):
                 return
             yield self.flights.popleft()
-        while self.flights and self.flights[0].home.done():
+        while self.flights and self.flights[0].on_host.done():
             self.log.observing()
             self.log.observed(waited=False)
             yield self.flights.popleft()
@@ -329,15 +329,15 @@ class Loop:
         """Wait until `last` has ended, and with it the oldest step. False when the bell was rung before."""
         self.log.observing()
         try:
-            if not last.home.wait(self.bell):
+            if not last.on_host.wait(self.bell):
                 # What came is taken in between two turns; the same ring must not end the next wait too.
                 self.bell.clear()
                 self.log.interrupted()
                 return False
-            if (late := self.log.woken(last.home)) is not None:
+            if (late := self.log.woken(last.on_host)) is not None:
                 self._depth.woke(late)
         except DeviceError:
-            self.flights[0].home.wait()  # raises too, unless this step of the chain had ended before
+            self.flights[0].on_host.wait()  # raises too, unless this step of the chain had ended before
         self.log.observed(waited=True)
         return True
 

@@ -45,7 +45,7 @@ class MaskedRow:
     """A request whose matcher decides. After `begin`, only the attendant uses it."""
 
     def __init__(self, request: Request, drafts: int) -> None:
-        """It has up to `drafts` drafts in a step."""
+        """The request has up to `drafts` drafts in a step."""
         assert request.matcher is not None
         self.drafts = drafts
         self.key = request.key
@@ -88,9 +88,9 @@ class Masks:
         """MaskThreads, set before the first request when there are any"""
         self._device = device
         self._natives: dict[int, NativeMatcher] = {}
-        """Those that the threads have, by key."""
+        """Matchers that the threads have, by key."""
         self._texts: TokenTexts | None = None
-        """Those that the threads have."""
+        """Texts of tokens that the threads have."""
         self._rows: dict[int, MaskedRow] = {}
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}

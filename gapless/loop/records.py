@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gapless.base.records import Int64s
 
-KEPT = 4096
+KEPT_STEPS = 4096
 """Steps that a ring remembers."""
 NO_COPIES = (0, 0, 0, 0)
 """The columns from `loads_from` to `stores_until` where no pages moved"""
@@ -147,9 +147,9 @@ def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, .
 
 
 class StepRing:
-    """The latest KEPT steps, oldest first, in one array. Those that have not ended yet are not counted or shown."""
+    """The latest KEPT_STEPS steps, oldest first, in one array. Steps in flight are not counted or shown."""
 
-    def __init__(self, size: int = KEPT) -> None:
+    def __init__(self, size: int = KEPT_STEPS) -> None:
         self._bytes = bytearray(size * _STEP_BYTES)
         self._rows = np.frombuffer(self._bytes, STEP)
         self._decode: list[Int64s] = [np.zeros(0, np.int64)] * size

@@ -156,11 +156,11 @@ class StepLog:
     def committed(self, flight: Flight) -> Measured:
         """The observed step is committed, and what it held is retired."""
         start, end = _time(flight.started), _time(flight.ended)
-        home = end if flight.home is flight.ended else _time(flight.home)
+        on_host = end if flight.on_host is flight.ended else _time(flight.on_host)
         if flight.plan.step == self._held_by:
-            self._held_until = home
+            self._held_until = on_host
         records, observed_at, now = self.records, self._observed_at, self._clock()
-        records.end(start, end, home, self._observing_at, observed_at, now, self._waited)
+        records.end(start, end, on_host, self._observing_at, observed_at, now, self._waited)
         if records.ended - self._accounted == ACCOUNTED_STEPS:
             self._account()
         if self._in_vain:

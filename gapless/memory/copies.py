@@ -31,7 +31,7 @@ class PageCopy:
         return key_of(self.group.number, self.digest)
 
     def lose(self) -> None:
-        """It is found no more; its slot comes back when no transfer uses it."""
+        """Have it found no more; its slot comes back when no transfer uses it."""
         if not self.gone:
             del self.group.copies[self.digest]
             self.gone = True

@@ -55,7 +55,7 @@ class LoadGate:
             self._saved_ns = 0.0
 
     def declined(self, tokens: int) -> None:
-        """These prompt tokens are computed, since loading them takes longer."""
+        """Note that these prompt tokens are computed, since loading them takes longer."""
         self._saved_ns += TRIALS * tokens * (self._token_ns or 0.0)
 
     def _longer_ns(self, tokens: int, pages: int, below_ns: float) -> float:

@@ -1,4 +1,4 @@
-"""The dense decoder of Llama 3.x, Qwen2 / Qwen2.5 and Qwen3: one forward, families differ by what is None.
+"""The dense decoder of Llama 3.x, Qwen2 / Qwen2.5, Qwen3 and MiMo: one forward, families differ by what is None.
 
 Nothing here reads the device, and every shape follows from the batch's host integers, so that a forward can be
 captured as one graph.

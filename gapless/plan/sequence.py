@@ -76,7 +76,7 @@ class Sequence:
     refused_by: PagePool | None = None
     """The pool that lacked most when it did not fit after its last match."""
     needs: int = 0
-    """It does not fit before this pool has released this many pages in all, and `reserve` beyond."""
+    """What `released` of this pool has to reach, and `reserve` beyond, before the sequence may fit."""
     reserve: int = 0
     refused_at: int = 0
     """Changes of the running rows, up to which the reserve counts."""

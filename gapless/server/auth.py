@@ -20,7 +20,7 @@ class Access(Enum):
     PUBLIC = "public"
     USER = "user"
     OPERATOR = "operator"
-    """Those with the operator's key; where there is none, users on this machine"""
+    """Callers with the operator's key; where there is none, users on this machine"""
 
 
 class KeyRing:

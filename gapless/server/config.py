@@ -21,10 +21,10 @@ class ServerConfig:
     api_key: tuple[str, ...] = _server((), "keys of which each request must bring one; safer in $GAPLESS_API_KEY")
     operator_key: tuple[str, ...] = _server(
         (),
-        "keys for the live page's data, /server_info, /tokenizer_info and changes of adapters; without one only this "
-        "machine gets them",
+        "keys for the live page's data (/debug), /server_info, /tokenizer_info and changes of adapters and weights; "
+        "without one only this machine gets them",
     )
-    allowed_origins: tuple[str, ...] = _server((), "origins that browsers may call from (CORS); none")
+    allowed_origins: tuple[str, ...] = _server((), "origins that browsers may call from (CORS); default: none")
     served_model_name: tuple[str, ...] = _server(
         (), "names the model answers to; default: as given to --model", aliases=("-a", "--alias")
     )

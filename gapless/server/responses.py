@@ -102,7 +102,7 @@ class ResponseAnswer(StreamedAnswer):
         self._output = output
         self._reader = job.readers.get(0)
         self._scores: ReplyScores | None = None
-        """Those of the text, where they are asked for; made with the first tokens"""
+        """Log-probabilities of the text, where they are asked for; made with the first tokens"""
         self._sent = 0
         """Events that have been sent"""
 

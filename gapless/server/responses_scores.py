@@ -36,7 +36,7 @@ class ReplyScores:
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, stream.prompt_token_ids)
         self._reader = reader
         self._open: list[ChatTokenLogprob] = []
-        """Those of the latest tokens, which begin a character and have no text before the one that ends it"""
+        """Entries of the latest tokens, which begin a character and have no text before the one that ends it"""
         self._due: deque[_Due] = deque()
         self._text = ""
         """Text that has come, but not yet all of its token's"""

@@ -42,7 +42,7 @@ class Run(NamedTuple):
     outbox: RingSlot
     started: Fence
     ended: Fence
-    home: Fence
+    on_host: Fence
     """When it is done, the outbox slot on the host holds the step's lines."""
     launched_at: int
 
@@ -55,7 +55,7 @@ class _Steps(NamedTuple):
     last: int
     """The words of the packet."""
     programs: tuple[Callable[[], None], ...]
-    home: tuple[int, int]
+    copied: tuple[int, int]
     """The words of the outbox that are copied; none where the device writes there itself."""
     eager: bool
     """Whether some program has no graph, but for one that only writes page tables."""
@@ -82,10 +82,10 @@ class Executor:
         """What travels, on the device: what fills new rows, lists, packet."""
         logits = torch.zeros(program.samples, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
-        self.home = self.outboxes.memory.view(torch.int32)
+        self.host_lines = self.outboxes.memory.view(torch.int32)
         """The outboxes on the host, int32 [slots, words]."""
-        own = self.home if device.maps_host else torch.zeros_like(self.home, device=at)
-        lines = self.home if program.kernels.stores_home else own
+        own = self.host_lines if device.maps_host else torch.zeros_like(self.host_lines, device=at)
+        lines = self.host_lines if program.kernels.stores_on_host else own
         lists = {name: self.sent[place] for name, place in self.places.items()}
         packet, loads = self.sent[self.first :], self.sent[:first]
         vocab, (records, places, _) = program.model.vocab_size, program.tables.masks.shape
@@ -171,10 +171,10 @@ class Executor:
         ended = compute.record(timed=True)
         if packet is not None:
             self.packets.retire(packet, ended)
-        home = ended if steps.home[0] == steps.home[1] else self.bring_home(outbox, *steps.home, ended)
+        on_host = ended if steps.copied[0] == steps.copied[1] else self.download_lines(outbox, *steps.copied, ended)
         if steps.eager and device.launch_queue:
             self._eager.append(ended)
-        return Run(outbox, started, ended, home, device.clock())
+        return Run(outbox, started, ended, on_host, device.clock())
 
     def obey(self, order: Order | CaptureOrder) -> None:
         """Run the leader's order. Call `ready` first. The outbox is released unread."""
@@ -186,7 +186,7 @@ class Executor:
             assert self._packet is not None
             _words(self._packet)[steps.first : steps.last] = np.frombuffer(order.words, np.int32)
         run = self.launch(order.key, order.words is not None)
-        self.release(run.outbox, run.home)
+        self.release(run.outbox, run.on_host)
 
     def _resolve(self, key: StepKey) -> _Steps:
         if self._steps is not None and self._steps.key is key:
@@ -194,7 +194,7 @@ class Executor:
         last, first = self.first + key.forward.packet.words, self._travels_from(key)
         keys = key.programs()
         eager = any(one not in self.graphs for one in keys if one is not key.load or key.load.loads)
-        self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._home_words(key), eager)
+        self._steps = _Steps(key, first, last, tuple(map(self._launching, keys)), self._copied_words(key), eager)
         self._uploads.clear()
         return self._steps
 
@@ -213,16 +213,16 @@ class Executor:
         program = self.program.of(key)
         return lambda: compute.launch(program, key, self.buffers)
 
-    def _home_words(self, key: StepKey) -> tuple[int, int]:
+    def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return where the words that must be copied to the host begin and end."""
-        shape, stored = self.program.outbox, self.buffers.lines is self.home
+        shape, stored = self.program.outbox, self.buffers.lines is self.host_lines
         start, end = 0, (1 + key.outbox) * shape.line
         if stored:
             start = end = shape.prompts
         elif key.score:
             end = shape.scores + key.score.rows * score_words(key.score.width)
         prompts = key.forward.packet.prompts
-        if prompts and self.buffers.scores is not self.home:
+        if prompts and self.buffers.scores is not self.host_lines:
             end = shape.prompts + prompts * score_words(key.forward.width)
         return start, end
 
@@ -236,14 +236,14 @@ class Executor:
         for launch in steps.programs:
             launch()
 
-    def bring_home(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
+    def download_lines(self, outbox: RingSlot, start: int, end: int, ended: Fence) -> Fence:
         stream = self.device.token_out
         stream.after(ended)
-        stream.launch(self.copy_home, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
+        stream.launch(self.copy_lines, outbox, start, end, reads=(self.buffers.scores,), writes=(outbox,))
         return stream.record(timed=True)
 
-    def copy_home(self, outbox: RingSlot, start: int, end: int) -> None:
-        self.device.download(self.home[outbox.index, start:end], self.buffers.scores[outbox.index, start:end])
+    def copy_lines(self, outbox: RingSlot, start: int, end: int) -> None:
+        self.device.download(self.host_lines[outbox.index, start:end], self.buffers.scores[outbox.index, start:end])
 
     # After a step.
 
@@ -259,9 +259,9 @@ class Executor:
         """Return the log-probabilities of an observed step."""
         return self.program.outbox.read_scores(_words(outbox), shape)
 
-    def release(self, outbox: RingSlot, home: Fence) -> None:
+    def release(self, outbox: RingSlot, on_host: Fence) -> None:
         """Give back the slot, which the host has read."""
-        self.outboxes.retire(outbox, home)
+        self.outboxes.retire(outbox, on_host)
 
     def slots_in_use(self) -> dict[str, list[int]]:
         """Return the slots of each ring that steps use; those kept for the next steps do not count."""

@@ -34,9 +34,9 @@ from gapless.step.speculation import ENDING
 
 BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rows of the graphs by default: at most half of a batch is padding."""
-BESIDE = (1, 4, 16, 64, 256)
-CHUNKS = (1, 4, 16, 64)
-TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+BESIDE_ROWS = (1, 4, 16, 64, 256)
+CHUNK_COUNTS = (1, 4, 16, 64)
+CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
 SHORT = tuple(range(8, 129, 8))
 """Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
@@ -49,10 +49,10 @@ FILLING = 1024
 FILLED = 1 / 32
 """The part of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on
 its own, and a capture stalls every request for 90."""
-PATIENCE = 2
+MISSES_BEFORE_CAPTURE = 2
 """How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
-MOST = 384
+MOST_GRAPHS = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
 length. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
@@ -72,7 +72,7 @@ class MixedSizes(NamedTuple):
     """Prompt tokens of graphs that serve other buckets too; none where a step's bucket alone serves it."""
 
 
-ON_GPU = MixedSizes(BESIDE, CHUNKS, TOKENS, STAND_INS)
+ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, STAND_INS)
 ALONE = MixedSizes((), (1,), SHORT)
 
 
@@ -207,7 +207,7 @@ class StepGraphs:
 
     def capture(self, keys: tuple[ProgramKey, ...]) -> int:
         """Capture these; returns how many were refused. Nothing is in flight."""
-        surplus = len(self) + len(keys) - MOST
+        surplus = len(self) + len(keys) - MOST_GRAPHS
         unused = [key for key, captured in self.known.items() if captured and key not in self.stand_ins]
         drop = tuple(unused[: max(0, surplus)])
         for key in drop:

@@ -32,7 +32,7 @@ class Flight(NamedTuple):
     outbox: RingSlot
     started: Fence
     ended: Fence
-    home: Fence
+    on_host: Fence
     """When it is done, the outbox slot on the host holds the step's lines."""
     decoded: DecodeRows
     """Steps of the same rows have the same record."""
@@ -130,7 +130,7 @@ class Launcher:
 
     def read(self, flight: Flight) -> Outbox:
         """Return the outbox of an observed step, as views that are valid until `release`."""
-        assert flight.home.done()
+        assert flight.on_host.done()
         return self.executor.read(flight.outbox, flight.decision.samples)
 
     def read_logprobs(self, flight: Flight) -> LogprobLines:
@@ -140,13 +140,13 @@ class Launcher:
 
     def release(self, flight: Flight) -> None:
         """Give back the flight's outbox slot, which the host has read."""
-        self.executor.release(flight.outbox, flight.home)
+        self.executor.release(flight.outbox, flight.on_host)
 
     def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:
         packed_at = self._device.clock()
-        outbox, started, ended, home, launched_at = self.executor.launch(decision.key, fresh)
+        outbox, started, ended, on_host, launched_at = self.executor.launch(decision.key, fresh)
         decoded = self.leader.packer.decoded
-        return Flight(plan, outbox, started, ended, home, decoded, packed_at, launched_at, decision)
+        return Flight(plan, outbox, started, ended, on_host, decoded, packed_at, launched_at, decision)
 
     def _capture(self, order: CaptureOrder) -> list[bool]:
         if self._follow is not None:

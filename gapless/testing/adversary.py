@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from gapless.device.seam import STREAMS
 
 MOODS = ("lazy", "eager", "random", "starve", "bursts", "single")
-PATIENCE = 64
+MOST_PASSES = 64
 """Host touches for which a ready stream can be passed over; then it moves. So polling a fence always ends."""
 
 _ALL = 1 << 30
@@ -54,7 +54,7 @@ class Adversary:
             budget -= 1
         for stream in ready():
             stream.passed_over += 1
-            if stream.passed_over > PATIENCE:
+            if stream.passed_over > MOST_PASSES:
                 yield stream
 
     def forced(self, ready: list[M], needed: M) -> M:

@@ -37,7 +37,7 @@ class Caller:
     arrives: int = 0
     """The turn in which it is submitted."""
     aborts_after: int | None = None
-    """It is aborted in the turn that brings its token of this number; 0: in the turn of its arrival. None: never."""
+    """The number of the token whose turn aborts it; 0: it is aborted in the turn of its arrival. None: never."""
     tokens: list[int] = field(default_factory=list)
     """What was sampled, up to and with a stop token."""
     flag: int | None = None

@@ -82,7 +82,7 @@ class CallReader:
 
     @property
     def ready(self) -> bool:
-        """It is certain that this is a call, and its name is known."""
+        """Whether it is certain that this is a call, and its name is known."""
         return self.name is not None
 
     def feed(self, text: str) -> int:

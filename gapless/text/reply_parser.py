@@ -173,7 +173,7 @@ class ReplyParser:
         self._fresh = state is _S.REASONING
         """The next text begins a stretch of content or reasoning: white space before it is dropped."""
         self._given: set[ReplyState] = set()
-        """Those of content and reasoning that have begun."""
+        """Which of content and reasoning have begun."""
         self._unsure: list[str] | None = [] if state is _S.HEADER else None
         """Text since the last content that is content again if no call comes of it."""
         self._word = ""

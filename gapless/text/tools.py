@@ -23,7 +23,7 @@ class ToolUse(NamedTuple):
     """What a request says about tools."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Those that may be called, as the chat template is given them; none where the choice is none"""
+    """Tools that may be called, as the chat template is given them; none where the choice is none"""
     schemas: Mapping[str, Mapping[str, Any]] = {}
     """Schemas of their parameters, by function name"""
     fields: Mapping[str, str] = {}

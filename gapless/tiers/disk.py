@@ -94,7 +94,7 @@ class DiskTier(BlockingTier):
             )
         self._namespace = setup.namespace.digest
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
-        """Those of pages that are there, the least recently used first"""
+        """Records of the pages that are there, the least recently used first"""
         self._generation = self._written = 0
         self._file = self._log = self._lock = -1
         try:

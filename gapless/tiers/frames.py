@@ -77,13 +77,13 @@ class FrameKind(IntEnum):
     MAP = 10, 0
     """May your memory be read in place? Asked at a unix socket."""
     MEMORY = 11, MEMORY.size
-    """It may, or not; the file comes with the frame."""
+    """The answer to MAP, yes or no; with a yes comes the file."""
     LENT = 12, LENT.size
     """A page in that memory. It stays as it is until the taker's next frame, if that comes in time."""
     RETURN = 13, 0
     """The taker has copied what was lent."""
     RETURNED = 14, 0
-    """It was the same page until then. The answer to a RETURN in time; after that the connection has ended."""
+    """The answer to a RETURN in time: it was the same page until then. What is late ends the connection."""
 
 
 class PeerError(OSError):

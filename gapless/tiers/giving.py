@@ -60,7 +60,7 @@ class PeerServer:
         self._closing = threading.Event()
         self._connections: dict[FrameSocket, threading.Thread] = {}
         self._strangers: dict[FrameSocket, float] = {}
-        """Those that have not proved themselves, the oldest first, and when they came"""
+        """Connections that have not proved themselves, the oldest first, and when they came"""
         self._lock = threading.Lock()
         self._refusals: set[str] = set()
         """What has been logged"""

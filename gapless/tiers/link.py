@@ -68,7 +68,7 @@ class LinkLoad:
     pages: Sequence[TierPage]
     cancelled: bool = False
     checksums: list[int] = field(default_factory=list)
-    """Those of the pages that have come"""
+    """Checksums of the pages that have come"""
 
     def end(self) -> JobEnd:
         """Return its end: what has come, whatever went wrong after it."""

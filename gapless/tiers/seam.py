@@ -23,7 +23,7 @@ class Found(Enum):
     HIT = "hit"
     MISS = "miss"
     PENDING = "pending"
-    """It is asked again; after a deadline of the caller's this is a MISS."""
+    """The key is asked for again; after a deadline of the caller's this is a MISS."""
 
 
 class TierPage(NamedTuple):
@@ -40,7 +40,7 @@ class JobEnd(NamedTuple):
 
     job: int
     checksums: tuple[int, ...]
-    """Those of the pages that were moved: the first ones, in the order of the job"""
+    """Checksums of the pages that were moved: the first ones, in the order of the job"""
     failed: bool = False
     """Whether the page after these could not be moved. A load that was cancelled has not failed."""
     nbytes: int = 0

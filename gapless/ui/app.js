@@ -1,4 +1,4 @@
-/** Puts the parts of the page together: what comes in, where it goes, and when nobody looks. */
+/** Puts the parts of the page together: what comes in, where it goes, and when the page is hidden. */
 
 import { getJson, keyEvents } from "./api.js";
 import { BubbleTable, Legend, idleByCause, summary } from "./bubbles.js";

@@ -73,7 +73,7 @@ export class BubbleTable {
   }
 
   show(history, from, to) {
-    if (this.body.contains(document.activeElement)) return; // rows must not move away under somebody's hands
+    if (this.body.contains(document.activeElement)) return; // rows must not move away while one is in use
     const gaps = longestBubbles(history, from, to).reverse();
     this.body.replaceChildren(...gaps.map((gap) => this.#row(gap, history.now)));
   }

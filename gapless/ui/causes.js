@@ -1,4 +1,4 @@
-/** Why the device was idle: the causes of base/records.py, most telling first. `name` and `mark` stand beside every colour, which alone tells nobody anything. */
+/** Why the device was idle: the causes of base/records.py, most telling first. `name` and `mark` stand beside every colour, which alone says nothing. */
 
 /** @typedef {{key: string, name: string, mark: string, help: string}} Cause */
 

@@ -149,7 +149,7 @@ class Meter {
     this.pieces += 1;
   }
 
-  /** Nothing before the first token. Chunks are counted until the server has told how many tokens they were. */
+  /** Nothing before the first token. Chunks are counted until the server has sent the number of their tokens. */
   text(stopped) {
     if (!this.pieces) return stopped ? "stopped" : "";
     const tokens = this.usage?.completion_tokens ?? this.pieces;

@@ -1,7 +1,7 @@
 /** Making elements. Text goes in as text; nothing on this page ever parses HTML. */
 
 /**
- * An element with attributes and children. Attribute `text` is its text, `onclick` and the like are listeners;
+ * An element with attributes and children. Attribute `text` is its text, `onclick` and similar ones are listeners;
  * null, undefined and false leave an attribute out.
  * @param {string} tag
  * @param {Record<string, any>} [attributes]

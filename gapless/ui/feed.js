@@ -1,4 +1,4 @@
-/** The stream of step records: opened while somebody looks, closed otherwise, so that the engine then pays nothing. */
+/** The stream of step records: opened while the page is in sight, closed otherwise, so that the engine then pays nothing. */
 
 import { HttpError, call } from "./api.js";
 import { serverEvents } from "./sse.js";
@@ -52,7 +52,7 @@ export class Feed {
   }
 
   #needsKey() {
-    this.#running = null; // app.js starts it anew when there is a key
+    this.#running = null; // app.js starts it again when there is a key
     this.listener.onState("key", "");
   }
 

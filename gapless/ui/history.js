@@ -65,7 +65,7 @@ export class History {
     return (ns - this.#origin) / 1e6;
   }
 
-  /** Steps of which anything lies between two moments. */
+  /** Steps of which anything is between two moments. */
   stepsBetween(from, to) {
     return between(this.steps, from, to, "planning", "committed");
   }

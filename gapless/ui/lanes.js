@@ -89,7 +89,7 @@ export class Timeline {
     this.#ask();
   }
 
-  /** Draws only what somebody can see. */
+  /** Draws only what is in sight. */
   #follow() {
     new IntersectionObserver((entries) => {
       this.#visible = entries[entries.length - 1].isIntersecting;
@@ -227,7 +227,7 @@ export class Timeline {
     return Math.min(1, Math.max(0, (event.offsetX - GUTTER) / width));
   }
 
-  /** Tell what lies under the pointer; 2 pixels of reach, since steps may be narrower than one. */
+  /** Find what is under the pointer; 2 pixels of reach, since steps may be narrower than one. */
   #point(event) {
     const { from } = this.range;
     const lane = laneAt(lanesFor(this.history.copies), event.offsetY);

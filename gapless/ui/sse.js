@@ -21,7 +21,7 @@ export async function* serverEvents(response) {
       }
     }
   } finally {
-    // Whoever leaves early hangs up, so that the server stops sending.
+    // A caller that leaves early hangs up, so that the server stops sending.
     await reader.cancel().catch(() => {});
   }
 }

@@ -1,4 +1,4 @@
-/** Saving the last seconds as a trace file, for Perfetto and the like. */
+/** Saving the last seconds as a trace file, for Perfetto and similar viewers. */
 
 import { call } from "./api.js";
 import { el } from "./dom.js";
@@ -6,7 +6,7 @@ import { el } from "./dom.js";
 const LEAST = 10;
 const MOST = 60;
 
-/** Save at least so many seconds; returns the file's name. A plain link could not send the API key. */
+/** Save at least this many seconds; returns the file's name. A plain link could not send the API key. */
 export async function saveTrace(seconds) {
   const whole = Math.min(MOST, Math.max(LEAST, Math.ceil(seconds)));
   const response = await call(`debug/trace?seconds=${whole}`);

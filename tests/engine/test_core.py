@@ -27,7 +27,7 @@ from gapless.device import CpuDevice
 from gapless.engine.core import WARM_UP_KEY, EngineCore, build_core
 from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
 from gapless.kernels.tables import Tables, slot_bytes
-from gapless.loop.beside import LEAST
+from gapless.loop.beside import LEAST_TOKENS
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
 
@@ -87,7 +87,7 @@ def test_tokens_are_the_same_at_every_depth(directory, temperature):
 @pytest.mark.parametrize("tokens", [0, 100])
 def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory, tokens):
     core = build_core(config(directory, max_num_batched_tokens=tokens, num_gpu_blocks_override=60))
-    assert core.loop.planner.beside == (tokens or LEAST)
+    assert core.loop.planner.beside == (tokens or LEAST_TOKENS)
     core.close()
 
 

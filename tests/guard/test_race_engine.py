@@ -106,26 +106,26 @@ def token_copy_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
 
 def host_waits_for_the_step_and_not_for_its_copy(loop: Loop, checker: RaceChecker) -> None:
     executor = loop.launcher.executor
-    bring_home = executor.bring_home
-    executor.bring_home = lambda *args: bring_home(*args) and args[-1]
+    download_lines = executor.download_lines
+    executor.download_lines = lambda *args: download_lines(*args) and args[-1]
 
 
 def host_does_not_wait(loop: Loop, checker: RaceChecker) -> None:
     executor = loop.launcher.executor
-    bring_home = executor.bring_home
+    download_lines = executor.download_lines
 
     def passed_at_once(*args):
-        fence = bring_home(*args)
+        fence = download_lines(*args)
         return SimpleNamespace(done=lambda: True, wait=lambda: None, time=lambda: 0, mark=None, fence=fence)
 
-    executor.bring_home = passed_at_once
+    executor.download_lines = passed_at_once
 
 
 def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
     executor, packer = loop.launcher.executor, loop.launcher.leader.packer
     write = packer.write
     packer.write = lambda *args: write(*args[:4], 0, *args[5:])
-    executor.copy_home = lambda outbox, start, end: loop.device.download(
+    executor.copy_lines = lambda outbox, start, end: loop.device.download(
         outbox.tensor.view(torch.int32)[start:end], executor.buffers.scores[0, start:end]
     )
 

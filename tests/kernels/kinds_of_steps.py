@@ -32,7 +32,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.model.draft_model import DraftModel
 from gapless.model.loader import load_model
 from gapless.model.seam import BatchShape
-from gapless.step.graphs import CHUNKS, ON_GPU, TOKENS
+from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, ON_GPU
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
 from gapless.step.lanes import SIZES
@@ -78,8 +78,8 @@ def no_gpu() -> None:
 def replayed(graphs) -> Iterator[ProgramKey]:
     """What may become a graph."""
     yield from graphs.likely()
-    plain = itertools.product(graphs.beside, CHUNKS, TOKENS, (1,))
-    drafted = itertools.product(graphs.drafted_beside, (1, ENDING), TOKENS[::4], graphs.shapes.places[-1:])
+    plain = itertools.product(graphs.beside, CHUNK_COUNTS, CHUNK_TOKENS, (1,))
+    drafted = itertools.product(graphs.drafted_beside, (1, ENDING), CHUNK_TOKENS[::4], graphs.shapes.places[-1:])
     for counts in (*plain, *drafted):
         if (key := graphs.mixed_key(*counts)) is not None:
             places = key.batch.places

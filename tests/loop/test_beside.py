@@ -8,7 +8,7 @@ import pytest
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels import native
-from gapless.loop.beside import LEAST, STALL, UNNOTICED_NS, Beside
+from gapless.loop.beside import LEAST_TOKENS, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 from gapless.testing.sim import SimDevice
@@ -37,20 +37,20 @@ def learnt(step_ns, token_ns):
 )
 def test_a_step_with_chunks_takes_no_longer_than_the_bound(step_ns, token_ns, bound_ns):
     tokens = learnt(step_ns, token_ns).tokens
-    assert tokens > LEAST and bound_ns - 2 * token_ns < step_ns + tokens * token_ns <= bound_ns
+    assert tokens > LEAST_TOKENS and bound_ns - 2 * token_ns < step_ns + tokens * token_ns <= bound_ns
 
 
 def test_slow_prompts_go_on():
-    assert learnt(MS, 100 * MS).tokens == LEAST
+    assert learnt(MS, 100 * MS).tokens == LEAST_TOKENS
 
 
 def test_it_begins_with_few_and_learns_from_the_first_chunk_that_is_large_enough():
     beside = Beside()
-    assert beside.tokens == LEAST
+    assert beside.tokens == LEAST_TOKENS
     beside.learn(4, 0, MS)
-    beside.learn(4, LEAST - 1, 500 * MS)
-    assert beside.tokens == LEAST
-    beside.learn(4, LEAST, MS + LEAST * MS // 10)
+    beside.learn(4, LEAST_TOKENS - 1, 500 * MS)
+    assert beside.tokens == LEAST_TOKENS
+    beside.learn(4, LEAST_TOKENS, MS + LEAST_TOKENS * MS // 10)
     assert beside.tokens == pytest.approx(990, abs=1)
 
 
@@ -128,7 +128,7 @@ def test_decoding_rows_wait_no_longer_than_the_bound_while_a_long_prompt_comes(d
 
 def test_a_prompt_that_is_slow_beyond_measure_ends_all_the_same():
     _, chunks = run(True, 2, token_ns=50 * MS, prompt=1000)
-    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST} and len(chunks) == 4
+    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST_TOKENS} and len(chunks) == 4
 
 
 def test_without_the_bound_a_step_is_filled():

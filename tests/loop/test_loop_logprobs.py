@@ -299,7 +299,7 @@ def test_a_step_without_anybody_who_asks_carries_nothing():
     loop = build_loop(SimDevice(2), ChecksumModel(VOCAB, 48), SHAPE, 2)
     kept = Kept(loop)
     words = []
-    bring = loop.launcher.executor.bring_home
-    loop.launcher.executor.bring_home = lambda *args: (words.append(args[1:3]), bring(*args))[1]
+    bring = loop.launcher.executor.download_lines
+    loop.launcher.executor.download_lines = lambda *args: (words.append(args[1:3]), bring(*args))[1]
     run(loop, [asks(0, range(6), prompt_logprobs=None, logprobs=None)])
     assert not kept.lines and set(words) == {(0, 8)}, "a header and one line of four words each"

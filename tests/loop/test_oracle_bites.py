@@ -130,7 +130,7 @@ def short_outboxes(loop):
     small_outbox_ring(loop, 1)
     if loop.device.maps_host:
         executor = loop.launcher.executor
-        executor.home = lines = executor.outboxes.memory.view(torch.int32)
+        executor.host_lines = lines = executor.outboxes.memory.view(torch.int32)
         executor.buffers = executor.buffers._replace(lines=lines, scores=lines)
 
 
@@ -160,7 +160,7 @@ def test_a_packet_slot_given_back_without_its_fence_is_noticed():
 def test_an_outbox_slot_given_back_before_it_is_read_is_noticed(maps_host, monkeypatch):
     def enqueue(self, *args, **kwargs):
         flight = enqueue_step(self, *args, **kwargs)
-        self.executor.release(flight.outbox, flight.home)
+        self.executor.release(flight.outbox, flight.on_host)
         return flight
 
     enqueue_step = Launcher.enqueue
@@ -188,7 +188,7 @@ def test_reading_the_outbox_behind_the_wrong_fence_is_noticed(monkeypatch):
     monkeypatch.setattr(Launcher, "launch", lambda *args: early(launch_step(*args)))
 
     def early(flight):
-        return flight._replace(home=flight.started)
+        return flight._replace(on_host=flight.started)
 
     assert len(noticed(maps_host=True)) > SEEDS // 2
 

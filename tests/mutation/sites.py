@@ -8,7 +8,7 @@ fences (who must wait for whom), of which this engine has the parts so far:
 11  memory given up while a step in flight still touches it       12  late bytes of a transfer hit a new owner
 13  a page is given away while another engine may read it         16  what is not settled, or in doubt, is published
 18  a staging buffer is written before its copy ran               19  one fence stands for two steps
-20  a step's output is overwritten before it is home              21  one device goes on as the others do not
+20  a step's output is overwritten before it is on the host       21  one device goes on as the others do not
 25  a slot is read by another than its owner                      4  a load overwrites what a step reads or writes
  6  a step reads a page whose load is on the way                   9  a copy is given away under a transfer
 10  a copy is found that is good no more                           8  a copy is loaded before it has come
@@ -133,7 +133,7 @@ def packet_without_fence(loop: Loop) -> None:
 def outbox_back_unread() -> AbstractContextManager[None]:
     def launch(original: Callable[..., Any], self: Launcher, *args: Any, **kwargs: Any) -> Any:
         flight = original(self, *args, **kwargs)
-        self.executor.release(flight.outbox, flight.home)
+        self.executor.release(flight.outbox, flight.on_host)
         return flight
 
     return both(replaced(Launcher, "enqueue", launch), replaced(Launcher, "release", lambda *_: None))
@@ -187,7 +187,7 @@ def wrong_fence() -> AbstractContextManager[None]:
 
     def launch(original: Callable[..., Any], self: Launcher, *args: Any, **kwargs: Any) -> Any:
         flight = original(self, *args, **kwargs)
-        return flight._replace(home=flight.started)
+        return flight._replace(on_host=flight.started)
 
     return replaced(Launcher, "enqueue", launch)
 
@@ -200,8 +200,8 @@ def one_fence_for_two(loop: Loop) -> None:
 
     def late(*args: Any, **kwargs: Any) -> Any:
         flight = launch(*args, **kwargs)
-        last.append(flight.home)
-        return flight._replace(home=last[-2]) if len(last) > 1 else flight
+        last.append(flight.on_host)
+        return flight._replace(on_host=last[-2]) if len(last) > 1 else flight
 
     launcher.enqueue = late  # type: ignore[method-assign]
 

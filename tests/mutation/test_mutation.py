@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,9 @@ def test_every_kind_of_hazard_that_exists_by_now_has_a_site():
 def test_the_readme_counts_the_safeguards_that_are_taken_away():
     readme = Path(__file__).parents[2] / "README.md"
     assert f"any one of {len(SITES)} safeguards" in " ".join(readme.read_text(encoding="utf-8").split())
+
+
+def test_the_table_of_the_proof_has_every_safeguard_once():
+    proof = (Path(__file__).parents[2] / "docs" / "proof.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| \d+ \| \d+ \|", proof, re.MULTILINE)
+    assert sorted(rows) == sorted(NAMES), "run make mutation, and put its table into docs/proof.md"

@@ -49,7 +49,7 @@ def _check_fences(loop):
     def checked():
         made = turn()
         flights = list(loop.flights)
-        fences = [fence for flight in flights for fence in {id(f): f for f in (flight.home, flight.ended)}.values()]
+        fences = [fence for flight in flights for fence in {id(f): f for f in (flight.on_host, flight.ended)}.values()]
         assert len({id(fence) for fence in fences}) == len(fences), "two steps share a fence"
         observed.extend(settled.step for settled in made.tokens)
         assert observed == sorted(set(observed)), "steps out of order"

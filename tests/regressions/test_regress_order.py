@@ -14,7 +14,7 @@ SEEDS = range(8)
 
 
 def test_row_058_the_host_reads_a_result_behind_its_copy():
-    """The host read results before the copy that brings them home had run. Here the outbox is read behind the fence of
+    """The host read results before the copy that brings them there had run. Here the outbox is read behind the fence of
     the copy itself, and the step number in it says so."""
 
     def scene():
@@ -25,11 +25,11 @@ def test_row_058_the_host_reads_a_result_behind_its_copy():
     scene()
 
     def behind_the_step(executor, outbox, start, end, ended):
-        bring_home(executor, outbox, start, end, ended)
+        download_lines(executor, outbox, start, end, ended)
         return ended
 
-    bring_home = Executor.bring_home
-    with broken(Executor, "bring_home", behind_the_step):
+    download_lines = Executor.download_lines
+    with broken(Executor, "download_lines", behind_the_step):
         scene()
 
 

@@ -135,7 +135,7 @@ def test_row_006_the_fences_of_a_step_do_not_depend_on_the_depth():
         return {name: [what for stream, _, what in device.trace if stream == name] for name in streams}
 
     reference = operations(1)
-    assert reference["token_out"][:2] == ["after compute", "Executor.copy_home"]
+    assert reference["token_out"][:2] == ["after compute", "Executor.copy_lines"]
     assert operations(2) == operations(8) == reference
 
     def only_when_asynchronous(stream, fence):
@@ -165,7 +165,7 @@ def test_row_008_a_step_without_tokens_is_waited_for_like_any_other():
     def without_a_wait(launcher, plan, requests):
         flight = launch(launcher, plan, requests)
         silent = not plan.decode and not any(chunk.last for chunk in plan.chunks)
-        return flight._replace(home=flight.started) if silent else flight
+        return flight._replace(on_host=flight.started) if silent else flight
 
     launch = Launcher.launch
     with broken(Launcher, "launch", without_a_wait):

@@ -107,5 +107,5 @@ def test_a_larger_graph_serves_steps_with_as_many_places_alone(model):
     assert found.larger(found.mixed_key(1, 1, 10)) == found.mixed_key(4, 4, 64)
     assert found.larger(found.mixed_key(1, 1, 10, 5)) == found.mixed_key(4, 4, 32, 5)
     assert found.larger(found.mixed_key(1, 1, 40, 5)) is None
-    assert found.mixed_key(1, ENDING + 1, 10, 5) is None and graphs.CHUNKS[-1] > ENDING
+    assert found.mixed_key(1, ENDING + 1, 10, 5) is None and graphs.CHUNK_COUNTS[-1] > ENDING
     device.close()

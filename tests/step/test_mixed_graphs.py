@@ -171,7 +171,7 @@ def test_the_larger_graph_that_adds_least_serves(model):
 def test_graphs_that_serve_other_buckets_are_kept(model, monkeypatch):
     """Nothing would ask for them again."""
     monkeypatch.setattr(graphs, "FILLED", 1)
-    monkeypatch.setattr(graphs, "MOST", 12)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 12)
     device = SimDevice(1)
     loop = engine(device, model, buckets=(5,), patience=1)
     loop.capture()
@@ -231,7 +231,7 @@ def watch_drops(found, executor):
 
 
 def test_there_is_a_most_of_graphs_and_the_longest_unused_go(model, monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 6)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 6)
     device = SimDevice(1)
     loop = engine(device, model, patience=1)
     found, executor = loop.launcher.graphs, loop.launcher.executor

@@ -117,7 +117,7 @@ def test_a_follower_runs_them_too(model, depth, monkeypatch):
     compare_with(loop, followers)
     loop.capture()
     at_start, turn = len(orders), loop.turn
-    monkeypatch.setattr(graphs, "MOST", at_start)
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", at_start)
     loop.turn = lambda: (follower.turn(), turn())[1]
     seen = watch(loop)
     drive(loop, ASKING)

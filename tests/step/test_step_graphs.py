@@ -23,7 +23,7 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, ON_GPU, PATIENCE, StepGraphs, bucket_key, buckets_up_to
+from gapless.step.graphs import BUCKETS, MISSES_BEFORE_CAPTURE, ON_GPU, StepGraphs, bucket_key, buckets_up_to
 from gapless.step.keys import SampleKey
 from gapless.step.packet import Packer, PacketShape
 from gapless.testing.sim import SimDevice
@@ -252,7 +252,7 @@ def test_an_engine_without_graphs_misses_none():
 
 def test_the_buckets_of_an_engine_are_those_of_its_rows():
     assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE).launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
-    assert PATIENCE > 1
+    assert MISSES_BEFORE_CAPTURE > 1
 
 
 # Rows that begin several pages in a step.

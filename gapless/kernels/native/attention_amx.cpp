@@ -119,7 +119,7 @@ bool any_wild(const bf16* values, int64_t count) {
   return found;
 }
 
-// Keys and values of a block, with zeros after the last that the unit reads: what lies there may be no number. So may
+// Keys and values of a block, with zeros after the last that the unit reads: what is there may be no number. So may
 // a value that some rows read and rows before them do not, whose weight of zero would not hide it.
 void fetch(const Unit& unit, int64_t start, Memory& memory) {
   static constexpr bf16 zeros[MOST_DIM] = {};

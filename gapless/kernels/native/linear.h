@@ -20,7 +20,7 @@ constexpr bool LINEAR_HERE = GAPLESS_BF16_DOT;
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 inline int64_t packed_elements(int64_t n, int64_t k) { return round_up(n, LANES) * round_up(k, 2); }
 
-// Where weight[n][k] lies for even k; weight[n][k + 1] is next to it.
+// The place of weight[n][k] for even k; weight[n][k + 1] is next to it.
 struct PackedPlace {
   int64_t n, k;
   int64_t tile(int64_t column) const { return column / TILE * TILE * round_up(k, 2); }

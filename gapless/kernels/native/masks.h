@@ -28,7 +28,7 @@ struct Masked {
   int64_t tag() const { return int64_t(state[GENERATION]) << 32 | uint32_t(state[LENGTH]); }
 };
 
-// A row's line of the masks: up to `places` of so many words.
+// A row's line of the masks: up to `places` masks of `words` words.
 struct Places {
   int32_t* masks;
   int64_t words, places;

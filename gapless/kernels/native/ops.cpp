@@ -346,7 +346,7 @@ Tensor allowed(const T* logits, int64_t vocab, const Banned& banned) {
   return copy;
 }
 
-// A row's line of the state table, as it is when so many of its drafts are tokens.
+// A row's line of the state table, as it is when its first `place` drafts are tokens.
 std::array<int32_t, CUT_ID + 1> at_place(const int32_t* state, int64_t place) {
   std::array<int32_t, CUT_ID + 1> then;
   std::copy_n(state, CUT_VALUE, then.begin());

@@ -15,7 +15,7 @@ int threads_here();
 // The caller never waits for a thread that has not begun: each has a range of its own and walks it in order, and who is
 // done takes from the others' ranges. So a helper that gets no core, on a busy machine, costs only the work it would
 // have done. A second caller at the same time works alone. The first error of a piece comes back to the caller, once
-// nobody is at work any more.
+// no thread is at work any more.
 void share_pieces(int64_t count, int threads, Piece piece, const void* work);
 
 template <typename Work>

@@ -98,7 +98,7 @@ template <typename T>
 std::vector<Contender> contenders(
     const T* row, int64_t vocab, float best, float temperature, const Cut& cut, const Stream& stream) {
   constexpr double DOUBT = 1e-3;  // more than rounding moves a score that can win
-  constexpr float LEAST = -2.9f, MOST = 22.9f, LN2 = 0.69314718f;  // noise lies between the first two
+  constexpr float LEAST = -2.9f, MOST = 22.9f, LN2 = 0.69314718f;  // noise is between the first two
   std::vector<Contender> found;
   double lead = LEAST;  // of the scores so far; the best token's is above this
   // Scores are compared times the temperature, which needs no division. A temperature that float32 hardly holds looks

@@ -8,7 +8,7 @@
 
 namespace gapless {
 
-// The largest of a row, where it lies first, and whether it is finite. A NaN counts as the largest, as in torch.
+// The largest of a row, its first place, and whether it is finite. A NaN counts as the largest, as in torch.
 struct Best {
   float value;
   int64_t index;

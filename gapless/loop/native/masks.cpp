@@ -480,7 +480,7 @@ class MaskThreads {
  public:
   using Lexer = std::pair<size_t, size_t>;  // the number of its form, and its own among those of the form
 
-  // The mail is at this address, with so many records of so many bytes, whose parts are at these words.
+  // `mail` is its address, `records` the number of records and the bytes of one, `parts` the words of their parts.
   MaskThreads(int threads, size_t mail, const std::array<size_t, 11>& parts, std::pair<size_t, size_t> records,
               size_t mask_bytes, bool polls)
       : threads_(threads) {
