@@ -125,24 +125,23 @@ def _added(
 
 
 @triton.jit
-def one_row_kernel(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, SHARES: tl.constexpr,
+def rows_in_turn_kernel(
+    x, norm, weight, bias, out, table, inner, slots, eps, ROWS: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """One row: products and sums in registers. BLOCK_K is all of K, or the part that is asked for at a time."""
+    """One row or two, not on the tensor cores. BLOCK_K is all of K, or the part that is asked for at a time."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    if ADAPT and ADD:
-        if tl.program_id(0) >= BLOCKS:
-            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, 1, K, RANK, SHARES, EARLY)
-        else:
-            _one_row(
-                x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N,
-                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-            )  # fmt: skip
-    else:
+    if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
+        shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, ROWS, K, RANK, SHARES, EARLY)
+    elif ROWS == 1:
         _one_row(
+            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
+            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
+        )  # fmt: skip
+    else:
+        _two_rows(
             x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
             ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
         )  # fmt: skip
@@ -155,6 +154,7 @@ def _one_row(
     BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
+    """Products and sums in registers."""
     if ADAPT and not ADD:
         own = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
@@ -179,36 +179,13 @@ def _one_row(
 
 
 @triton.jit
-def two_rows_kernel(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, SHARES: tl.constexpr,
-):  # fmt: skip
-    """Two rows, one after the other, with the weight in registers. Each part of K is summed at once."""
-    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    if ADAPT and ADD:
-        if tl.program_id(0) >= BLOCKS:
-            shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, 2, K, RANK, SHARES, EARLY)
-        else:
-            _two_rows(
-                x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N,
-                BLOCK_K, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-            )  # fmt: skip
-    else:
-        _two_rows(
-            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
-
-
-@triton.jit
 def _two_rows(
     x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr,
 ):  # fmt: skip
+    """One row after the other, with the weight in registers. Each part of K is summed at once."""
     if ADAPT and not ADD:
         own = _own_adapters(table, slots, 2, N, 2, BLOCK_N, GATED, RANK)
     lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
@@ -405,7 +382,8 @@ def launch(
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
     if beside is not None and not add and ONCE < grid <= 2 * ONCE:
-        tiles = tiles._replace(stages=min(tiles.stages, 4))  # two fit a multiprocessor, which hides what adapters wait for
+        # Two fit a multiprocessor: one multiplies while the other waits for its adapters.
+        tiles = tiles._replace(stages=min(tiles.stages, 4))
     programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,
@@ -416,9 +394,8 @@ def launch(
     bias = x if bias is None else bias
     own = (x, out, x) if beside is None else beside[:3]
     if vector:
-        kernel = one_row_kernel if rows == 1 else two_rows_kernel
-        kernel[(grid + programs,)](
-            x, x if norm is None else norm, weight, bias, out, *own, eps, NORM=norm is not None, **fixed
+        rows_in_turn_kernel[(grid + programs,)](
+            x, x if norm is None else norm, weight, bias, out, *own, eps, rows, NORM=norm is not None, **fixed
         )
         return
     block = 16 if rows <= 16 else 32

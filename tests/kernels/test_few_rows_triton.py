@@ -14,14 +14,7 @@ import interpreter
 
 from gapless.kernels.adapt_fused_triton import MOST_HELD, NO_ADAPTERS, NORM_WARPS, adapted_norm_kernel, shares_of
 from gapless.kernels.few_rows import FEW_ROWS
-from gapless.kernels.few_rows_triton import (
-    FewRowsTiles,
-    is_vector,
-    matrix_kernel,
-    one_row_kernel,
-    tiles_for,
-    two_rows_kernel,
-)
+from gapless.kernels.few_rows_triton import FewRowsTiles, is_vector, matrix_kernel, rows_in_turn_kernel, tiles_for
 from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.library_triton import LARGE_BLOCK
 from gapless.kernels.linear import TorchLinear
@@ -61,10 +54,10 @@ class Matrix(NamedTuple):
                 "SECOND": self.projections[min(1, len(self.projections) - 1)], "SHARES": shares_of(self.depth, rows),
             }  # fmt: skip
         if vector:
-            constants |= {"NORM": self.norm and not self.projections}
+            constants |= {"ROWS": rows, "NORM": self.norm and not self.projections}
         else:
             constants |= {"BLOCK_M": max(16, rows), "SPLITS": tiles.splits}
-        kernel = one_row_kernel if rows == 1 else two_rows_kernel if vector else matrix_kernel
+        kernel = rows_in_turn_kernel if vector else matrix_kernel
         types = {name: TYPES[name] for name in kernel.arg_names if name not in constants}
         free = [] if vector else ["M"]
         return aot.build(kernel, capability, types, constants, warps=tiles.warps, stages=tiles.stages, unaligned=free)
