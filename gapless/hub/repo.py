@@ -28,7 +28,7 @@ GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MORE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 MAIN = "main"
-_COMMIT = re.compile("[0-9a-f]{40}")
+_COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 LOCK_SECONDS = 1.0
 """A start that waits longer for another says so."""
 QUIET_BYTES = 1_000_000
@@ -185,6 +185,9 @@ def open_repo(what: str, name: str, revision: str | None = None, cache: str | No
             if not _COMMIT.fullmatch(now):
                 raise ValueError(f"it names no commit but {info.sha!r}")
             files = {f.rfilename: Remote(f.size or 0, f.lfs.sha256 if f.lfs else "") for f in info.siblings or ()}
+            for path, file in files.items():  # it becomes the name of a file here
+                if file.sha256 and not _SHA256.fullmatch(file.sha256):
+                    raise ValueError(f"it gives {path} no SHA-256 but {file.sha256!r}")
     except GaplessError as error:
         commit = _cached_commit(asked)
         if commit is None or isinstance(error.__cause__, RevisionNotFoundError):

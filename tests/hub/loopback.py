@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._page(hub.page)
         if path.startswith("/cdn/"):
             data = next(
-                d for m in hub.models.values() for c in m.commits.values() for d in c.values() if _sha(d) in path
+                d for m in hub.models.values() for c in m.commits.values() for d in c.values() if digest_of(d) in path
             )
             return self._large(data, {}, body)
         api = path.startswith("/api/models/")
@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _about(self, name: str, model: Model, commit: str) -> None:
         siblings = []
         for file, data in model.commits[commit].items():
-            lfs = {"sha256": _sha(data), "size": len(data), "pointerSize": 130}
+            lfs = {"sha256": digest_of(data), "size": len(data), "pointerSize": 130}
             siblings.append({"rfilename": file, "size": len(data), "blobId": _git(data)})
             if file.endswith(LARGE):
                 siblings[-1]["lfs"] = lfs
@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _file(self, commit: str, file: str, data: bytes, body: bool) -> None:
         large = file.endswith(LARGE)
-        etag = _sha(data) if large else _git(data)
+        etag = digest_of(data) if large else _git(data)
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit}
         if large:
             headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(status, {"Content-Length": "0", **{name: text for name, text in said.items() if text}})
 
 
-def _sha(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
