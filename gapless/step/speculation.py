@@ -381,12 +381,11 @@ class Gate:
         self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
-        self._learn_hopes(np.add.reduce(times, 0) * (beyond < 2), np.add.reduce(share, 0))
-
-    def _learn_hopes(self, times: Int64s, right: Int64s) -> None:
-        """Learn what a new row may expect."""
-        forgets = (1 - USUAL) ** np.minimum(times, MOST_SEEN)
-        self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(times, 1) - self._hopes)
+        # New rows are expected to get what those got that may have drafts, at places that looks do not leave out.
+        drafting = keeps[:, 0] > 0
+        seen, right = drafting @ times * (beyond < 2), drafting @ share
+        forgets = (1 - USUAL) ** np.minimum(seen, MOST_SEEN)
+        self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(seen, 1) - self._hopes)
 
     @property
     def counts(self) -> DraftCounts:

@@ -35,9 +35,13 @@ def gate_of(rows: int = ROWS, head: Any = None, drafts: int = DRAFTS) -> Gate:
     drafter = None if head else PromptLookup(drafts, 1, 3)
     gate = Gate(Speculation(drafts, drafter, ROWS, head), rows)
     for row in range(1, rows + 1):
-        params = SamplingParams(temperature=0.0, max_tokens=None)
-        gate.admit(row, Request(row, np.array([1], np.int32), params, 0, (), 0, 9))
+        admit(gate, row)
     return gate
+
+
+def admit(gate: Gate, row: int, speculate: bool = True) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=None, speculate=speculate)
+    gate.admit(row, Request(row, np.array([1], np.int32), params, 0, (), 0, 9))
 
 
 def line(places: int, right: int, drafts: int = DRAFTS) -> list[int]:
@@ -291,8 +295,7 @@ def test_new_rows_begin_with_what_rows_before_them_got(right):
     assert first.decide(ALL).places > 1
     steps_with_drafts(first, 200, right, 1.1)
     for row in ALL:
-        params = SamplingParams(temperature=0.0, max_tokens=None)
-        first.admit(row, Request(row, np.array([1], np.int32), params, 0, (), 0, 9))
+        admit(first, row)
     assert first.decide((*ALL,)).places == (1 if right == 0 else 1 + DRAFTS)
     assert steps_with_drafts(first, 200, DRAFTS, 1.1) > 180, "and what they get themselves soon tells"
 
@@ -302,9 +305,22 @@ def test_looks_say_nothing_of_later_drafts_of_new_rows():
     begin = gate.keeps[1].copy()
     for _ in range(100):
         gate.observe(ROW, lines(1, 0), 1)
-    params = SamplingParams(temperature=0.0, max_tokens=None)
-    gate.admit(1, Request(1, np.array([1], np.int32), params, 0, (), 0, 9))
+    admit(gate, 1)
     assert gate.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.keeps[1, 1:], begin[1:])
+
+
+@pytest.mark.parametrize("places", [1, 5])
+@pytest.mark.parametrize("head", [None, object()])
+def test_rows_that_may_have_no_drafts_say_nothing_of_new_rows(places, head):
+    gate = gate_of(head=head)
+    begin = gate.keeps[3].copy()
+    for row in (1, 2):
+        admit(gate, row, speculate=False)
+    without = [5] + [NO_TOKEN] * DRAFTS
+    for _ in range(200):
+        gate.observe(ROW, np.array([without, without, line(places, DRAFTS)], np.int32), places)
+    admit(gate, 4)
+    assert np.all(gate.keeps[4] >= begin) and np.array_equal(gate.keeps[1:3], np.zeros((2, DRAFTS)))
 
 
 def test_numbers_of_drafts_are_those_up_to_the_most_and_the_most():
