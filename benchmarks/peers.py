@@ -408,7 +408,7 @@ def options() -> argparse.ArgumentParser:
         nargs="+",
         type=parse_case,
         default=[parse_case(text) for text in CASES],
-        help="MODEL:CONCURRENCY:REQUESTS:ROUNDS, :KIND",
+        help="MODEL:CONCURRENCY:REQUESTS:ROUNDS[:KIND]",
     )
     parser.add_argument("--rows", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of cases to measure")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for {device} in commands")

@@ -68,6 +68,7 @@ LINES = {
     "drafts beside prompts": 150,
     "drafts from other answers": 400,
     "EAGLE-3 heads": 400,
+    "drafts come back where no step looks for them; what else a review found": 20,
     "caches with files that were cut off, settings that are none, starts that wait, reasons of no C++": 33,
     "forms of output": 1_550,
     "guesses of matchers that end no request and delay no mask, nor do their copies": 160,

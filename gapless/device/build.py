@@ -129,7 +129,8 @@ def _is_whole(library: Path) -> bool:
     """Whether it is there up to the table that ends it: loading a library that was cut off kills the process."""
     if sys.platform != "linux" or not library.exists():
         return library.exists()
-    head, size = library.read_bytes()[:64], library.stat().st_size
+    with library.open("rb") as file:
+        head, size = file.read(64), library.stat().st_size
     if len(head) < 64 or not head.startswith(b"\x7fELF"):
         return False
     (table,), (entry, count) = struct.unpack_from("=Q", head, 40), struct.unpack_from("=2H", head, 58)

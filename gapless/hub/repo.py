@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gapless.base.errors import CheckpointError, GaplessError
+from gapless.base.errors import CheckpointError, GaplessError, ServerError
 from gapless.base.files import INDEX, SINGLE, read_json, read_text
 from gapless.base.progress import Count, in_bytes
 from gapless.hub.faults import Asked, fault, no_room, readable_settings
@@ -125,6 +125,8 @@ class Repo:
         return max(0, file.size - (partial.stat().st_size if partial.exists() else 0))
 
     def _blob(self, file: Remote) -> Path:
+        if file.sha256 and not _SHA256.fullmatch(file.sha256):  # it becomes a path
+            raise ServerError(f"{self.asked.what}: the hub gives {self.asked.name} no SHA-256 but {file.sha256!r}")
         return storage(self.asked) / "blobs" / file.sha256
 
     def _fetch(self, name: str, file: Remote, count: Count) -> None:
@@ -134,8 +136,12 @@ class Repo:
             self._fetch_large(name, file, count)
         asked, there = self.asked, self.folder / name
         broken = there.exists() and not _is_whole(there, file)
+        if broken:
+            say(logging.WARNING, f"{there} has another size than at the hub, and is fetched again")
+            there.unlink()
+        again = broken and not (file.sha256 and _is_whole(self._blob(file), file))
         hf_hub_download(
-            asked.name, name, revision=self.commit, cache_dir=asked.cache, force_download=broken,
+            asked.name, name, revision=self.commit, cache_dir=asked.cache, force_download=again,
             tqdm_class=_meter(count),
         )  # fmt: skip
 
@@ -185,9 +191,6 @@ def open_repo(what: str, name: str, revision: str | None = None, cache: str | No
             if not _COMMIT.fullmatch(now):
                 raise ValueError(f"it names no commit but {info.sha!r}")
             files = {f.rfilename: Remote(f.size or 0, f.lfs.sha256 if f.lfs else "") for f in info.siblings or ()}
-            for path, file in files.items():  # it becomes the name of a file here
-                if file.sha256 and not _SHA256.fullmatch(file.sha256):
-                    raise ValueError(f"it gives {path} no SHA-256 but {file.sha256!r}")
     except GaplessError as error:
         commit = _cached_commit(asked)
         if commit is None or isinstance(error.__cause__, RevisionNotFoundError):

@@ -34,6 +34,8 @@ MOST_INPUTS = {128: 3072, 256: 1536}
 """The most inputs that such a program reads, by the greatest number of rows."""
 HELD = 16384
 """Numbers of each projection of an adapter that a program of the norm holds."""
+HELD_UPPER = 65536
+"""Numbers of the lines that it adds which it holds too"""
 FEW = tl.constexpr(8)
 """Rows with an adapter up to which further programs of the norm share its lines: with more, the product that follows
 would find too few multiprocessors on which to ask for its weight early."""
@@ -311,13 +313,14 @@ def adapted_norm(
     shares = rank = 0
     if before is not None and up is not None:
         shares, rank = before.shape[0], up.shape[1]
+    hold = min(rank, max(1, min(16, HELD_UPPER // block)))
     programs, parts = rows, 1
     if down is not None:
         programs, parts = rows + int(FEW.value) * (projections - 1), lines // projections // chunk
     adapted_norm_kernel[programs, parts](
         x, changed, x if before is None else before, x if up is None else up, norm, out, x if down is None else down,
         inner, slots, eps, rows, width, shares, rank, lines, projections, early, 32 if rows <= 32 else 256, block,
-        chunk, min(rank, max(1, min(16, 65536 // block))), projections if rows <= MOST_HELD else min(projections, 1),
+        chunk, hold, projections if rows <= MOST_HELD else min(projections, 1),
         num_warps=NORM_WARPS, **launch_options(early),
     )  # fmt: skip
     return changed, out, inner

@@ -340,7 +340,9 @@ def is_vector(rows: int, weight: int) -> bool:
     return rows == 1 or (rows == 2 and weight <= PAIR_WEIGHT)
 
 
-def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bool = True) -> FewRowsTiles:
+def tiles_for(
+    rows: int, columns: int, depth: int, large: bool = True, whole: bool = True, adapted: bool = False
+) -> FewRowsTiles:
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
     One choice for rows that are multiplied in turn, one for up to 16 others, and one for more: there a row's result
@@ -363,7 +365,10 @@ def tiles_for(rows: int, columns: int, depth: int, large: bool = True, whole: bo
         return FewRowsTiles(64, 512, 8, 1, splits)
     if columns <= 2048:
         return FewRowsTiles(64, 256, 4, 3, 4) if large else FewRowsTiles(64, 128, 4, 3, 4)
-    return FewRowsTiles(64, 128, 4, 6 if large else 3, 2 if columns <= 4096 and depth >= 2048 else 1)
+    stages = 6 if large else 3
+    if adapted and 64 * ONCE < columns <= 128 * ONCE:
+        stages = min(stages, 4)  # two fit a multiprocessor: one multiplies while the other waits for its adapters
+    return FewRowsTiles(64, 128, 4, stages, 2 if columns <= 4096 and depth >= 2048 else 1)
 
 
 def launch(
@@ -378,12 +383,10 @@ def launch(
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
-    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device))
+    adapted = beside is not None and not add
+    tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device), adapted)
     early = is_hopper(x.device) if early is None else early
     grid = triton.cdiv(columns, tiles.columns)
-    if beside is not None and not add and ONCE < grid <= 2 * ONCE:
-        # Two fit a multiprocessor: one multiplies while the other waits for its adapters.
-        tiles = tiles._replace(stages=min(tiles.stages, 4))
     programs = -(-beside.programs() // tiles.splits) if beside is not None and add else 0
     fixed = {
         "N": columns, "K": depth, "BIAS": bias is not None, "GATED": gated, "ADD": add, "EARLY": early,

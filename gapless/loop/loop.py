@@ -398,6 +398,8 @@ class Loop:
         (sampled, tokens, flags), some_flag = self._lines(flight)
         if gate is not None and (places > 1 or not plan.chunks):
             gate.observe(*(of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)), places)
+        if gate is not None:
+            gate.drafted = flight.decision.key.sample.drafts
         one = tokens.shape[1] == 1 or (gate is not None and places == 1)
         lines = Lines(sampled, tokens[:, 0] if one else tokens, flags)
         if some_flag and len(held := sampled[flags == _HELD]):

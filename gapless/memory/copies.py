@@ -31,7 +31,7 @@ class PageCopy:
         return key_of(self.group.number, self.digest)
 
     def lose(self) -> None:
-        """Have it found no more; its slot comes back when no transfer uses it."""
+        """Forget it, so that it is not found again; its slot comes back when no transfer uses it."""
         if not self.gone:
             del self.group.copies[self.digest]
             self.gone = True

@@ -32,7 +32,8 @@ HOPE = 0.5
 HEAD_HOPE = 0.8
 """How often the drafts of a head are expected to be right: it always has some"""
 USUAL = 0.01
-"""What a row's latest step counts for in what is expected of a new row"""
+"""What a row's latest step counts for in what is expected of a new row, of at most MOST_SEEN at a time; and how far
+each new row takes that back to what it was at first, as rows may have drafts again while no step looks"""
 RETRY, FIRST = 256, 32
 """Steps of about as many rows from one trial of another number of drafts than seems best to the next, and before the
 first: what has not run for long may take another time by now"""
@@ -244,6 +245,9 @@ class Gate:
         """`keeps` of a new row"""
         if self._looks:
             self._hopes[0] *= HOPE  # it may have no drafts
+        self._first_hopes = self._hopes
+        self.drafted = True
+        """Whether the step that was committed last wrote drafts"""
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
         self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
@@ -260,13 +264,15 @@ class Gate:
         """The share of rows that such steps held for want of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
-        """Tokens of steps that were observed and not taken in; each has these rows and places"""
-        self._seen_rows, self._seen_places = self._index, 1
+        """Tokens of steps that were observed and not taken in; each with these rows and places, after such a step"""
+        self._seen_rows, self._seen_places, self._seen_drafted = self._index, 1, True
 
     def admit(self, row: int, request: Request) -> None:
         """The row begins to serve a request."""
         self._take_in()
-        self.keeps[row] = self._hopes if most_drafts(request) else 0.0
+        may = most_drafts(request) > 0
+        self._hopes = self._hopes + may * USUAL * (self._first_hopes - self._hopes)
+        self.keeps[row] = may * self._hopes
 
     def decide(self, decode: tuple[int, ...]) -> Verify:
         """Return what the next step of these rows does."""
@@ -357,9 +363,10 @@ class Gate:
         if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
             return  # where all rows have left, no line is theirs
         same = rows is self._seen_rows or rows.tolist() == self._seen_rows.tolist()
-        if not same or places != self._seen_places or len(self._seen) == MOST_SEEN:
+        alike = same and places == self._seen_places and self.drafted == self._seen_drafted
+        if not alike or len(self._seen) == MOST_SEEN:
             self._take_in()
-            self._seen_rows, self._seen_places = rows, places
+            self._seen_rows, self._seen_places, self._seen_drafted = rows, places, self.drafted
         self._seen.append(tokens.tobytes())
 
     def _take_in(self) -> None:
@@ -374,6 +381,8 @@ class Gate:
             self._counts.verified[:ran] += _verified(tokens, ran)
         else:
             taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a row that was held looked in vain
+        if not self._seen_drafted:  # a form may have drafted
+            taken &= (tokens[:, :, 1] != NO_TOKEN)[:, :, None]
         # A place counts where all before it were right: where the token before it is there.
         place, beyond = self._place[ran]
         got = np.add.reduce(taken, 0)

@@ -7,7 +7,7 @@ import { count, percent } from "./format.js";
 /** Later states hide earlier ones in a cell of several pages: what is in use matters most. */
 const STATES = [
   { letter: "f", key: "free", help: "holds nothing" },
-  { letter: "c", key: "cached", help: "holds a prefix that may be used again; owned by nobody" },
+  { letter: "c", key: "cached", help: "holds a prefix that may be used again; no request has it" },
   { letter: "o", key: "owned", help: "belongs to a running request" },
   { letter: "x", key: "fenced", help: "given up, but a step in flight can still reach it" },
 ];

@@ -34,7 +34,8 @@ class Matrix(NamedTuple):
 
     def tiles(self, rows: int, capability: int) -> FewRowsTiles:
         large = aot.SHARED_LIMITS[capability] >= LARGE_BLOCK
-        return tiles_for(rows, self.columns, self.depth, large, capability == 90)
+        adapted = bool(self.projections) and self.norm
+        return tiles_for(rows, self.columns, self.depth, large, capability == 90, adapted)
 
     def whole(self, rows: int, capability: int) -> bool:
         """Whether a program loads its part of the weight at once."""
@@ -77,6 +78,7 @@ ADAPTED = {
     "output": Matrix(1024, 2048, projections=(1024,)),
     "gate_up": Matrix(6144, 1024, True, True, projections=(3072, 6144)),
     "down": Matrix(1024, 3072, projections=(1024,)),
+    "wide": Matrix(12288, 2048, True, True, projections=(6144, 12288)),
 }
 
 

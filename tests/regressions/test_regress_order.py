@@ -14,8 +14,8 @@ SEEDS = range(8)
 
 
 def test_row_058_the_host_reads_a_result_behind_its_copy():
-    """The host read results before the copy that brings them there had run. Here the outbox is read behind the fence of
-    the copy itself, and the step number in it says so."""
+    """The host read results before the copy that brings them to the host had run. Here the outbox is read behind the
+    fence of the copy itself, and the step number in it says so."""
 
     def scene():
         for device in (device_that_prefers("compute"), device_that_prefers("token_out"), *map(SimDevice, SEEDS)):

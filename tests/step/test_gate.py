@@ -309,6 +309,38 @@ def test_looks_say_nothing_of_later_drafts_of_new_rows():
     assert gate.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.keeps[1, 1:], begin[1:])
 
 
+def test_drafts_come_back_where_no_step_looks():
+    """Rows change so often, or prompts come so steadily, that new rows alone can tell."""
+    for beside in (False, True):
+        gate, ran = gate_of(), 0
+        steps_with_drafts(gate, 2000, 0, 1.1)
+        for step in range(2000):
+            decode = (*ALL,)
+            if step % 3 == 0:
+                for row in ALL:
+                    admit(gate, row)
+            places = (gate.decide_beside(decode, 100, 0) if beside else gate.decide(decode)).places
+            gate.observe(ROW, lines(places, DRAFTS), places)
+            chunks = ((0, 100),) if beside else ()
+            kind = kind_of(len(ALL), 100 if beside else 0)
+            gate.learn(kind, BatchShape(len(ALL) * places, chunks, 9, places), 1100 if places > 1 else 1000)
+            gate.drafted = places > 1 or not beside
+            ran += places > 1 and step > 1000
+        assert ran > 800, beside
+
+
+@pytest.mark.parametrize("places", [1, 5])
+def test_a_step_whose_rows_had_no_drafts_by_our_own_choice_says_nothing_of_drafts(places):
+    gate = gate_of()
+    before = gate.keeps.copy()
+    without = [[5] + [NO_TOKEN] * DRAFTS, line(places, DRAFTS), [5] + [NO_TOKEN] * DRAFTS]
+    gate.drafted = False
+    for _ in range(8):
+        gate.observe(ROW, np.array(without, np.int32), places)
+    assert gate.counts.drafts == (8 if places > 1 else 0)
+    assert np.array_equal(gate.keeps[[1, 3]], before[[1, 3]]) and gate.keeps[2, 0] > before[2, 0], "a form drafted"
+
+
 @pytest.mark.parametrize("places", [1, 5])
 @pytest.mark.parametrize("head", [None, object()])
 def test_rows_that_may_have_no_drafts_say_nothing_of_new_rows(places, head):
