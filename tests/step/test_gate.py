@@ -329,6 +329,22 @@ def test_drafts_come_back_where_no_step_looks():
         assert ran > 800, beside
 
 
+def test_batches_whose_drafts_are_never_right_run_none_after_the_first():
+    gate = gate_of()
+    ran = []
+    for _ in range(6):
+        for row in ALL:
+            admit(gate, row)
+        decode, found = (*ALL,), 0
+        for _ in range(200):
+            places = gate.decide(decode).places
+            found += places > 1
+            gate.observe(ROW, lines(places, 0), places)
+            gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1500 if places > 1 else 1000)
+        ran.append(found)
+    assert 0 < ran[0] <= 2 * LOOKS and not any(ran[1:])
+
+
 @pytest.mark.parametrize("places", [1, 5])
 def test_a_step_whose_rows_had_no_drafts_by_our_own_choice_says_nothing_of_drafts(places):
     gate = gate_of()
