@@ -139,7 +139,10 @@ def test_the_python_of_a_page_is_answered_by_a_server(page, server, capsys):
         pytest.importorskip("anthropic")
     for block in python_blocks(page):
         assert "http://127.0.0.1:8000" in block or "LLM(" in block
-        exec(compile(block.replace("http://127.0.0.1:8000", server.base), page, "exec"), {"__name__": page})
+        names = {"__name__": page}
+        exec(compile(block.replace("http://127.0.0.1:8000", server.base), page, "exec"), names)
+        if "client" in names:
+            names["client"].close()
         assert capsys.readouterr().out.strip()
 
 
