@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 from server_harness import error_of, events, fake_core, serving
@@ -24,7 +25,9 @@ def assert_unavailable(response, code):
     assert int(response.headers["retry-after"]) >= 1
 
 
-def test_while_the_model_loads():
+@contextmanager
+def loading():
+    """A server, its client, and the event that its model waits for."""
     gate = threading.Event()
 
     def slow_core():
@@ -32,6 +35,11 @@ def test_while_the_model_loads():
         return fake_core()
 
     with serving(core=slow_core, wait=False) as server, server.client() as client:
+        yield server, client, gate
+
+
+def test_while_the_model_loads():
+    with loading() as (server, client, gate):
         for path in ("/health", "/ready", "/ping"):
             assert_unavailable(client.get(path), "loading")
         assert_unavailable(client.post("/v1/completions", json=ASK), "loading")
@@ -106,13 +114,7 @@ def test_draining_and_the_end_of_it():
 
 
 def test_a_server_that_ends_before_its_model_is_there_is_not_healthy():
-    gate = threading.Event()
-
-    def slow_core():
-        assert gate.wait(20)
-        return fake_core()
-
-    with serving(core=slow_core, wait=False) as server, server.client() as client:
+    with loading() as (server, client, gate):
         server.run(lambda: setattr(server.state, "stopping", True))
         for path in ("/health", "/ready"):
             assert_unavailable(client.get(path), "server_shutting_down")
