@@ -1,4 +1,4 @@
-"""The same numbers through a ring of pinned slots. A slot is written again only after the event of its last copy;
+"""Copy the same numbers through a ring of pinned slots. A slot is written again only after the event of its last copy;
 this ring has a slot for every step, so that no slot is written twice."""
 
 from __future__ import annotations
