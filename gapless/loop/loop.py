@@ -29,7 +29,7 @@ from gapless.plan.sequence import Sequence
 from gapless.step.adapters import AdapterLoader
 from gapless.step.launcher import Flight, Launcher
 from gapless.step.packet import step_word
-from gapless.step.speculation import most_drafts
+from gapless.step.speculation import Verify, most_drafts
 from gapless.step.transfers import Transfers
 from gapless.step.wishes import wish_words
 
@@ -396,10 +396,9 @@ class Loop:
         """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
         plan, table, gate, places = flight.plan, self.rows, self.launcher.gate, flight.batch.places
         (sampled, tokens, flags), some_flag = self._lines(flight)
-        if gate is not None and (places > 1 or not plan.chunks):
-            gate.observe(*(of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)), places)
         if gate is not None:
-            gate.drafted = flight.decision.key.sample.drafts
+            decoded = of_decode_rows(plan, sampled, tokens) if plan.chunks else (sampled, tokens)
+            gate.observe(*decoded, Verify(places, flight.decision.key.sample.drafts))
         one = tokens.shape[1] == 1 or (gate is not None and places == 1)
         lines = Lines(sampled, tokens[:, 0] if one else tokens, flags)
         if some_flag and len(held := sampled[flags == _HELD]):

@@ -246,8 +246,8 @@ class Gate:
         if self._looks:
             self._hopes[0] *= HOPE  # it may have no drafts
         self._first_hopes = self._hopes
-        self.drafted = True
-        """Whether the step that was committed last wrote drafts"""
+        self._drafted = True
+        """Whether the step that was observed last wrote drafts"""
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
         self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
@@ -358,15 +358,18 @@ class Gate:
         key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
-    def observe(self, rows: Int64s, tokens: Int32s, places: int) -> None:
-        """A step gave these rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken in at a time."""
-        if not 0 < len(rows) <= self._most or (places == 1 and (self._steps % LOOKS or not self._looks)):
+    def observe(self, rows: Int64s, tokens: Int32s, verify: Verify) -> None:
+        """A step that did this gave its decode rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken
+        in at a time."""
+        drafted, self._drafted = self._drafted, verify.drafts
+        looks = verify.drafts and not self._steps % LOOKS
+        if not 0 < len(rows) <= self._most or (verify.places == 1 and not looks):
             return  # where all rows have left, no line is theirs
         same = rows is self._seen_rows or rows.tolist() == self._seen_rows.tolist()
-        alike = same and places == self._seen_places and self.drafted == self._seen_drafted
+        alike = same and verify.places == self._seen_places and drafted == self._seen_drafted
         if not alike or len(self._seen) == MOST_SEEN:
             self._take_in()
-            self._seen_rows, self._seen_places, self._seen_drafted = rows, places, self.drafted
+            self._seen_rows, self._seen_places, self._seen_drafted = rows, verify.places, drafted
         self._seen.append(tokens.tobytes())
 
     def _take_in(self) -> None:

@@ -22,7 +22,7 @@ from gapless.loop.build import Sizes
 from gapless.loop.loop import Loop
 from gapless.model.draft_model import DraftModel
 from gapless.model.seam import KVCache, StepInputs
-from gapless.step.speculation import Gate
+from gapless.step.speculation import Gate, Verify
 from gapless.testing.sim import SimDevice
 
 DRAFTS = 4
@@ -37,10 +37,10 @@ def wrong_drafts() -> Iterator[list[int]]:
     """Collects the number of rows whose drafts were not all right, of each step that had any."""
     found, observe = list[int](), Gate.observe
 
-    def look(gate: Gate, rows: Int32s, tokens: Int32s, places: int) -> None:
-        if places > 1:
+    def look(gate: Gate, rows: Int32s, tokens: Int32s, verify: Verify) -> None:
+        if verify.places > 1:
             found.append(int((tokens[:, 1:] == REJECTED).any(1).sum()))
-        observe(gate, rows, tokens, places)
+        observe(gate, rows, tokens, verify)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Gate, "observe", look)

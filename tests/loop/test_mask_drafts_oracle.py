@@ -21,7 +21,7 @@ from gapless.device import CpuDevice, Device, build
 from gapless.loop import mask_threads
 from gapless.loop.build import build_loop
 from gapless.loop.loop import Loop
-from gapless.step.speculation import Speculation
+from gapless.step.speculation import Speculation, Verify
 from gapless.testing.sim import SimDevice
 
 
@@ -43,13 +43,13 @@ class Drafts:
         self._observe = loop.launcher.gate.observe
         loop.launcher.gate.observe = self.observe
 
-    def observe(self, rows: Int32s, tokens: Int32s, places: int) -> None:
-        if places > 1:
+    def observe(self, rows: Int32s, tokens: Int32s, verify: Verify) -> None:
+        if verify.places > 1:
             masked = np.array([self._masked(row) for row in rows.tolist()], bool) & (tokens[:, 0] != -1)  # no held ones
             self.drafted += int(np.count_nonzero(tokens[masked, 1:] != -1))
             self.accepted += int(np.count_nonzero(tokens[masked, 1:] >= 0))
             self.certain += sum(map(self._certain, rows[masked].tolist(), tokens[masked].tolist()))
-        self._observe(rows, tokens, places)
+        self._observe(rows, tokens, verify)
 
     def _certain(self, row: int, tokens: list[int]) -> int:
         """How many of a row's accepted drafts its automaton leaves no choice about, by definition."""

@@ -19,11 +19,13 @@ from gapless.step.speculation import (
     FIRST,
     LEARNS,
     LOOKS,
+    PLAIN,
     RETRY,
     SELDOM,
     Gate,
     PromptLookup,
     Speculation,
+    Verify,
     kind_of,
 )
 
@@ -68,7 +70,7 @@ def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[in
         decode = decode if step % LOOKS else (*ROW.tolist(),)
         verify = gate.decide(decode)
         found.append(verify.places)
-        gate.observe(ROW, lines(verify.places, right), verify.places)
+        gate.observe(ROW, lines(verify.places, right), verify)
         batch = BatchShape(len(ALL) * verify.places, (), 9, verify.places)
         gate.learn(kind_of(len(ALL)), batch, int(1000 * ratio) if verify.places > 1 else 1000)
     return found
@@ -96,8 +98,9 @@ def test_a_gate_whose_rows_have_no_right_drafts_is_seldom_at_work(monkeypatch):
     for step in range(FIRST + 10 * SELDOM):
         if step == FIRST + 2 * SELDOM:
             decided.clear()
-        places = gate.decide(ALL).places
-        gate.observe(ROW, lines(places, 0), places)
+        verify = gate.decide(ALL)
+        places = verify.places
+        gate.observe(ROW, lines(places, 0), verify)
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1000)
     assert places == 1 and len(decided) == 8
 
@@ -108,7 +111,7 @@ def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
     for _ in range(3 * FIRST):
         verify = gate.decide(ALL)
         verified.append(verify.places > 1)
-        gate.observe(ROW, lines(verify.places, 2), verify.places)
+        gate.observe(ROW, lines(verify.places, 2), verify)
         held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
     assert all(verified[:LOOKS]) and not any(verified[FIRST:])
@@ -140,7 +143,7 @@ def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]
         verify = gate.decide_beside(ALL, 100, 1)
         found.append(verify.places)
         if verify.places > 1:
-            gate.observe(ROW, lines(verify.places, right), verify.places)
+            gate.observe(ROW, lines(verify.places, right), verify)
         batch = BatchShape(len(ALL) * verify.places, ((0, 100),), 9, verify.places)
         gate.learn(kind_of(len(ALL), 100), batch, int(1000 * ratio) if verify.places > 1 else 1000)
     return found
@@ -201,7 +204,7 @@ def test_steps_taken_in_together_count_as_they_do_one_by_one(places):
     gate = gate_of(len(made))
     begin = gate.keeps[1].tolist()
     for _ in range(3):
-        gate.observe(np.arange(1, len(made) + 1, dtype=np.int32), np.array(made, np.int32), places)
+        gate.observe(np.arange(1, len(made) + 1, dtype=np.int32), np.array(made, np.int32), Verify(places, drafts=True))
     counts = gate.counts
     for row, tokens in enumerate(made, 1):
         assert np.allclose(gate.keeps[row], expected_of([tokens] * 3, places, begin)), tokens
@@ -224,7 +227,7 @@ def test_steps_taken_in_together_count_as_they_do_one_by_one(places):
 def test_drafts_of_rows_that_were_held_or_had_ended_do_not_count(tokens, verified, accepted):
     gate = gate_of(1)
     for _ in range(2):
-        gate.observe(np.array([1], np.int32), np.array([tokens], np.int32), 1 + DRAFTS)
+        gate.observe(np.array([1], np.int32), np.array([tokens], np.int32), Verify(1 + DRAFTS, drafts=True))
     counts = gate.counts
     assert counts.verified.tolist() == [2 * count for count in verified]
     assert counts.accepted.tolist() == [2 * count for count in accepted]
@@ -238,10 +241,11 @@ def play(gate: Gate, shares: list[float], steps: int, seed: int = 0) -> list[int
     decode = tuple(range(1, len(shares) + 1))
     rows = np.array(decode, np.int32)
     for _ in range(steps):
-        places = gate.decide(decode).places
+        verify = gate.decide(decode)
+        places = verify.places
         found.append(places)
         rights = [next((n for n in range(drafts) if rng.random() > share), drafts) for share in shares]
-        gate.observe(rows, np.array([line(places, right, drafts) for right in rights], np.int32), places)
+        gate.observe(rows, np.array([line(places, right, drafts) for right in rights], np.int32), verify)
         batch = BatchShape(len(rows) * places, (), 9, places)
         gate.learn(kind_of(len(rows)), batch, int(1000 * (1 + 0.08 * (places - 1))))
     return found[steps // 2 :]
@@ -281,7 +285,7 @@ def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
     for _ in range(5 * RETRY):
         verify = gate.decide(ALL)
         found.append(verify.places)
-        gate.observe(ROW, lines(verify.places, 4), verify.places)
+        gate.observe(ROW, lines(verify.places, 4), verify)
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000)
     assert found.index(1) == FIRST - LOOKS and found[FIRST] == 5
     assert found.index(3) == FIRST - LOOKS + RETRY, "as many steps later, of which most are between two decisions"
@@ -304,7 +308,7 @@ def test_looks_say_nothing_of_later_drafts_of_new_rows():
     gate = gate_of()
     begin = gate.keeps[1].copy()
     for _ in range(100):
-        gate.observe(ROW, lines(1, 0), 1)
+        gate.observe(ROW, lines(1, 0), Verify(1, drafts=True))
     admit(gate, 1)
     assert gate.keeps[1, 0] < 0.3 * begin[0] and np.array_equal(gate.keeps[1, 1:], begin[1:])
 
@@ -319,12 +323,12 @@ def test_drafts_come_back_where_no_step_looks():
             if step % 3 == 0:
                 for row in ALL:
                     admit(gate, row)
-            places = (gate.decide_beside(decode, 100, 0) if beside else gate.decide(decode)).places
-            gate.observe(ROW, lines(places, DRAFTS), places)
+            verify = gate.decide_beside(decode, 100, 0) if beside else gate.decide(decode)
+            places = verify.places
+            gate.observe(ROW, lines(places, DRAFTS), verify)
             chunks = ((0, 100),) if beside else ()
             kind = kind_of(len(ALL), 100 if beside else 0)
             gate.learn(kind, BatchShape(len(ALL) * places, chunks, 9, places), 1100 if places > 1 else 1000)
-            gate.drafted = places > 1 or not beside
             ran += places > 1 and step > 1000
         assert ran > 800, beside
 
@@ -337,9 +341,10 @@ def test_batches_whose_drafts_are_never_right_run_none_after_the_first():
             admit(gate, row)
         decode, found = (*ALL,), 0
         for _ in range(200):
-            places = gate.decide(decode).places
+            verify = gate.decide(decode)
+            places = verify.places
             found += places > 1
-            gate.observe(ROW, lines(places, 0), places)
+            gate.observe(ROW, lines(places, 0), verify)
             gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1500 if places > 1 else 1000)
         ran.append(found)
     assert 0 < ran[0] <= 2 * LOOKS and not any(ran[1:])
@@ -350,9 +355,9 @@ def test_a_step_whose_rows_had_no_drafts_by_our_own_choice_says_nothing_of_draft
     gate = gate_of()
     before = gate.keeps.copy()
     without = [[5] + [NO_TOKEN] * DRAFTS, line(places, DRAFTS), [5] + [NO_TOKEN] * DRAFTS]
-    gate.drafted = False
     for _ in range(8):
-        gate.observe(ROW, np.array(without, np.int32), places)
+        gate.observe(ROW, lines(1, 0), PLAIN)
+        gate.observe(ROW, np.array(without, np.int32), Verify(places, drafts=True))
     assert gate.counts.drafts == (8 if places > 1 else 0)
     assert np.array_equal(gate.keeps[[1, 3]], before[[1, 3]]) and gate.keeps[2, 0] > before[2, 0], "a form drafted"
 
@@ -366,7 +371,8 @@ def test_rows_that_may_have_no_drafts_say_nothing_of_new_rows(places, head):
         admit(gate, row, speculate=False)
     without = [5] + [NO_TOKEN] * DRAFTS
     for _ in range(200):
-        gate.observe(ROW, np.array([without, without, line(places, DRAFTS)], np.int32), places)
+        got = np.array([without, without, line(places, DRAFTS)], np.int32)
+        gate.observe(ROW, got, Verify(places, drafts=places > 1 or not head))
     admit(gate, 4)
     assert np.all(gate.keeps[4] >= begin) and np.array_equal(gate.keeps[1:3], np.zeros((2, DRAFTS)))
 
@@ -385,8 +391,8 @@ def test_more_rows_than_drafts_are_for_have_none():
 @pytest.mark.parametrize("head", [None, "a head"])
 def test_a_step_whose_rows_have_all_left_changes_nothing(head):
     gate = gate_of(head=head)
-    gate.observe(ROW, lines(3, 1), 3)
+    gate.observe(ROW, lines(3, 1), Verify(3, drafts=True))
     before, keeps = vars(gate.counts).copy(), gate.keeps.copy()
     for _ in range(2):
-        gate.observe(np.empty(0, np.int32), np.empty((0, 1 + DRAFTS), np.int32), 3)
+        gate.observe(np.empty(0, np.int32), np.empty((0, 1 + DRAFTS), np.int32), Verify(3, drafts=True))
     assert str(vars(gate.counts)) == str(before) and np.array_equal(gate.keeps, keeps)
