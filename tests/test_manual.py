@@ -88,19 +88,27 @@ def test_every_command_and_every_flag_is_in_the_reference(built):
         assert not missing, f"the reference lacks {missing}"
 
 
-def test_every_flag_of_a_command_in_the_manual_is_in_the_reference(built):
+def flags_by_command(page: str) -> dict[str, set[str]]:
+    """Return the flags that the reference lists for each command, those of its kinds among them."""
+    parts = re.split(r'<h2 id="([a-z]+)">', page)[1:]
+    flag = r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)"
+    return {name: set(re.findall(flag, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command(built):
     page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
-    known = set(re.findall(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)", page))
+    known = flags_by_command(page)
+    assert known.keys() >= set(COMMANDS)
     commands = [
-        (path, command.partition(" -- python")[0])
+        (path, name, flags.partition("-- python")[0])
         for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
         for block in re.findall(r"^```\w*\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        for command in re.findall(r"(?:^|[ /])gapless [a-z]+ .*", block.replace("\\\n", " "), re.MULTILINE)
+        for name, flags in re.findall(r"(?:^|[ /])gapless ([a-z]+) (.*)", block.replace("\\\n", " "), re.MULTILINE)
     ]
     assert len(commands) > 50
-    for path, command in commands:
-        wrong = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", command)) - known
-        assert not wrong, f"{path.name}: {command}: {wrong}"
+    for path, name, text in commands:
+        wrong = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text)) - known.get(name, set())
+        assert not wrong, f"{path.name}: gapless {name} {text}: {wrong}"
 
 
 def test_every_table_is_what_the_measurements_make():
