@@ -95,8 +95,15 @@ def started(*makers):
 
 @pytest.fixture(scope="module")
 def mixed():
-    """Two servers that compute prompts and answers."""
-    servers = started(Served, Served)
+    """Two servers that compute prompts and answers, and publish what pages they have."""
+
+    def publishing():
+        events = f"tcp://127.0.0.1:{free_port()}"
+        server = Served("--kv-events-config", json.dumps({"enable_kv_cache_events": True, "endpoint": events}))
+        server.events = events
+        return server
+
+    servers = started(publishing, publishing)
     yield servers
     for server in servers:
         server.end()
@@ -242,6 +249,26 @@ def test_two_servers_behind_the_router_give_the_greedy_tokens_of_one(mixed, tmp_
         assert sum(used) == (2 if policy == "round_robin" else 1), "a session, or a prefix, has one server"
     finally:
         router.end()
+
+
+def test_the_router_finds_the_server_that_has_a_prefix_by_the_events_of_its_pages(mixed, tmp_path):
+    sources = [word for server in mixed for word in ("--kv-event-source", f"{server.base}={server.events}")]
+    urls = [server.base for server in mixed]
+    router = Router(tmp_path, "--worker-urls", *urls, "--policy", "kv_aware", *sources, "--kv-event-model", "demo")
+    right = 0
+    try:
+        for number in range(8):
+            path, has = PATHS[number // 2 % 2], mixed[number % 2]
+            request = body(path, 8_000 + 100 * number, LONG)
+            del request["return_token_ids"]  # with it the router looks for no prefix
+            answer(has.client, path, request)
+            time.sleep(0.5)  # events come when they come
+            before = series(has, "vllm:prefix_cache_hits_total")
+            answer(router.client, path, request)
+            right += series(has, "vllm:prefix_cache_hits_total") >= before + 256
+    finally:
+        router.end()
+    assert right >= 7
 
 
 def running(router, tokens=1_000):
