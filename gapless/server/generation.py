@@ -14,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import NO_TRANSFER
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
@@ -76,9 +75,8 @@ class Job:
         self.priority = request.priority or 0
         self.salt = _salt(call.tenant, request.cache_salt)
         self.adapter = self.state.adapter_of(request.model or "")
-        self.handover = read_handover(request.kv_transfer_params, self.state.peers, new_id("kv"))
-        if self.handover.transfer != NO_TRANSFER and len(prompts) > 1:
-            raise RequestError("kv_transfer_params are for one prompt: send one request for each", "kv_transfer_params")
+        asked = request.kv_transfer_params if len(prompts) == 1 else None  # a router sends them with several too
+        self.handover = read_handover(asked, self.state.peers, new_id("kv"))
         self.choices = [Progress() for _ in range(len(prompts) * params.n)]
         self.left = len(self.choices)
         """Completions that have not ended."""

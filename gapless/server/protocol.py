@@ -78,6 +78,8 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         asked = {name: value for name, value in given.items() if value is not None}
         asked |= {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
         asked |= {"structured_outputs": self.form(), "max_tokens": max_tokens}
+        if max_tokens == 1 and (self.kv_transfer_params or {}).get("do_remote_decode"):
+            asked.pop("min_tokens", None)  # vllm-router adds it, also to forms, with which it does not go
         return SamplingParams.from_dict({**defaults, **asked})
 
     def usage_wanted(self) -> tuple[bool, bool]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerPlan, role_plan
 from gapless.base.records import KVTransfer
 from gapless.server.kv_transfer import Handover, read_handover
+from gapless.server.protocol import CompletionRequest
 
 PREFILL = role_plan("prefill", None, [])
 DECODE = role_plan("decode", None, ["127.0.0.1:5600", "unix:/run/kv.sock"])
@@ -33,6 +35,15 @@ def test_the_spelling_of_nixl_is_taken_and_given_back():
     assert answer["do_remote_prefill"] is True and answer["do_remote_decode"] is False
     assert answer["remote_block_ids"] == [] and answer["remote_request_id"] == "new"
     assert read(answer, DECODE) == Handover(KVTransfer(claim="new", peer="127.0.0.1:5600"))
+
+
+def test_the_one_token_that_vllm_router_asks_of_a_prefiller_goes_with_a_form_too():
+    form = {"prompt": "hi", "min_tokens": 1, "guided_regex": "a*"}
+    asked = msgspec.convert({**form, "kv_transfer_params": {"do_remote_decode": True}}, CompletionRequest)
+    assert asked.sampling({}, 1).min_tokens == 0
+    for refused, limit in ((asked, 2), (msgspec.convert(form, CompletionRequest), 1)):
+        with pytest.raises(RequestError, match="min_tokens does not go with guided_regex"):
+            refused.sampling({}, limit)
 
 
 def test_unix_sockets_and_peers_without_a_name():

@@ -104,7 +104,10 @@ def test_chats_and_several_prompts_are_served_too(pair):
     reply = pair.client.post("/v1/chat/completions", json=chat)
     assert reply.status_code == 200 and reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
     several = body(21, max_tokens=2) | {"prompt": [body(21)["prompt"], body(22)["prompt"]]}
-    assert len(answer(pair.client, several)["choices"]) == 2
+    choices = answer(pair.client, several)["choices"]
+    assert len(choices) == 2
+    alone = answer(pair.sides["prefiller"], several | {"kv_transfer_params": {"do_remote_decode": True}})
+    assert alone["choices"] == choices and "kv_transfer_params" not in alone, "a name is one prompt's"
 
 
 def test_what_a_client_says_about_peers_is_replaced(pair):
