@@ -224,9 +224,12 @@ def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, 
 @contextmanager
 def traces_under_way(server):
     """As many traces as the server makes at a time."""
-    with ExitStack() as traces:
+    traces = server.state.debug.traces
+    with ExitStack() as ended:
         for _ in range(MAX_TRACES):
-            traces.enter_context(server.state.debug.one_trace())
+            assert not traces.locked()
+            asyncio.run(traces.acquire())
+            ended.callback(traces.release)
         yield
 
 
