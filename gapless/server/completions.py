@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
-import msgspec
 from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.server.endpoint import HttpCall
-from gapless.server.event_stream import EventStream
-from gapless.server.generation import Job, Progress, WholeAnswer
+from gapless.server.event_stream import openai_answer
+from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
-from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, Answer, CompletionChoice, CompletionRequest
+from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionChoice, CompletionRequest
 from gapless.server.sse import CompletionChunks
-from gapless.server.state import new_id
 
 
 async def completions(call: HttpCall) -> ASGIApp:
@@ -35,28 +32,11 @@ async def completions(call: HttpCall) -> ASGIApp:
     job = Job(call, request, prompts, params, prompt_only)
     decode = state.llm.tokenizer.decode
     echo = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts] if request.echo else []
-    call.identity, created = new_id("cmpl"), int(time.time())
-    if request.stream:
-        chunks = CompletionChunks(call.identity, created, call.model, job.usage_at_end)
-        return EventStream(job, chunks, partial(_writer, job, request), echo)
-
-    def encode() -> bytes:
-        choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
-        answer = Answer(
-            call.identity,
-            "text_completion",
-            created,
-            call.model,
-            choices,
-            job.usage(),
-            kv_transfer_params=job.handover.answer,
-        )
-        return msgspec.json.encode(answer)
-
-    return WholeAnswer(job, encode)
+    choice = partial(_choice, job, request, echo)
+    return openai_answer(job, CompletionChunks, partial(_writer, job, request), choice, echo=echo)
 
 
-def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, echo: list[str]) -> CompletionChoice:
+def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> CompletionChoice:
     stream = job.stream_of(index)
     logprobs, ids, entries = None, done.token_ids, done.logprobs
     if job.params.logprobs is not None:

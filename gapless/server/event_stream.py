@@ -1,23 +1,25 @@
-"""A streamed answer as server-sent events."""
+"""A streamed answer as server-sent events, and answers in OpenAI's form, streamed or whole."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
-from gapless.server.generation import Job
+from gapless.server.generation import Job, Progress, whole_answer
 from gapless.server.logprobs import Writer
-from gapless.server.protocol import Usage
+from gapless.server.protocol import Answer, Usage
 from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, deltas_of
+from gapless.server.state import new_id
 from gapless.text.tokens import Memo
 
 WRITE_SECONDS = 30.0
@@ -249,6 +251,31 @@ class EventStream(StreamedAnswer):
         if not self._scored or not ids or entries is None:
             return b"null"
         return msgspec.json.encode(self._writers[choice].write(ids, entries))
+
+
+def openai_answer(
+    job: Job,
+    chunks: type[Chunks],
+    new_writer: Callable[[int], Writer],
+    choice: Callable[[int, Progress], Any],
+    more: Callable[[], dict[str, Any]] = dict,
+    echo: Sequence[str] = (),
+) -> ASGIApp:
+    """Make the ASGI app that answers with a job in OpenAI's form, as `chunks` or whole.
+
+    In a whole answer `choice` makes the choices, and `more` further fields. The rest is for EventStream.
+    """
+    call = job.call
+    call.identity, created = new_id(chunks.prefix), int(time.time())
+    if job.streamed:
+        return EventStream(job, chunks(call.identity, created, call.model, job.usage_at_end), new_writer, echo)
+
+    def encode() -> bytes:
+        choices = [choice(index, done) for index, done in enumerate(job.choices)]
+        about = call.identity, chunks.whole, created, call.model, choices, job.usage()
+        return msgspec.json.encode(Answer(*about, kv_transfer_params=job.handover.answer, **more()))
+
+    return whole_answer(job, encode)
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
@@ -208,26 +208,20 @@ class Job:
             raise EngineError("the model gave numbers that are not finite for this request")
 
 
-class WholeAnswer:
-    """The ASGI app that runs one job to its end and answers in one piece, which `encode` makes of what was taken."""
+def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None) -> ASGIApp:
+    """Make the ASGI app that runs a job to its end and answers in one piece, which `encode` makes of what was taken."""
 
-    def __init__(
-        self, job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None
-    ) -> None:
-        self._job = job
-        self._encode = encode
-        self._take = take or job.gather
+    async def collect() -> None:
+        async with aclosing(job.deltas()) as deltas:
+            async for choice, delta in deltas:
+                (take or job.gather)(choice, delta)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, llm = self._job.call, self._job.state.llm
-        await call.while_wanted(self._collect(), call.deadline)
-        body = await llm.in_pool(self._encode) if self._job.scored > INLINE_SCORED else self._encode()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await job.call.while_wanted(collect(), job.call.deadline)
+        body = await job.state.llm.in_pool(encode) if job.scored > INLINE_SCORED else encode()
         await Response(body, media_type="application/json")(scope, receive, send)  # complete: time is up no more
 
-    async def _collect(self) -> None:
-        async with aclosing(self._job.deltas()) as deltas:
-            async for choice, delta in deltas:
-                self._take(choice, delta)
+    return answer
 
 
 def account(job: Job) -> None:

@@ -16,7 +16,7 @@ from gapless.server.chat import chat_prompt, rendered_job
 from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import StreamedAnswer
-from gapless.server.generation import Job, WholeAnswer
+from gapless.server.generation import Job, whole_answer
 from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
@@ -111,7 +111,7 @@ class ResponseAnswer(StreamedAnswer):
             if self._job.streamed:
                 await super().__call__(scope, receive, send)
             else:
-                await WholeAnswer(self._job, lambda: _json(self._ended()), self._take)(scope, receive, send)
+                await whole_answer(self._job, lambda: _json(self._ended()), self._take)(scope, receive, send)
 
     def _opening(self) -> bytes:
         return self._encoded((f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress"))

@@ -33,6 +33,10 @@ class Chunks:
     """Makes the events of one stream. `usage` goes into a chunk when it is not None."""
 
     object: bytes
+    whole: str
+    """The object of an answer that is not streamed."""
+    prefix: str
+    """The beginning of the ids of answers."""
     first = b""
     """The field of a choice in the event before its text, where there is one."""
     news: bytes
@@ -92,7 +96,7 @@ class Chunks:
 class ChatChunks(Chunks):
     """chat.completion.chunk events."""
 
-    object = b"chat.completion.chunk"
+    object, whole, prefix = b"chat.completion.chunk", "chat.completion", "chatcmpl"
     first = b'"delta":{"role":"assistant","content":""}'
     news, no_news = b'"delta":{"content":%b}', b'"delta":{}'
     going_on = b"null"
@@ -101,7 +105,7 @@ class ChatChunks(Chunks):
 class CompletionChunks(Chunks):
     """text_completion events."""
 
-    object = b"text_completion"
+    object, whole, prefix = b"text_completion", "text_completion", "cmpl"
     news, no_news = b'"text":%b', b'"text":""'
     going_on = b'null,"stop_reason":null'
 
