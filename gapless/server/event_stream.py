@@ -119,7 +119,7 @@ class StreamedAnswer:
 
     def _token(self, delta: Delta) -> bytes:
         """Return the events of a token of the only choice, which is plain and does not end with it."""
-        raise NotImplementedError
+        return self._chunk(0, delta)
 
     def _end(self) -> bytes:
         """Return the events that come after the last token's."""

@@ -21,7 +21,7 @@ from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
 from gapless.text.replies import ReplyForms
-from gapless.text.reply_parser import Content, ReplyEvent
+from gapless.text.reply_parser import ReplyEvent
 from gapless.text.tools import ToolUse, check_tools
 
 _json = msgspec.json.encode
@@ -132,13 +132,13 @@ class ResponseAnswer(StreamedAnswer):
     def _take(self, choice: int, delta: Delta) -> list[Event]:
         events: list[Event] = []
         for tokens, text in self._pieces(delta):
-            events += self._given(self._said(tokens, text))
+            events += self._given(self._job.events_of(choice, Delta(choice, text, tokens)))
         if delta.finish_reason is not None:
             events += self._given(self._reader.finish() if self._reader else [], ended=True)
             events += self._output.finish("incomplete" if delta.finish_reason == "length" else "completed")
         return events
 
-    def _pieces(self, delta: Delta) -> Iterable[tuple[Sequence[int], str]]:
+    def _pieces(self, delta: Delta) -> Iterable[tuple[list[int], str]]:
         job = self._job
         if job.params.logprobs is None:
             return [(delta.token_ids, delta.text)]
@@ -148,11 +148,6 @@ class ResponseAnswer(StreamedAnswer):
 
     def _given(self, said: Sequence[ReplyEvent], ended: bool = False) -> Iterable[Event]:
         return self._output.take(said, self._scores.of(said, ended) if self._scores else repeat(()))
-
-    def _said(self, tokens: Sequence[int], text: str) -> Sequence[ReplyEvent]:
-        if self._reader is not None:
-            return self._reader.feed(tokens, text)
-        return [Content(text)] if text else []
 
     def _ended(self) -> Fields:
         whole = self._job.choices[0].finish_reason != "length"
