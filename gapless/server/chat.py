@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
@@ -15,7 +14,7 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import ChatWriter, prompt_entries
-from gapless.server.protocol import AnswerMessage, ChatChoice, ChatRequest, GenerationRequest
+from gapless.server.protocol import ChatRequest, GenerationRequest
 from gapless.server.sse import ChatChunks
 from gapless.server.state import ServerState
 from gapless.text.replies import ReplyReader, joined
@@ -75,26 +74,25 @@ def _writer(job: Job, _choice: int) -> ChatWriter:
     return ChatWriter(job.state.llm.tokenizer, job.params.logprobs or 0)
 
 
-def _choice(job: Job, index: int, done: Progress) -> ChatChoice:
+def _choice(job: Job, index: int, done: Progress) -> dict[str, Any]:
     scored = job.params.logprobs is not None
     logprobs = _writer(job, index).write(done.token_ids, done.logprobs) if scored else None
-    ids = done.token_ids if job.shows_ids else UNSET
     reader, reason = job.readers.get(index), done.finish_reason
     if reader is not None and reason is not None:
         reason = reader.finish_reason(reason)
-    return ChatChoice(index, message_of(done.events), logprobs, reason, done.stop_reason, ids)
+    choice = {"index": index, "message": message_of(done.events), "logprobs": logprobs}
+    choice |= {"finish_reason": reason, "stop_reason": done.stop_reason}
+    return {**choice, "token_ids": done.token_ids} if job.shows_ids else choice
 
 
-def message_of(events: Sequence[ReplyEvent]) -> AnswerMessage:
+def message_of(events: Sequence[ReplyEvent]) -> dict[str, Any]:
     """Return the message of a whole answer."""
     said = joined(events)
-    thought: Any = said.reasoning or UNSET
-    return AnswerMessage(
-        said.content or (None if said.reasoning or said.tool_calls else ""),
-        reasoning=thought,
-        reasoning_content=thought,
-        tool_calls=said.tool_calls or UNSET,
-    )
+    content = said.content or (None if said.reasoning or said.tool_calls else "")
+    message = {"content": content, "role": "assistant", "refusal": None}
+    if said.reasoning:
+        message |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+    return {**message, "tool_calls": said.tool_calls} if said.tool_calls else message
 
 
 async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

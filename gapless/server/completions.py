@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
@@ -12,7 +12,7 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
-from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionChoice, CompletionRequest
+from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gapless.server.sse import CompletionChunks
 
 
@@ -36,23 +36,21 @@ async def completions(call: HttpCall) -> ASGIApp:
     return openai_answer(job, CompletionChunks, partial(_writer, job, request), choice, echo=echo)
 
 
-def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> CompletionChoice:
+def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> dict[str, Any]:
     stream = job.stream_of(index)
     logprobs, ids, entries = None, done.token_ids, done.logprobs
     if job.params.logprobs is not None:
         if echo:
             ids, entries = [*stream.prompt_token_ids, *ids], [*(stream.prompt_logprobs or ()), *entries]
         logprobs = _writer(job, request, index).write(ids, entries)
-    return CompletionChoice(
-        index,
-        (echo[index // job.params.n] if echo else "") + "".join(done.text),
-        logprobs,
-        done.finish_reason,
-        done.stop_reason,
-        UNSET if request.prompt_logprobs is None else prompt_entries(stream.prompt_logprobs or ()),
-        stream.prompt_token_ids if job.shows_ids else UNSET,
-        done.token_ids if job.shows_ids else UNSET,
-    )
+    text = (echo[index // job.params.n] if echo else "") + "".join(done.text)
+    choice = {"index": index, "text": text, "logprobs": logprobs}
+    choice |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
+    if request.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_entries(stream.prompt_logprobs or ())
+    if job.shows_ids:
+        choice |= {"prompt_token_ids": stream.prompt_token_ids, "token_ids": done.token_ids}
+    return choice
 
 
 def _writer(job: Job, request: CompletionRequest, choice: int) -> CompletionWriter:

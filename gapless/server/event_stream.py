@@ -17,8 +17,7 @@ from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
 from gapless.server.generation import Job, Progress, whole_answer
 from gapless.server.logprobs import Writer
-from gapless.server.protocol import Answer, Usage
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, deltas_of
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, Usage, deltas_of
 from gapless.server.state import new_id
 from gapless.text.tokens import Memo
 
@@ -257,7 +256,7 @@ def openai_answer(
     job: Job,
     chunks: type[Chunks],
     new_writer: Callable[[int], Writer],
-    choice: Callable[[int, Progress], Any],
+    choice: Callable[[int, Progress], dict[str, Any]],
     more: Callable[[], dict[str, Any]] = dict,
     echo: Sequence[str] = (),
 ) -> ASGIApp:
@@ -272,8 +271,10 @@ def openai_answer(
 
     def encode() -> bytes:
         choices = [choice(index, done) for index, done in enumerate(job.choices)]
-        about = call.identity, chunks.whole, created, call.model, choices, job.usage()
-        return msgspec.json.encode(Answer(*about, kv_transfer_params=job.handover.answer, **more()))
+        about = {"id": call.identity, "object": chunks.whole, "created": created, "model": call.model}
+        said = {"choices": choices, "usage": job.usage(), "system_fingerprint": None}
+        handover = {} if job.handover.answer is None else {"kv_transfer_params": job.handover.answer}
+        return msgspec.json.encode({**about, **said, **more(), **handover})
 
     return whole_answer(job, encode)
 

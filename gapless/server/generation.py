@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,7 +22,7 @@ from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, Usage
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
@@ -120,16 +121,18 @@ class Job:
         """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
 
-    def usage(self, choice: int | None = None) -> Usage:
+    def usage(self, choice: int | None = None) -> dict[str, Any]:
         """Token counts so far, of one choice or of all."""
         streams = list(self.streams.values()) if choice is None else [self.streams[choice // self.params.n]]
         prompt = sum(len(stream.prompt_token_ids) for stream in streams)
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
-        cached = sum(stream.num_cached_tokens for stream in streams)
-        details = {"cached_tokens": cached} if self.state.config.enable_prompt_tokens_details else None
-        readers = self.readers if choice is None else {choice: self.readers[choice]} if self.readers else {}
-        thought = {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers.values())}
-        return Usage(prompt, done, prompt + done, details, thought if readers else None)
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done}
+        if self.state.config.enable_prompt_tokens_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(stream.num_cached_tokens for stream in streams)}
+        if self.readers:
+            readers = self.readers.values() if choice is None else [self.readers[choice]]
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(each.reasoning_tokens for each in readers)}
+        return usage
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n

@@ -159,11 +159,11 @@ class ResponseAnswer(StreamedAnswer):
         used = self._job.usage()
         cached = self._job.stream_of(0).num_cached_tokens
         return {
-            "input_tokens": used.prompt_tokens,
+            "input_tokens": used["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": used.completion_tokens,
-            "output_tokens_details": used.completion_tokens_details or {"reasoning_tokens": 0},
-            "total_tokens": used.total_tokens,
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
+            "total_tokens": used["total_tokens"],
         }
 
     def _encoded(self, events: Iterable[Event]) -> bytes:

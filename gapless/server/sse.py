@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from gapless.server.protocol import Usage
 from gapless.text.replies import call_id
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 from gapless.text.tokens import Memo
 
 DONE = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
+
+Usage = Mapping[str, Any]
+"""Counts of tokens, as they are in answers"""
 
 _json = msgspec.json.encode
 
