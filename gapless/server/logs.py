@@ -21,7 +21,7 @@ from gapless.engine.seam import EngineInfo, Stats
 from gapless.server.config import ServerConfig
 from gapless.server.settings import changed
 from gapless.server.state import ServerState
-from gapless.server.tracing import Generated, slowest
+from gapless.server.tracing import Generated
 
 log = logging.getLogger("gapless.server")
 
@@ -174,8 +174,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 def log_request(what: Generated, seconds: float, trace_id: str) -> None:
     """The line of an ended generation request."""
-    times = slowest(what.times)
-    first = times.time_to_first_token if times is not None else None
+    first = what.slowest.time_to_first_token
     fields = {
         "request_id": what.label,
         "response_id": what.identity,
@@ -184,7 +183,7 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
         "prompt_tokens": what.prompt_tokens,
         "cached_tokens": what.cached_tokens,
         "generation_tokens": what.generation_tokens,
-        "queue_seconds": _rounded(times.queue_seconds if times is not None else None),
+        "queue_seconds": _rounded(what.slowest.queue_seconds),
         "time_to_first_token_seconds": _rounded(first),
         "duration_seconds": _rounded(seconds),
         "finish_reasons": list(what.reasons),
