@@ -84,9 +84,10 @@ def convert(spec: Spec, value: Any, source: str) -> Any:
 def _one(spec: Spec, value: Any, source: str) -> Any:
     if spec.optional and _means_default(spec, value):
         return None
-    result = _READERS[spec.kind](value)
+    read, expected = _READERS[spec.kind]
+    result = read(value)
     if result is None:
-        raise UsageError(f"{source}: expected {_EXPECTED[spec.kind]}, got {value!r}")
+        raise UsageError(f"{source}: expected {expected}, got {value!r}")
     if spec.choices and result not in spec.choices:
         raise UsageError(f"{source}: must be one of {', '.join(spec.choices)}, got {value!r}")
     return result
@@ -126,18 +127,13 @@ def _read_str(value: Any) -> str | None:
     return str(value) if isinstance(value, (str, int, float)) else None
 
 
-_READERS: dict[type, typing.Callable[[Any], Any]] = {
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
-    str: _read_str,
+_READERS: dict[type, tuple[typing.Callable[[Any], Any], str]] = {
+    bool: (_read_bool, "true or false"),
+    int: (_read_int, "a whole number (32k is 32,000, 32K is 32,768)"),
+    float: (_read_float, "a number"),
+    str: (_read_str, "text"),
 }
-_EXPECTED = {
-    bool: "true or false",
-    int: "a whole number (32k is 32,000, 32K is 32,768)",
-    float: "a number",
-    str: "text",
-}
+"""What reads a value of a kind, or returns None where it is none, and the words for the kind"""
 
 
 def read_size(text: str) -> int | None:
