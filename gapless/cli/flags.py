@@ -131,7 +131,7 @@ class Command(argparse.ArgumentParser):
         Raises UsageError naming the flag, variable or file, and the nearest known spelling.
         """
         at = argv.index("--") if "--" in argv else len(argv)
-        words = [self._dashed(word) for word in argv[:at]]
+        words = [self.dashed(word) for word in argv[:at]]
         self._answer_help_about(words)
         self._refuse(words)
         options, extra = self.parse_known_args([*words, *argv[at:]])
@@ -160,7 +160,7 @@ class Command(argparse.ArgumentParser):
             raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
         return typed
 
-    def _dashed(self, word: str) -> str:
+    def dashed(self, word: str) -> str:
         """`--max_num_seqs` as `--max-num-seqs`."""
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")
