@@ -6,7 +6,6 @@ frames: topic, sequence number (8 bytes, big-endian), batch. pyzmq is imported w
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
@@ -20,9 +19,8 @@ import msgspec
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
+from gapless.server.errors import log
 from gapless.server.kv_events_config import NAME, KvEventsConfig, listens
-
-log = logging.getLogger("gapless.server")
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number after the last batch of a replay"""

@@ -27,6 +27,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.limits import RequestLimits
 from gapless.server.logs import logging_to_stderr, say
 from gapless.server.router import PairRouter, healthy
@@ -39,8 +40,6 @@ from gapless.server.run import (
     loop_factory,
     uvicorn_config,
 )
-
-log = logging.getLogger("gapless.server")
 
 START_POLL_SECONDS = 0.1
 END_SECONDS = 10.0

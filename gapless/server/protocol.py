@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,10 +10,8 @@ import numpy as np
 
 from gapless.base.errors import RequestError
 from gapless.base.params import PARAMS, SamplingParams, check_logprobs
-from gapless.server.errors import unsupported
+from gapless.server.errors import log, unsupported
 from gapless.server.forms import FormRequest
-
-log = logging.getLogger("gapless.server")
 
 MAX_DEPTH = 64
 MAX_SEQUENCES = 256

@@ -7,7 +7,6 @@ computes prompts itself. A client sees one server, less the routes of operators:
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,12 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
-from gapless.server.errors import INVALID, ApiError, error_response, to_api_error, unavailable
+from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
 from gapless.server.upstream import UpstreamError, called
-
-log = logging.getLogger("gapless.server")
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""

@@ -32,11 +32,10 @@ from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
 from gapless.server.app import App
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.tracing import Tracing, open_tracing
-
-log = logging.getLogger("gapless.server")
 
 BACKLOG = 2048
 ACCEPTS = 16
