@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
@@ -34,7 +33,7 @@ def _command(name: str, description: str) -> Command:
 def main_chat(argv: Sequence[str]) -> int:
     command = _command("chat", "Talk to a model.")
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
     async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
@@ -48,7 +47,7 @@ def main_chat(argv: Sequence[str]) -> int:
 
 def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
-    settings = _command("complete", description).read(argv, os.environ)
+    settings = _command("complete", description).read(argv)
 
     async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
         _, timing = await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))

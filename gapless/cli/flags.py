@@ -125,7 +125,7 @@ class Command(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
-    def read(self, argv: Sequence[str], env: Mapping[str, str]) -> Settings:
+    def read(self, argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         """Parse `argv` over `env` over --config. Prints and exits for --help.
 
         Raises UsageError naming the flag, variable or file, and the nearest known spelling.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument(
         "--trace", metavar="FILE", help="write the timeline of the last steps there (see gapless trace --help)"
     )
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options = settings.options
     settings.show_notes()
     prompts = gather(options.PROMPT, options.file)

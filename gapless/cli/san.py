@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     add_options(command)
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    options = command.read(words[:at], os.environ).options
+    options = command.read(words[:at]).options
     if options.lint:
         if words[at + 1 :]:
             raise UsageError("--lint reads files and a program is run: do one of them at a time")

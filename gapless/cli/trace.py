@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ def record(argv: Sequence[str]) -> int:
         help="Chrome trace JSON, or raw records when it ends in .jsonl; .gz packs it (default: trace.json.gz)",
     )  # fmt: skip
     command.add_api_key()
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options = settings.options
     path = Path(options.output)
     check_writable(path, "--output")
@@ -52,7 +51,7 @@ def convert(argv: Sequence[str]) -> int:
     )
     command.add_argument("FROM", type=Path)
     command.add_argument("TO", type=Path)
-    options = command.read(argv, {}).options
+    options = command.read(argv).options
     from gapless.lab import trace
 
     trace.write(options.TO, trace.read(options.FROM))
@@ -66,7 +65,7 @@ def summary(argv: Sequence[str]) -> int:
         "--worst", type=number(0, 1000, int), default=5, metavar="N",
         help="how many of the longest bubbles to list (default: 5)",
     )  # fmt: skip
-    options = command.read(argv, {}).options
+    options = command.read(argv).options
     from gapless.lab import trace
 
     print(trace.text_of(trace.summarise(trace.read(options.FILE), options.worst)))
