@@ -91,18 +91,12 @@ class HttpCall:
         Raises ClientGone, ApiError 408, or ApiError 503.
         """
         with self.state.open_limit(deadline) as limit:
-            gone = asyncio.get_running_loop().create_task(_disconnected(self.request.receive, limit))
             try:
-                async with limit:
-                    return await work
+                return await while_here(work, self.request.receive, limit)
             except TimeoutError:
                 if not limit.expired():
                     raise
-                if gone.done():
-                    raise ClientGone from None
                 raise (draining() if self.state.closed else timed_out()) from None
-            finally:
-                gone.cancel()
 
 
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
@@ -232,6 +226,23 @@ def _client_timeout(header: str | None) -> float | None:
     if not 0.0 < seconds < float("inf"):
         raise ApiError(400, "X-Request-Timeout must be a number of seconds above 0", param="X-Request-Timeout")
     return seconds
+
+
+async def while_here(work: Awaitable[T], receive: Receive, limit: asyncio.Timeout) -> T:
+    """Await `work` while its client is there and the limit has not passed; else cancel it.
+
+    Raises ClientGone, or TimeoutError.
+    """
+    gone = asyncio.get_running_loop().create_task(_disconnected(receive, limit))
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired() and gone.done():
+            raise ClientGone from None
+        raise
+    finally:
+        gone.cancel()
 
 
 async def _disconnected(receive: Receive, limit: asyncio.Timeout) -> None:
