@@ -17,7 +17,7 @@ from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
 from gapless.server.generation import Job, Progress, whole_answer
 from gapless.server.logprobs import Writer
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, Usage, deltas_of
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Usage, deltas_of
 from gapless.server.state import new_id
 from gapless.text.tokens import Memo
 
@@ -213,7 +213,7 @@ class EventStream(StreamedAnswer):
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
 
-    def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: Extra) -> bytes:
+    def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: bytes) -> bytes:
         """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
         reader, reason = self._job.readers[choice], delta.finish_reason
         news = list(deltas_of(self._job.events_of(choice, delta)))
@@ -230,14 +230,14 @@ class EventStream(StreamedAnswer):
     def _prompt(self, choice: int) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""
         stream = self._job.stream_of(choice)
-        logprobs = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs)
-        return self._chunks.text(choice, self._echo.pop(choice), None, Extra(logprobs, self._prompt_ids(choice)))
+        extra = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs) + self._prompt_ids(choice)
+        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
 
-    def _extra(self, choice: int, delta: Delta) -> Extra:
-        ids = self._prompt_ids(choice)
+    def _extra(self, choice: int, delta: Delta) -> bytes:
+        extra = self._logprobs(choice, delta.token_ids, delta.logprobs) + self._prompt_ids(choice)
         if self._job.shows_ids:
-            ids += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
-        return Extra(self._logprobs(choice, delta.token_ids, delta.logprobs), ids)
+            extra += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
+        return extra
 
     def _prompt_ids(self, choice: int) -> bytes:
         """The field with the ids of the choice's prompt, once, and where it is asked for."""
@@ -248,8 +248,8 @@ class EventStream(StreamedAnswer):
 
     def _logprobs(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None] | None) -> bytes:
         if not self._scored or not ids or entries is None:
-            return b"null"
-        return msgspec.json.encode(self._writers[choice].write(ids, entries))
+            return PLAIN
+        return b'"logprobs":%b' % msgspec.json.encode(self._writers[choice].write(ids, entries))
 
 
 def openai_answer(
@@ -271,7 +271,8 @@ def openai_answer(
 
     def encode() -> bytes:
         choices = [choice(index, done) for index, done in enumerate(job.choices)]
-        about = {"id": call.identity, "object": chunks.whole, "created": created, "model": call.model}
+        kind = chunks.object.removesuffix(".chunk")
+        about = {"id": call.identity, "object": kind, "created": created, "model": call.model}
         said = {"choices": choices, "usage": job.usage(), "system_fingerprint": None}
         handover = {} if job.handover.answer is None else {"kv_transfer_params": job.handover.answer}
         return msgspec.json.encode({**about, **said, **more(), **handover})
