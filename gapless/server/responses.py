@@ -126,7 +126,7 @@ class ResponseAnswer(StreamedAnswer):
     def _error(self, answer: ApiError) -> bytes:
         events = list(self._output.finish("incomplete"))
         failed = {"status": "failed", "error": {"code": "server_error", "message": answer.message}}
-        response = {**self._frame, **failed, "output": self._output.records()}
+        response = {**self._frame, **failed, "output": self._output.records}
         return self._encoded([*events, ("response.failed", {"response": response})])
 
     def _take(self, choice: int, delta: Delta) -> list[Event]:
@@ -153,7 +153,7 @@ class ResponseAnswer(StreamedAnswer):
         whole = self._job.choices[0].finish_reason != "length"
         ended = {"status": "completed", "completed_at": int(time.time())}
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return {**self._frame, **(ended if whole else cut), "output": self._output.records(), "usage": self._usage()}
+        return {**self._frame, **(ended if whole else cut), "output": self._output.records, "usage": self._usage()}
 
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()

@@ -73,7 +73,7 @@ def items(tokenizer: Tokenizer, names: tuple[str, str], came: list[Delta]) -> li
     rest = reader.finish() if reader else []
     list(output.take(rest, scores.of(rest, ended=True)))
     list(output.finish("completed"))
-    return output.records()
+    return output.records
 
 
 def said(item: dict[str, Any]) -> tuple[str, list[Any]]:
