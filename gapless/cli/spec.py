@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from gapless.base.config import field_kind
 from gapless.cli.errors import UsageError
 
 ENV_PREFIX = "GAPLESS_"
@@ -51,24 +51,12 @@ def specs(config: type) -> list[Spec]:
     hints = typing.get_type_hints(config)
     found = []
     for f in fields(config):
-        kind, many, optional = _shape(hints[f.name], f"{config.__name__}.{f.name}")
+        kind, many, optional = field_kind(hints[f.name])
+        assert kind in _READERS, f"{config.__name__}.{f.name}: no flag can be made of type {hints[f.name]}"
         meta: Mapping[str, Any] = f.metadata
         texts = meta["help"], meta["group"], tuple(meta["choices"]), tuple(meta["aliases"])
         found.append(Spec(config, f.name, kind, many, optional, f.default, *texts))
     return found
-
-
-def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
-    """(kind, many, optional) of `int`, `int | None`, `tuple[str, ...]` and similar."""
-    args = typing.get_args(hint)
-    optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    if optional:
-        (hint,) = [a for a in args if a is not type(None)]
-        args = typing.get_args(hint)
-    many = typing.get_origin(hint) is tuple
-    kind = args[0] if many else hint
-    assert kind in (bool, int, float, str), f"{where}: no flag can be made of type {hint}"
-    return kind, many, optional
 
 
 def convert(spec: Spec, value: Any, source: str) -> Any:
