@@ -175,12 +175,9 @@ class Endpoint(Route):
     @contextmanager
     def _traced(self, call: HttpCall) -> Iterator[None]:
         """The span of a generation request, from its arrival until its answer is out or refused."""
-        tracing = self._state.tracing
-        if tracing is None or not self.entry.generates:
-            yield
-            return
-        with _harmless():
-            call.span = tracing.begin(call.request.url.path, call.request.headers, call.began)
+        if self._state.tracing is not None and self.entry.generates:
+            with _harmless():
+                call.span = self._state.tracing.begin(call.request.url.path, call.request.headers, call.began)
         try:
             yield
         finally:
