@@ -143,7 +143,8 @@ class Debug:
         if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
             self._asked = now
             self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
-            self._pages.add_done_callback(_seen)
+            # A failure is retrieved: the caller may have gone, and what is not awaited would be logged as ours.
+            self._pages.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._pages)
 
 
@@ -151,12 +152,6 @@ def expire(limit: asyncio.Timeout) -> None:
     """Let a limit that is entered pass now."""
     if not limit.expired():
         limit.reschedule(0.0)
-
-
-def _seen(task: asyncio.Task[EngineView]) -> None:
-    """Retrieve a failure: the caller may have gone, and one that is not awaited would be logged as a fault of ours."""
-    if not task.cancelled():
-        task.exception()
 
 
 def new_id(prefix: str) -> str:
