@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.base.addresses import hide_password
 from gapless.cli.errors import UsageError, nearest
+from gapless.cli.output import say
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
@@ -45,7 +46,7 @@ class Settings(NamedTuple):
 
     def show_notes(self) -> None:
         for note in self.notes:
-            print(f"gapless: {note}", file=sys.stderr, flush=True)
+            say(f"gapless: {note}")
 
     def given(self, config: type) -> dict[str, Any]:
         """The fields of `config` that were set anywhere, as keyword arguments."""

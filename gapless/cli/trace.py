@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gapless.cli.flags import Command, number
 from gapless.cli.kinds import Table, dispatch, usage
-from gapless.cli.output import check_writable
+from gapless.cli.output import check_writable, say
 from gapless.lab.target import DEFAULT_URL, Target
 
 MAX_SECONDS = 60
@@ -33,13 +32,13 @@ def record(argv: Sequence[str]) -> int:
     check_writable(path, "--output")
     from gapless.lab import probe, trace
 
-    print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
+    say(f"gapless: recording for {options.seconds} s")
     target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)
     print(trace.text_of(trace.summarise(recording)))
-    print(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}", file=sys.stderr)
+    say(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}")
     return 0
 
 
