@@ -70,7 +70,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
     """Return the conversation as chat messages. Raises RequestError, or msgspec's, naming the item and field."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": [instructions]}] if instructions else []
     for part in _parts([{"role": "user", "content": given}] if isinstance(given, str) else given):
-        last = messages[-1] if messages else {"role": ""}
+        last: dict[str, Any] = messages[-1] if messages else {"role": ""}
         if last["role"] != part["role"]:
             joins = False
         elif part["role"] == "assistant":  # what it reasoned, said and called in one turn is one message
