@@ -32,7 +32,7 @@ from gapless.engine.backend import MessageBackend
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.seam import EngineInfo, Sink, Started
 from gapless.lab.environment import describe_host
-from gapless.server.app import build_app
+from gapless.server.app import App
 from gapless.server.config import ServerConfig
 from gapless.server.event_stream import DirectBody, EventStream
 from gapless.server.run import UvicornServer, listen, uvicorn_config
@@ -123,7 +123,7 @@ async def served(streams: int, kind: str, stop: list[str], work: Callable[[Bench
     backend = Hand(streams, front.tokenizer.vocab_size)
     config = ServerConfig(port=0, disable_uvicorn_access_log=True, log_level="warning")
     async with AsyncLLM(backend, front) as llm:
-        app = build_app(llm, config, "demo")
+        app = App(llm, config, "demo")
         with listen(config) as listener:
             server = UvicornServer(uvicorn_config(app, config))
             serving = asyncio.create_task(server.serve([listener]))

@@ -47,15 +47,22 @@ def check_fields(record: Any) -> None:
     """Types, bounds and choices of a record made of `flag` fields. Raises ConfigError naming the field."""
     hints = typing.get_type_hints(type(record))
     for f in fields(record):
-        value, hint = getattr(record, f.name), hints[f.name]
-        if value is None and type(None) in typing.get_args(hint):
+        value, (kind, many, optional) = getattr(record, f.name), field_kind(hints[f.name])
+        if value is None and optional:
             continue
-        if typing.get_origin(hint) is tuple:
+        if many:
             if not isinstance(value, tuple) or not all(isinstance(text, str) and text for text in value):
                 raise ConfigError(f"{f.name} must be a tuple of strings that are not empty")  # may hold a key
             continue
-        (kind,) = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
         _check_value(f.name, kind, value, f.metadata)
+
+
+def field_kind(hint: Any) -> tuple[type, bool, bool]:
+    """Return the kind of a flag's value, whether there are many, and whether it may be None, of a type such as int,
+    `int | None` or `tuple[str, ...]`."""
+    args = typing.get_args(hint)
+    kind = next((arg for arg in args if arg is not type(None)), hint)
+    return kind, typing.get_origin(hint) is tuple, type(None) in args
 
 
 def _check_value(name: str, kind: type, value: object, meta: typing.Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +35,7 @@ def _command(name: str, description: str, input_len: int = 0) -> Command:
 
 
 def _read(command: Command, argv: Sequence[str]) -> Settings:
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     settings.show_notes()
     settings.build(EngineConfig)  # reports a wrong flag before torch is loaded
     if settings.options.output_json:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
+from gapless.base.progress import starting
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import LocalTalker, Messages, RemoteTalker, Talker, show
+from gapless.cli.talk import Answerer, Messages, answer_here, answer_there, show
+from gapless.lab.http import Client
+from gapless.lab.target import Target
 
 COMPLETE_TOKENS = 128
 """The default limit: few models end a bare continuation by themselves."""
-Ask = Callable[[Talker, str, dict[str, Any]], Coroutine[Any, Any, str]]
+Ask = Callable[[Answerer, str, dict[str, Any]], Coroutine[Any, Any, str]]
 """Asks, shows the answer, and returns how long it took in one line."""
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
@@ -34,13 +38,13 @@ def _command(name: str, description: str) -> Command:
 def main_chat(argv: Sequence[str]) -> int:
     command = _command("chat", "Talk to a model.")
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
+    async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
         question = {"role": "user", "content": text}
-        answer, timing = await show(talker.answer([*messages, question], fields))
-        messages.extend((question, {"role": "assistant", "content": answer}))
+        said, timing = await show(answer([*messages, question], fields))
+        messages.extend((question, {"role": "assistant", "content": said}))
         return timing
 
     return _converse(settings, ask)
@@ -48,10 +52,10 @@ def main_chat(argv: Sequence[str]) -> int:
 
 def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
-    settings = _command("complete", description).read(argv, os.environ)
+    settings = _command("complete", description).read(argv)
 
-    async def ask(talker: Talker, text: str, fields: dict[str, Any]) -> str:
-        _, timing = await show(talker.answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
+    async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
+        _, timing = await show(answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
         return timing
 
     return _converse(settings, ask)
@@ -61,17 +65,12 @@ def _converse(settings: Settings, ask: Ask) -> int:
     options, fields = settings.options, sampling_fields(settings)
     settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
-    talker = _open_talker(settings, options.url, settings.api_key)
-    with asyncio.Runner() as runner:
-        try:
-            runner.run(talker.start())
-            for text in [options.quick] if options.quick is not None else _typed():
-                with _carrying_on() if patient else contextlib.nullcontext():
-                    timing = runner.run(ask(talker, text, fields))
-                    if options.stats:
-                        print(timing, file=sys.stderr)
-        finally:
-            runner.run(talker.close())
+    with asyncio.Runner() as runner, _answerer(settings, runner) as answer:
+        for text in [options.quick] if options.quick is not None else _typed():
+            with _carrying_on() if patient else contextlib.nullcontext():
+                timing = runner.run(ask(answer, text, fields))
+                if options.stats:
+                    print(timing, file=sys.stderr)
     return 0
 
 
@@ -101,11 +100,21 @@ def _typed() -> Iterator[str]:
             yield text
 
 
-def _open_talker(settings: Settings, url: str | None, api_key: str) -> Talker:
-    """Connect to the server at `url`, or start an engine here. Raises UsageError for engine flags with a URL."""
-    engine = settings.given(EngineConfig)
-    if url is None:
-        settings.build(EngineConfig)  # report a wrong flag before torch is loaded
-        return LocalTalker(engine)
-    settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
-    return RemoteTalker(url, api_key, engine["model"] if "model" in settings.typed else None)
+@contextlib.contextmanager
+def _answerer(settings: Settings, runner: asyncio.Runner) -> Iterator[Answerer]:
+    """What asks the server at --url, or an engine that runs here. Raises UsageError for engine flags with a URL."""
+    engine, url = settings.given(EngineConfig), settings.options.url
+    if url is not None:
+        settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
+        model = engine["model"] if "model" in settings.typed else ""
+        with contextlib.closing(Client(Target(url, model, settings.api_key))) as client:
+            yield partial(answer_there, client)
+        return
+    settings.build(EngineConfig)  # report a wrong flag before torch is loaded
+    llm = gapless.AsyncLLM.from_engine_args(engine)
+    try:
+        with starting():
+            runner.run(llm.start())
+        yield partial(answer_here, llm)
+    finally:
+        runner.run(llm.close())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -19,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     command = Command("doctor", about, (EngineConfig,), model_word=True, without=others)
     command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     command.add_argument("--port", type=int, default=8000, help="the port that a server would take (default: 8000)")
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options, given = settings.options, settings.given(EngineConfig)
     from gapless.cli.checks import run_checks
 

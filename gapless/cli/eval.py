@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     command = Command("eval", purpose, (EvalFlags, EngineConfig), model_word=True, epilog=EPILOG)
     command.add_api_key("for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     settings.show_notes()
     flags = settings.build(EvalFlags)
     if flags.out:

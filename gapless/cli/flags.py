@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.base.addresses import hide_password
 from gapless.cli.errors import UsageError, nearest
+from gapless.cli.output import say
 from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
@@ -45,7 +46,7 @@ class Settings(NamedTuple):
 
     def show_notes(self) -> None:
         for note in self.notes:
-            print(f"gapless: {note}", file=sys.stderr, flush=True)
+            say(f"gapless: {note}")
 
     def given(self, config: type) -> dict[str, Any]:
         """The fields of `config` that were set anywhere, as keyword arguments."""
@@ -125,13 +126,13 @@ class Command(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
-    def read(self, argv: Sequence[str], env: Mapping[str, str]) -> Settings:
+    def read(self, argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         """Parse `argv` over `env` over --config. Prints and exits for --help.
 
         Raises UsageError naming the flag, variable or file, and the nearest known spelling.
         """
         at = argv.index("--") if "--" in argv else len(argv)
-        words = [self._dashed(word) for word in argv[:at]]
+        words = [self.dashed(word) for word in argv[:at]]
         self._answer_help_about(words)
         self._refuse(words)
         options, extra = self.parse_known_args([*words, *argv[at:]])
@@ -160,7 +161,7 @@ class Command(argparse.ArgumentParser):
             raise UsageError(f"two models are named: {hide_password(word)} and --model {typed['model']}")
         return typed
 
-    def _dashed(self, word: str) -> str:
+    def dashed(self, word: str) -> str:
         """`--max_num_seqs` as `--max-num-seqs`."""
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")

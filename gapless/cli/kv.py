@@ -15,7 +15,7 @@ def inspect(argv: Sequence[str]) -> int:
     command = Command("kv inspect", "Print what the disk tier in a directory holds.", words="DIRECTORY")
     command.add_argument("DIRECTORY", type=Path)
     command.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    options = command.read(argv, {}).options
+    options = command.read(argv).options
     from gapless.tiers.disk import describe
 
     facts = describe(options.DIRECTORY)

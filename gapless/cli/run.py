@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
-from gapless.cli.output import check_writable, write_text
+from gapless.cli.output import check_writable, say, write_text
 from gapless.cli.prompts import RunPrompt, gather
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument(
         "--trace", metavar="FILE", help="write the timeline of the last steps there (see gapless trace --help)"
     )
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options = settings.options
     settings.show_notes()
     prompts = gather(options.PROMPT, options.file)
@@ -112,6 +111,4 @@ def _summary(answers: list[RequestOutput], seconds: float) -> None:
     made = sum(len(a.outputs[0].token_ids) for a in answers)
     rate = f", {made / seconds:.1f} tokens/s" if seconds > 0 else ""
     plural = "s" if len(answers) != 1 else ""
-    print(
-        f"gapless: {len(answers)} answer{plural}, {given} tokens in, {made} out, {seconds:.2f} s{rate}", file=sys.stderr
-    )
+    say(f"gapless: {len(answers)} answer{plural}, {given} tokens in, {made} out, {seconds:.2f} s{rate}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
 
 from gapless.cli.errors import UsageError
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     add_options(command)
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    options = command.read(words[:at], os.environ).options
+    options = command.read(words[:at]).options
     if options.lint:
         if words[at + 1 :]:
             raise UsageError("--lint reads files and a program is run: do one of them at a time")
@@ -41,17 +40,11 @@ def main(argv: Sequence[str]) -> int:
             return lint.main(options)
         except ValueError as error:
             raise UsageError(str(error)) from error
-    return _run(options, words[at + 1 :])
+    return _run([command.dashed(word) for word in words[:at]], words[at + 1 :])
 
 
-def _run(options: Namespace, command: Sequence[str]) -> int:
+def _run(flags: Sequence[str], command: Sequence[str]) -> int:
     python, program = _split(command)
-    flags = []
-    for name in ("json", "sarif", "diff", "detect", "device_tensors", "suppressions"):
-        if value := getattr(options, name):
-            flags += [f"--{name.replace('_', '-')}", value]
-    flags += ["--regions"] if options.regions else []
-    flags += [word for text in options.suppress for word in ("--suppress", text)]
     sys.stdout.flush()
     try:
         # In this one's place: signals reach the program alone, and its end is this command's end.

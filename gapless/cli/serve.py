@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 from gapless.base.config import EngineConfig
@@ -19,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
         model_word=True,
         greedy=True,
     )
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
     from gapless.server.logs import say
     from gapless.server.pair import serve_pair

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from gapless.base.config import field_kind
 from gapless.cli.errors import UsageError
 
 ENV_PREFIX = "GAPLESS_"
@@ -51,24 +51,12 @@ def specs(config: type) -> list[Spec]:
     hints = typing.get_type_hints(config)
     found = []
     for f in fields(config):
-        kind, many, optional = _shape(hints[f.name], f"{config.__name__}.{f.name}")
+        kind, many, optional = field_kind(hints[f.name])
+        assert kind in _READERS, f"{config.__name__}.{f.name}: no flag can be made of type {hints[f.name]}"
         meta: Mapping[str, Any] = f.metadata
         texts = meta["help"], meta["group"], tuple(meta["choices"]), tuple(meta["aliases"])
         found.append(Spec(config, f.name, kind, many, optional, f.default, *texts))
     return found
-
-
-def _shape(hint: Any, where: str) -> tuple[type, bool, bool]:
-    """(kind, many, optional) of `int`, `int | None`, `tuple[str, ...]` and similar."""
-    args = typing.get_args(hint)
-    optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-    if optional:
-        (hint,) = [a for a in args if a is not type(None)]
-        args = typing.get_args(hint)
-    many = typing.get_origin(hint) is tuple
-    kind = args[0] if many else hint
-    assert kind in (bool, int, float, str), f"{where}: no flag can be made of type {hint}"
-    return kind, many, optional
 
 
 def convert(spec: Spec, value: Any, source: str) -> Any:
@@ -84,9 +72,10 @@ def convert(spec: Spec, value: Any, source: str) -> Any:
 def _one(spec: Spec, value: Any, source: str) -> Any:
     if spec.optional and _means_default(spec, value):
         return None
-    result = _READERS[spec.kind](value)
+    read, expected = _READERS[spec.kind]
+    result = read(value)
     if result is None:
-        raise UsageError(f"{source}: expected {_EXPECTED[spec.kind]}, got {value!r}")
+        raise UsageError(f"{source}: expected {expected}, got {value!r}")
     if spec.choices and result not in spec.choices:
         raise UsageError(f"{source}: must be one of {', '.join(spec.choices)}, got {value!r}")
     return result
@@ -126,18 +115,13 @@ def _read_str(value: Any) -> str | None:
     return str(value) if isinstance(value, (str, int, float)) else None
 
 
-_READERS: dict[type, typing.Callable[[Any], Any]] = {
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
-    str: _read_str,
+_READERS: dict[type, tuple[typing.Callable[[Any], Any], str]] = {
+    bool: (_read_bool, "true or false"),
+    int: (_read_int, "a whole number (32k is 32,000, 32K is 32,768)"),
+    float: (_read_float, "a number"),
+    str: (_read_str, "text"),
 }
-_EXPECTED = {
-    bool: "true or false",
-    int: "a whole number (32k is 32,000, 32K is 32,768)",
-    float: "a number",
-    str: "text",
-}
+"""What reads a value of a kind, or returns None where it is none, and the words for the kind"""
 
 
 def read_size(text: str) -> int | None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import gapless
 from gapless.base.errors import ServerError
 from gapless.base.params import SamplingParams
-from gapless.base.progress import starting
 from gapless.lab.http import Client
 from gapless.lab.probe import list_models, stream_events
 from gapless.lab.reply import parse_event
-from gapless.lab.target import Target
 
 Messages = list[dict[str, str]]
 Question = str | Messages
@@ -33,65 +32,40 @@ TextParts = AsyncGenerator[TextPart]
 """An answer. Closing it before its end stops it; it raises GaplessError when it cannot come."""
 
 
+Answerer = Callable[[Question, dict[str, Any]], TextParts]
+
+
 def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
     """Complete `fields` with the model's own settings; without max_tokens, output goes up to the context limit."""
     return defaults.replace(**{"max_tokens": None, **fields})
 
 
-class LocalTalker:
-    """Answers one question at a time with an engine in this process."""
-
-    def __init__(self, engine: dict[str, Any]) -> None:
-        self._llm = gapless.AsyncLLM.from_engine_args(engine)
-
-    async def start(self) -> None:
-        with starting():
-            await self._llm.start()
-
-    async def close(self) -> None:
-        await self._llm.close()
-
-    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
-        """Answer with sampling settings that bear the API's names."""
-        prompt: Any = question if isinstance(question, str) else await self._llm.chat_prompt(question)
-        params = with_defaults(self._llm.get_default_sampling_params(), fields)
-        count = 0
-        stream = cast(AsyncGenerator[Any], self._llm.stream(prompt, params))
-        async with contextlib.aclosing(stream) as deltas:
-            async for delta in deltas:
-                count += len(delta.token_ids)
-                yield TextPart(delta.text, count)
+async def answer_here(llm: gapless.AsyncLLM, question: Question, fields: dict[str, Any]) -> TextParts:
+    """Answer with an engine in this process, by sampling settings that bear the API's names."""
+    prompt: Any = question if isinstance(question, str) else await llm.chat_prompt(question)
+    params = with_defaults(llm.get_default_sampling_params(), fields)
+    count = 0
+    stream = cast(AsyncGenerator[Any], llm.stream(prompt, params))
+    async with contextlib.aclosing(stream) as deltas:
+        async for delta in deltas:
+            count += len(delta.token_ids)
+            yield TextPart(delta.text, count)
 
 
-class RemoteTalker:
-    """Answers one question at a time with the server at `url`; `model` defaults to the first that it lists."""
-
-    def __init__(self, url: str, api_key: str = "", model: str | None = None) -> None:
-        self._client = Client(Target(url, api_key=api_key))
-        self._model = model
-
-    async def start(self) -> None:
-        """Do nothing: the first question opens a connection."""
-
-    async def close(self) -> None:
-        self._client.close()
-
-    async def answer(self, question: Question, fields: dict[str, Any]) -> TextParts:
-        """Answer as LocalTalker does."""
-        self._model = self._model or (await list_models(self._client))[0].name
-        bare = isinstance(question, str)
-        path, asked = ("/v1/completions", "prompt") if bare else ("/v1/chat/completions", "messages")
-        streaming = {"stream": True, "stream_options": {"include_usage": True}}
-        fields = {"model": self._model, asked: question, **fields, **streaming}
-        async with contextlib.aclosing(stream_events(self._client, path, fields)) as events:
-            async for data in events:
-                if data == b"[DONE]":
-                    return
-                yield _part(parse_event(data))
-        raise ServerError("the server's answer broke off before its end")
-
-
-Talker = LocalTalker | RemoteTalker
+async def answer_there(client: Client, question: Question, fields: dict[str, Any]) -> TextParts:
+    """Answer as `answer_here` does, with the client's server; its first model stands for a target without one."""
+    if not client.target.model:
+        client.target = replace(client.target, model=(await list_models(client))[0].name)
+    bare = isinstance(question, str)
+    path, asked = ("/v1/completions", "prompt") if bare else ("/v1/chat/completions", "messages")
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    fields = {"model": client.target.model, asked: question, **fields, **streaming}
+    async with contextlib.aclosing(stream_events(client, path, fields)) as events:
+        async for data in events:
+            if data == b"[DONE]":
+                return
+            yield _part(parse_event(data))
+    raise ServerError("the server's answer broke off before its end")
 
 
 def _part(event: dict[str, Any]) -> TextPart:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
     command.add_api_key()
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options = settings.options
     server = Server(options.URL, settings.api_key)
     server.look()  # a wrong address is an error; later, a server that is down is waited for

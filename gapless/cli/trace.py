@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gapless.cli.flags import Command, number
 from gapless.cli.kinds import Table, dispatch, usage
-from gapless.cli.output import check_writable
+from gapless.cli.output import check_writable, say
 from gapless.lab.target import DEFAULT_URL, Target
 
 MAX_SECONDS = 60
@@ -28,19 +26,19 @@ def record(argv: Sequence[str]) -> int:
         help="Chrome trace JSON, or raw records when it ends in .jsonl; .gz packs it (default: trace.json.gz)",
     )  # fmt: skip
     command.add_api_key()
-    settings = command.read(argv, os.environ)
+    settings = command.read(argv)
     options = settings.options
     path = Path(options.output)
     check_writable(path, "--output")
     from gapless.lab import probe, trace
 
-    print(f"gapless: recording for {options.seconds} s", file=sys.stderr)
+    say(f"gapless: recording for {options.seconds} s")
     target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)
     print(trace.text_of(trace.summarise(recording)))
-    print(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}", file=sys.stderr)
+    say(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}")
     return 0
 
 
@@ -52,7 +50,7 @@ def convert(argv: Sequence[str]) -> int:
     )
     command.add_argument("FROM", type=Path)
     command.add_argument("TO", type=Path)
-    options = command.read(argv, {}).options
+    options = command.read(argv).options
     from gapless.lab import trace
 
     trace.write(options.TO, trace.read(options.FROM))
@@ -66,7 +64,7 @@ def summary(argv: Sequence[str]) -> int:
         "--worst", type=number(0, 1000, int), default=5, metavar="N",
         help="how many of the longest bubbles to list (default: 5)",
     )  # fmt: skip
-    options = command.read(argv, {}).options
+    options = command.read(argv).options
     from gapless.lab import trace
 
     print(trace.text_of(trace.summarise(trace.read(options.FILE), options.worst)))

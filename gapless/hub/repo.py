@@ -296,11 +296,9 @@ def _meter(count: Count) -> type[Any]:
             count(int(count_of_bytes or 0))
 
         def __getattr__(self, name: str) -> Any:
-            return self._nothing
+            return lambda *_, **__: None
 
         def update_transfer(self, *_: object) -> None:
             """Bytes on the wire, where they are compressed; `update` has what they become."""
-
-        def _nothing(self, *_: object, **__: object) -> None: ...
 
     return Meter

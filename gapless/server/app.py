@@ -1,4 +1,4 @@
-"""build_app: the route table and the layers around it."""
+"""App: the route table and the layers around it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.async_llm import AsyncLLM
@@ -16,7 +16,7 @@ from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, RouteEntry
-from gapless.server.errors import INVALID, ApiError, error_response, in_messages_api
+from gapless.server.errors import ApiError, error_response, in_messages_api
 from gapless.server.limits import RequestLimits
 from gapless.server.messages import count_tokens, messages
 from gapless.server.responses import responses, stored_responses
@@ -67,11 +67,13 @@ class App:
     `state` is for the code that starts and stops it.
     """
 
-    def __init__(self, state: ServerState) -> None:
-        self.state = state
-        config = state.config
+    def __init__(
+        self, llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None
+    ) -> None:
+        """`llm` is started or starting; `model_name` is answered to unless the config has other names."""
+        self.state = state = ServerState(llm, config, model_name, tracing)
         keys = KeyRing(config.api_key, config.operator_key)
-        self.routes = [_Route(entry.path, Endpoint(entry, state, keys), methods=entry.methods) for entry in ROUTES]
+        self.routes = [Endpoint(entry, state, keys) for entry in ROUTES]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.
         app: ASGIApp = Router(self.routes, redirect_slashes=False, default=_no_route)
@@ -89,7 +91,7 @@ class App:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = scope.get("route")
-                handler = route.path if isinstance(route, Route) else "none"
+                handler = route.path if isinstance(route, Endpoint) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self.state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
                 names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages_api(scope)
@@ -97,22 +99,6 @@ class App:
             await send(message)
 
         await self._app(scope, receive, counted)
-
-
-class _Route(Route):
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self.methods is not None
-        known = scope["method"] in self.methods
-        app = self.app if known else error_response(_wrong_method(scope["method"], ", ".join(self.methods)), scope)
-        await app(scope, receive, send)
-
-
-def build_app(llm: AsyncLLM, config: ServerConfig, model_name: str = "model", tracing: Tracing | None = None) -> App:
-    """Make the server's ASGI app over a started or starting engine.
-
-    `model_name` is answered to unless the config has other names.
-    """
-    return App(ServerState(llm, config, model_name, tracing))
 
 
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
@@ -125,10 +111,5 @@ def _label(scope: Scope) -> str:
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     routes = ", ".join(f"{' '.join(entry.methods)} {entry.path.replace(':path', '')}" for entry in ROUTES)
-    error = ApiError(404, f"there is no such route; there are: {routes}", INVALID, code="not_found")
+    error = ApiError(404, f"there is no such route; there are: {routes}", code="not_found")
     await error_response(error, scope)(scope, receive, send)
-
-
-def _wrong_method(method: str, allowed: str) -> ApiError:
-    text = f"this route does not take {method[:10]}; it takes {allowed}"
-    return ApiError(405, text, INVALID, code="method_not_allowed", headers={"allow": allowed})

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.server.endpoint import HttpCall
-from gapless.server.event_stream import EventStream
-from gapless.server.generation import Job, Progress, WholeAnswer
+from gapless.server.event_stream import openai_answer
+from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import ChatWriter, prompt_entries
-from gapless.server.protocol import Answer, AnswerMessage, ChatChoice, ChatRequest, GenerationRequest
+from gapless.server.protocol import ChatRequest, GenerationRequest
 from gapless.server.sse import ChatChunks
-from gapless.server.state import ServerState, new_id
+from gapless.server.state import ServerState
 from gapless.text.replies import ReplyReader, joined
 from gapless.text.reply_parser import ReplyEvent
 from gapless.text.tools import ToolUse, check_tools, formed
@@ -30,27 +27,17 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
     request = await call.parsed(ChatRequest)
     call.model = call.state.admit(request.model)
     job = await chat_job(call, request)
-    call.identity, created = new_id("chatcmpl"), int(time.time())
-    if request.stream:
-        return EventStream(job, ChatChunks(call.identity, created, call.model, job.usage_at_end), partial(_writer, job))
+    return openai_answer(job, ChatChunks, partial(_writer, job), partial(_choice, job), lambda: _prompt_fields(job))
 
-    def encode() -> bytes:
-        scored = job.params.prompt_logprobs
-        choices = [_choice(job, index, done) for index, done in enumerate(job.choices)]
-        answer = Answer(
-            call.identity,
-            "chat.completion",
-            created,
-            call.model,
-            choices,
-            job.usage(),
-            prompt_logprobs=UNSET if scored is None else prompt_entries(job.stream_of(0).prompt_logprobs or ()),
-            prompt_token_ids=job.stream_of(0).prompt_token_ids if job.shows_ids else UNSET,
-            kv_transfer_params=job.handover.answer,
-        )
-        return msgspec.json.encode(answer)
 
-    return WholeAnswer(job, encode)
+def _prompt_fields(job: Job) -> dict[str, Any]:
+    """Return the fields about the prompt in a whole answer, which are those that were asked for."""
+    prompt, fields = job.stream_of(0), dict[str, Any]()
+    if job.params.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = prompt_entries(prompt.prompt_logprobs or ())
+    if job.shows_ids:
+        fields["prompt_token_ids"] = prompt.prompt_token_ids
+    return fields
 
 
 async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
@@ -87,26 +74,25 @@ def _writer(job: Job, _choice: int) -> ChatWriter:
     return ChatWriter(job.state.llm.tokenizer, job.params.logprobs or 0)
 
 
-def _choice(job: Job, index: int, done: Progress) -> ChatChoice:
+def _choice(job: Job, index: int, done: Progress) -> dict[str, Any]:
     scored = job.params.logprobs is not None
     logprobs = _writer(job, index).write(done.token_ids, done.logprobs) if scored else None
-    ids = done.token_ids if job.shows_ids else UNSET
     reader, reason = job.readers.get(index), done.finish_reason
     if reader is not None and reason is not None:
         reason = reader.finish_reason(reason)
-    return ChatChoice(index, message_of(done.events), logprobs, reason, done.stop_reason, ids)
+    choice = {"index": index, "message": message_of(done.events), "logprobs": logprobs}
+    choice |= {"finish_reason": reason, "stop_reason": done.stop_reason}
+    return {**choice, "token_ids": done.token_ids} if job.shows_ids else choice
 
 
-def message_of(events: Sequence[ReplyEvent]) -> AnswerMessage:
+def message_of(events: Sequence[ReplyEvent]) -> dict[str, Any]:
     """Return the message of a whole answer."""
     said = joined(events)
-    thought: Any = said.reasoning or UNSET
-    return AnswerMessage(
-        said.content or (None if said.reasoning or said.tool_calls else ""),
-        reasoning=thought,
-        reasoning_content=thought,
-        tool_calls=said.tool_calls or UNSET,
-    )
+    content = said.content or (None if said.reasoning or said.tool_calls else "")
+    message = {"content": content, "role": "assistant", "refusal": None}
+    if said.reasoning:
+        message |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+    return {**message, "tool_calls": said.tool_calls} if said.tool_calls else message
 
 
 async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
+from typing import Any
 
-import msgspec
-from msgspec import UNSET
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
 from gapless.server.endpoint import HttpCall
-from gapless.server.event_stream import EventStream
-from gapless.server.generation import Job, Progress, WholeAnswer
+from gapless.server.event_stream import openai_answer
+from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
-from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, Answer, CompletionChoice, CompletionRequest
+from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gapless.server.sse import CompletionChunks
-from gapless.server.state import new_id
 
 
 async def completions(call: HttpCall) -> ASGIApp:
@@ -35,44 +32,25 @@ async def completions(call: HttpCall) -> ASGIApp:
     job = Job(call, request, prompts, params, prompt_only)
     decode = state.llm.tokenizer.decode
     echo = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts] if request.echo else []
-    call.identity, created = new_id("cmpl"), int(time.time())
-    if request.stream:
-        chunks = CompletionChunks(call.identity, created, call.model, job.usage_at_end)
-        return EventStream(job, chunks, partial(_writer, job, request), echo)
-
-    def encode() -> bytes:
-        choices = [_choice(job, request, index, done, echo) for index, done in enumerate(job.choices)]
-        answer = Answer(
-            call.identity,
-            "text_completion",
-            created,
-            call.model,
-            choices,
-            job.usage(),
-            kv_transfer_params=job.handover.answer,
-        )
-        return msgspec.json.encode(answer)
-
-    return WholeAnswer(job, encode)
+    choice = partial(_choice, job, request, echo)
+    return openai_answer(job, CompletionChunks, partial(_writer, job, request), choice, echo=echo)
 
 
-def _choice(job: Job, request: CompletionRequest, index: int, done: Progress, echo: list[str]) -> CompletionChoice:
+def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> dict[str, Any]:
     stream = job.stream_of(index)
     logprobs, ids, entries = None, done.token_ids, done.logprobs
     if job.params.logprobs is not None:
         if echo:
             ids, entries = [*stream.prompt_token_ids, *ids], [*(stream.prompt_logprobs or ()), *entries]
         logprobs = _writer(job, request, index).write(ids, entries)
-    return CompletionChoice(
-        index,
-        (echo[index // job.params.n] if echo else "") + "".join(done.text),
-        logprobs,
-        done.finish_reason,
-        done.stop_reason,
-        UNSET if request.prompt_logprobs is None else prompt_entries(stream.prompt_logprobs or ()),
-        stream.prompt_token_ids if job.shows_ids else UNSET,
-        done.token_ids if job.shows_ids else UNSET,
-    )
+    text = (echo[index // job.params.n] if echo else "") + "".join(done.text)
+    choice = {"index": index, "text": text, "logprobs": logprobs}
+    choice |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
+    if request.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_entries(stream.prompt_logprobs or ())
+    if job.shows_ids:
+        choice |= {"prompt_token_ids": stream.prompt_token_ids, "token_ids": done.token_ids}
+    return choice
 
 
 def _writer(job: Job, request: CompletionRequest, choice: int) -> CompletionWriter:

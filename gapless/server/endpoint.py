@@ -1,9 +1,9 @@
-"""Turns a handler into an ASGI app: access, errors as bodies, and what happens when the client goes away."""
+"""Turns a handler into a route of an ASGI app: access, errors as bodies, and what happens when the client goes away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.base.clock import monotonic
@@ -90,18 +91,12 @@ class HttpCall:
         Raises ClientGone, ApiError 408, or ApiError 503.
         """
         with self.state.open_limit(deadline) as limit:
-            gone = asyncio.get_running_loop().create_task(_disconnected(self.request.receive, limit))
             try:
-                async with limit:
-                    return await work
+                return await while_here(work, self.request.receive, limit)
             except TimeoutError:
                 if not limit.expired():
                     raise
-                if gone.done():
-                    raise ClientGone from None
                 raise (draining() if self.state.closed else timed_out()) from None
-            finally:
-                gone.cancel()
 
 
 Handler = Callable[[HttpCall], Awaitable[ASGIApp]]
@@ -117,24 +112,27 @@ class RouteEntry(NamedTuple):
     generates: bool = False
 
 
-class Endpoint:
-    """An ASGI app around the handler of one route."""
+class Endpoint(Route):
+    """A route of the server, with the handler of its entry."""
 
     def __init__(self, entry: RouteEntry, state: ServerState, keys: KeyRing) -> None:
-        self.access = entry.access
-        self._generates = entry.generates
-        self._handler = entry.handler
+        super().__init__(entry.path, entry.handler, methods=entry.methods)
+        self.entry = entry
         self._state = state
         self._keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self.methods is not None
+        if scope["method"] not in self.methods:
+            await error_response(_wrong_method(scope["method"], self.methods), scope)(scope, receive, send)
+            return
         call = HttpCall(self._state, Request(scope, receive))
         try:
-            call.tenant = self._keys.admit(call.request, self.access)
+            call.tenant = self._keys.admit(call.request, self.entry.access)
         except ApiError as error:
             await self._refuse(error, call, send)
             return
-        with self._state.counted() if self._generates else nullcontext(), self._traced(call):
+        with self._state.counted() if self.entry.generates else nullcontext(), self._traced(call):
             await self._answer(call, send)
 
     async def _answer(self, call: HttpCall, send: Send) -> None:
@@ -165,10 +163,10 @@ class Endpoint:
 
     async def _response(self, call: HttpCall) -> ASGIApp:
         """Return what the handler makes; a generation request has a time limit, which includes all its waits."""
-        timer = asyncio.timeout_at(call.deadline if self._generates else None)
+        timer = asyncio.timeout_at(call.deadline if self.entry.generates else None)
         try:
             async with timer:
-                return await self._handler(call)
+                return await self.entry.handler(call)
         except TimeoutError:
             if timer.expired():
                 raise timed_out() from None
@@ -177,12 +175,9 @@ class Endpoint:
     @contextmanager
     def _traced(self, call: HttpCall) -> Iterator[None]:
         """The span of a generation request, from its arrival until its answer is out or refused."""
-        tracing = self._state.tracing
-        if tracing is None or not self._generates:
-            yield
-            return
-        with _harmless():
-            call.span = tracing.begin(call.request.url.path, call.request.headers, call.began)
+        if self._state.tracing is not None and self.entry.generates:
+            with _harmless():
+                call.span = self._state.tracing.begin(call.request.url.path, call.request.headers, call.began)
         try:
             yield
         finally:
@@ -192,7 +187,7 @@ class Endpoint:
 
     async def _refuse(self, answer: ApiError, call: HttpCall, send: Send) -> None:
         call.failed(answer.code, answer.status)
-        if self._generates and answer.code is not None:
+        if self.entry.generates and answer.code is not None:
             self._state.metrics.rejected[answer.code] += 1
         with suppress(ConnectionError):
             scope = call.request.scope
@@ -212,6 +207,12 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
+def _wrong_method(method: str, allowed: Iterable[str]) -> ApiError:
+    listed = ", ".join(allowed)
+    text = f"this route does not take {method[:10]}; it takes {listed}"
+    return ApiError(405, text, code="method_not_allowed", headers={"allow": listed})
+
+
 def _client_timeout(header: str | None) -> float | None:
     if header is None:
         return None
@@ -222,6 +223,23 @@ def _client_timeout(header: str | None) -> float | None:
     if not 0.0 < seconds < float("inf"):
         raise ApiError(400, "X-Request-Timeout must be a number of seconds above 0", param="X-Request-Timeout")
     return seconds
+
+
+async def while_here(work: Awaitable[T], receive: Receive, limit: asyncio.Timeout) -> T:
+    """Await `work` while its client is there and the limit has not passed; else cancel it.
+
+    Raises ClientGone, or TimeoutError.
+    """
+    gone = asyncio.get_running_loop().create_task(_disconnected(receive, limit))
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired() and gone.done():
+            raise ClientGone from None
+        raise
+    finally:
+        gone.cancel()
 
 
 async def _disconnected(receive: Receive, limit: asyncio.Timeout) -> None:

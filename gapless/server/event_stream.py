@@ -1,23 +1,24 @@
-"""A streamed answer as server-sent events."""
+"""A streamed answer as server-sent events, and answers in OpenAI's form, streamed or whole."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
-from gapless.server.generation import Job
+from gapless.server.generation import Job, Progress, whole_answer
 from gapless.server.logprobs import Writer
-from gapless.server.protocol import Usage
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Extra, deltas_of
+from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Usage, deltas_of
+from gapless.server.state import new_id
 from gapless.text.tokens import Memo
 
 WRITE_SECONDS = 30.0
@@ -117,7 +118,7 @@ class StreamedAnswer:
 
     def _token(self, delta: Delta) -> bytes:
         """Return the events of a token of the only choice, which is plain and does not end with it."""
-        raise NotImplementedError
+        return self._chunk(0, delta)
 
     def _end(self) -> bytes:
         """Return the events that come after the last token's."""
@@ -212,7 +213,7 @@ class EventStream(StreamedAnswer):
             return before + self._chunks.text(choice, delta.text, usage, extra)
         return before
 
-    def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: Extra) -> bytes:
+    def _parsed(self, choice: int, delta: Delta, usage: Usage | None, extra: bytes) -> bytes:
         """The chunks of a reply that is taken apart. Tokens without an event have one too if something goes with it."""
         reader, reason = self._job.readers[choice], delta.finish_reason
         news = list(deltas_of(self._job.events_of(choice, delta)))
@@ -229,14 +230,14 @@ class EventStream(StreamedAnswer):
     def _prompt(self, choice: int) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""
         stream = self._job.stream_of(choice)
-        logprobs = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs)
-        return self._chunks.text(choice, self._echo.pop(choice), None, Extra(logprobs, self._prompt_ids(choice)))
+        extra = self._logprobs(choice, stream.prompt_token_ids, stream.prompt_logprobs) + self._prompt_ids(choice)
+        return self._chunks.text(choice, self._echo.pop(choice), None, extra)
 
-    def _extra(self, choice: int, delta: Delta) -> Extra:
-        ids = self._prompt_ids(choice)
+    def _extra(self, choice: int, delta: Delta) -> bytes:
+        extra = self._logprobs(choice, delta.token_ids, delta.logprobs) + self._prompt_ids(choice)
         if self._job.shows_ids:
-            ids += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
-        return Extra(self._logprobs(choice, delta.token_ids, delta.logprobs), ids)
+            extra += b',"token_ids":%b' % msgspec.json.encode(delta.token_ids)
+        return extra
 
     def _prompt_ids(self, choice: int) -> bytes:
         """The field with the ids of the choice's prompt, once, and where it is asked for."""
@@ -247,8 +248,36 @@ class EventStream(StreamedAnswer):
 
     def _logprobs(self, choice: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None] | None) -> bytes:
         if not self._scored or not ids or entries is None:
-            return b"null"
-        return msgspec.json.encode(self._writers[choice].write(ids, entries))
+            return PLAIN
+        return b'"logprobs":%b' % msgspec.json.encode(self._writers[choice].write(ids, entries))
+
+
+def openai_answer(
+    job: Job,
+    chunks: type[Chunks],
+    new_writer: Callable[[int], Writer],
+    choice: Callable[[int, Progress], dict[str, Any]],
+    more: Callable[[], dict[str, Any]] = dict,
+    echo: Sequence[str] = (),
+) -> ASGIApp:
+    """Make the ASGI app that answers with a job in OpenAI's form, as `chunks` or whole.
+
+    In a whole answer `choice` makes the choices, and `more` further fields. The rest is for EventStream.
+    """
+    call = job.call
+    call.identity, created = new_id(chunks.prefix), int(time.time())
+    if job.streamed:
+        return EventStream(job, chunks(call.identity, created, call.model, job.usage_at_end), new_writer, echo)
+
+    def encode() -> bytes:
+        choices = [choice(index, done) for index, done in enumerate(job.choices)]
+        kind = chunks.object.removesuffix(".chunk")
+        about = {"id": call.identity, "object": kind, "created": created, "model": call.model}
+        said = {"choices": choices, "usage": job.usage(), "system_fingerprint": None}
+        handover = {} if job.handover.answer is None else {"kv_transfer_params": job.handover.answer}
+        return msgspec.json.encode({**about, **said, **more(), **handover})
+
+    return whole_answer(job, encode)
 
 
 async def write(send: Send, data: bytes, more: bool = True) -> None:

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
@@ -20,7 +21,7 @@ from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest, Usage
+from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
@@ -118,16 +119,18 @@ class Job:
         """Return the engine's request of a choice. It exists once a Delta of it does."""
         return self.streams[choice // self.params.n]
 
-    def usage(self, choice: int | None = None) -> Usage:
+    def usage(self, choice: int | None = None) -> dict[str, Any]:
         """Token counts so far, of one choice or of all."""
         streams = list(self.streams.values()) if choice is None else [self.streams[choice // self.params.n]]
         prompt = sum(len(stream.prompt_token_ids) for stream in streams)
         done = sum(c.tokens for c in self.choices) if choice is None else self.choices[choice].tokens
-        cached = sum(stream.num_cached_tokens for stream in streams)
-        details = {"cached_tokens": cached} if self.state.config.enable_prompt_tokens_details else None
-        readers = self.readers if choice is None else {choice: self.readers[choice]} if self.readers else {}
-        thought = {"reasoning_tokens": sum(reader.reasoning_tokens for reader in readers.values())}
-        return Usage(prompt, done, prompt + done, details, thought if readers else None)
+        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done}
+        if self.state.config.enable_prompt_tokens_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(stream.num_cached_tokens for stream in streams)}
+        if self.readers:
+            readers = self.readers.values() if choice is None else [self.readers[choice]]
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(each.reasoning_tokens for each in readers)}
+        return usage
 
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
@@ -206,26 +209,20 @@ class Job:
             raise EngineError("the model gave numbers that are not finite for this request")
 
 
-class WholeAnswer:
-    """The ASGI app that runs one job to its end and answers in one piece, which `encode` makes of what was taken."""
+def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None) -> ASGIApp:
+    """Make the ASGI app that runs a job to its end and answers in one piece, which `encode` makes of what was taken."""
 
-    def __init__(
-        self, job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None
-    ) -> None:
-        self._job = job
-        self._encode = encode
-        self._take = take or job.gather
+    async def collect() -> None:
+        async with aclosing(job.deltas()) as deltas:
+            async for choice, delta in deltas:
+                (take or job.gather)(choice, delta)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, llm = self._job.call, self._job.state.llm
-        await call.while_wanted(self._collect(), call.deadline)
-        body = await llm.in_pool(self._encode) if self._job.scored > INLINE_SCORED else self._encode()
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await job.call.while_wanted(collect(), job.call.deadline)
+        body = await job.state.llm.in_pool(encode) if job.scored > INLINE_SCORED else encode()
         await Response(body, media_type="application/json")(scope, receive, send)  # complete: time is up no more
 
-    async def _collect(self) -> None:
-        async with aclosing(self._job.deltas()) as deltas:
-            async for choice, delta in deltas:
-                self._take(choice, delta)
+    return answer
 
 
 def account(job: Job) -> None:

@@ -6,23 +6,21 @@ frames: topic, sequence number (8 bytes, big-endian), batch. pyzmq is imported w
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
+from gapless.server.errors import log
 from gapless.server.kv_events_config import NAME, KvEventsConfig, listens
-
-log = logging.getLogger("gapless.server")
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number after the last batch of a replay"""
@@ -30,6 +28,8 @@ RANK = 0
 MEDIUM = "GPU"
 """vLLM's word for the memory of the device that runs the steps, whatever it is"""
 CLOSE_SECONDS = 2.0
+EventCounts = tuple[Mapping[str, int], Mapping[str, int]]
+"""Batches since the start by what became of them, and those that are held now: in the queue, and for replay"""
 
 
 def block_hash(digest: bytes) -> int:
@@ -65,18 +65,6 @@ def as_vllm(event: PageEvent) -> dict[str, Any]:
     }
 
 
-class KvEventCounts(NamedTuple):
-    """Batches since the start, and those that are held now."""
-
-    sent: int
-    lost: int
-    """Too many were queued."""
-    replayed: int
-    queued: int
-    kept: int
-    """Can be asked for again."""
-
-
 class KvEventPublisher:
     """Sends events from a thread of its own: no subscriber, however slow, holds up the caller of `publish`."""
 
@@ -93,7 +81,7 @@ class KvEventPublisher:
         self._most = config.max_queue_size
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         """(sequence number, batch) of those that can be asked for"""
-        self._sends = self._losses = self._replays = 0
+        self._batches = Counter(sent=0, lost=0, replayed=0)
         self._encode = msgspec.msgpack.Encoder().encode
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
@@ -126,15 +114,15 @@ class KvEventPublisher:
     def publish(self, events: Sequence[PageEvent]) -> None:
         """Queue a batch. Never waits: when too many are queued it is dropped, and `lost` is called."""
         if len(self._queue) >= self._most:
-            self._losses += 1
+            self._batches["lost"] += 1
             self.lost()
             return
         self._queue.append((time.time(), events))
         with suppress(OSError):  # it has been rung often enough, or its thread has gone
             self._bell.send(b"!")
 
-    def counts(self) -> KvEventCounts:
-        return KvEventCounts(self._sends, self._losses, self._replays, len(self._queue), len(self._sent))
+    def counts(self) -> EventCounts:
+        return self._batches, {"queue": len(self._queue), "replay": len(self._sent)}
 
     def close(self) -> None:
         """Send what is queued and end the thread."""
@@ -166,10 +154,10 @@ class KvEventPublisher:
 
     def _send(self, at: float, events: Sequence[PageEvent]) -> None:
         batch = self._encode([at, [as_vllm(event) for event in events], RANK])
-        number = self._sends.to_bytes(8, "big")
+        number = self._batches["sent"].to_bytes(8, "big")
         self._out.send_multipart((self._topic, number, batch))  # a subscriber that does not read loses it
         self._sent.append((number, batch))
-        self._sends += 1
+        self._batches["sent"] += 1
 
     def _answer(self, replay: Any) -> None:
         """Send what was asked for: the batches from a number on, and the end."""
@@ -180,7 +168,7 @@ class KvEventPublisher:
         for number, batch in self._sent:
             if number >= request[1]:
                 replay.send_multipart((client, b"", self._topic, number, batch))
-                self._replays += 1
+                self._batches["replayed"] += 1
         replay.send_multipart((client, b"", b"", END, b""))
 
     def _free(self) -> None:

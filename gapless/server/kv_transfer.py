@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, UnsetType
-
 from gapless.base.errors import RequestError
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
@@ -23,7 +21,7 @@ class Handover(NamedTuple):
     """What a request says about other engines, and what its answer says to the next one."""
 
     transfer: KVTransfer = NO_TRANSFER
-    answer: dict[str, Any] | UnsetType = UNSET
+    answer: dict[str, Any] | None = None
 
 
 def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: str) -> Handover:

@@ -15,16 +15,6 @@ FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Lists with an entry per token. The first token of a prompt has neither probability nor alternatives."""
-
-    text_offset: list[int]
-    """Characters of the choice's text in front of the token; those of a part of a character, in front of that one."""
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
-
-
 class ChatLogprob(msgspec.Struct, frozen=True):
     token: str
     logprob: float
@@ -35,10 +25,6 @@ class ChatTokenLogprob(ChatLogprob, frozen=True):
     top_logprobs: list[ChatLogprob]
 
 
-class ChatLogprobs(msgspec.Struct, frozen=True):
-    content: list[ChatTokenLogprob]
-
-
 class CompletionWriter:
     """Log-probabilities as in /v1/completions. `context` are the tokens before the text, when not echoed."""
 
@@ -47,17 +33,23 @@ class CompletionWriter:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens, context)
         self._offset = 0
 
-    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
+        """Return lists with an entry per token; the first of a prompt has neither probability nor alternatives.
+
+        `text_offset` counts characters of the choice's text in front of the token; those of a part of a character, in
+        front of that one.
+        """
         offsets = []
         for token in ids:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push(token))
-        return CompletionLogprobs(
-            offsets,
-            [_floored(entry[token]) if entry else None for token, entry in zip(ids, entries, strict=True)],
-            [token_text(self._tokenizer, token) for token in ids],
-            [self._named(entry) if entry else None for entry in entries],
-        )
+        chosen = [_floored(entry[token]) if entry else None for token, entry in zip(ids, entries, strict=True)]
+        return {
+            "text_offset": offsets,
+            "token_logprobs": chosen,
+            "tokens": [token_text(self._tokenizer, token) for token in ids],
+            "top_logprobs": [self._named(entry) if entry else None for entry in entries],
+        }
 
     def _named(self, entry: TokenLogprobs) -> dict[str, float]:
         """Return alternatives by text. Several tokens may have the same text: all but the first go by their id."""
@@ -75,8 +67,8 @@ class ChatWriter:
         self._tokenizer = tokenizer
         self._top = top
 
-    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> ChatLogprobs:
-        return ChatLogprobs([self._token(token, entry) for token, entry in zip(ids, entries, strict=True) if entry])
+    def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, list[ChatTokenLogprob]]:
+        return {"content": [self._token(token, entry) for token, entry in zip(ids, entries, strict=True) if entry]}
 
     def _token(self, token: int, entry: TokenLogprobs) -> ChatTokenLogprob:
         likely = sorted(entry, key=lambda other: entry[other].rank)[: self._top]

@@ -19,11 +19,10 @@ import msgspec
 from gapless.base import progress
 from gapless.engine.seam import EngineInfo, Stats
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.settings import changed
 from gapless.server.state import ServerState
-from gapless.server.tracing import Generated, slowest
-
-log = logging.getLogger("gapless.server")
+from gapless.server.tracing import Generated
 
 MAX_WAITING = 10_000
 STATS_SECONDS = 10.0
@@ -168,15 +167,10 @@ def log_start(info: EngineInfo, seconds: float) -> None:
     )
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
-
-
 def log_request(what: Generated, seconds: float, trace_id: str) -> None:
     """The line of an ended generation request."""
-    times = slowest(what.times)
-    first = times.time_to_first_token if times is not None else None
-    fields = {
+    first = what.slowest.time_to_first_token
+    known = {
         "request_id": what.label,
         "response_id": what.identity,
         "trace_id": trace_id,
@@ -184,11 +178,12 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
         "prompt_tokens": what.prompt_tokens,
         "cached_tokens": what.cached_tokens,
         "generation_tokens": what.generation_tokens,
-        "queue_seconds": _rounded(times.queue_seconds if times is not None else None),
-        "time_to_first_token_seconds": _rounded(first),
-        "duration_seconds": _rounded(seconds),
+        "queue_seconds": what.slowest.queue_seconds,
+        "time_to_first_token_seconds": first,
+        "duration_seconds": seconds,
         "finish_reasons": list(what.reasons),
     }
+    fields = [(name, value) for name, value in known.items() if value not in (None, "")]
     log.info(
         "request %s: %d prompt tokens (%d cached), %d generated, %sin %.3f s, %s%s",
         what.label or "-",
@@ -199,7 +194,7 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
         seconds,
         ",".join(what.reasons),
         f", trace {trace_id}" if trace_id else "",
-        extra={"fields": {name: value for name, value in fields.items() if value not in (None, "")}},
+        extra={"fields": {name: round(value, 6) if isinstance(value, float) else value for name, value in fields}},
     )
 
 

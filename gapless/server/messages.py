@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from gapless.server.chat import chat_job, chat_prompt, prompt_options
 from gapless.server.endpoint import HttpCall, json_response
-from gapless.server.generation import Job, WholeAnswer
+from gapless.server.generation import Job, whole_answer
 from gapless.server.messages_answer import MessageStream, whole_message
 from gapless.server.messages_request import CountTokensRequest, MessagesRequest
 from gapless.text.tools import check_tools
@@ -25,7 +25,7 @@ async def messages(call: HttpCall) -> ASGIApp:
     _fit(job)
     call.identity = f"msg_{secrets.token_hex(12)}"
     asked = request.max_tokens
-    return MessageStream(job, asked) if request.stream else WholeAnswer(job, lambda: whole_message(job, asked))
+    return MessageStream(job, asked) if request.stream else whole_answer(job, lambda: whole_message(job, asked))
 
 
 def _fit(job: Job) -> None:

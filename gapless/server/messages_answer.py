@@ -146,9 +146,6 @@ class MessageStream(StreamedAnswer):
             self._ping_at = now + PING_SECONDS
         return ping + data
 
-    def _token(self, delta: Delta) -> bytes:
-        return self._chunk(0, delta)
-
     def _written(self, event: ReplyEvent) -> bytes:
         begun = b"" if _place(event) == self._open else self._closed() + self._begun(event)
         if not _piece(event):

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import GAUGES, EngineInfo, Stats
-from gapless.server.kv_events import KvEventCounts
+from gapless.server.kv_events import EventCounts
 
 _SECONDS = (1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, *_SECONDS, 160, 640, 2560)
@@ -170,7 +170,7 @@ class Metrics:
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
-        self.kv_events: Callable[[], KvEventCounts] | None = None
+        self.kv_events: Callable[[], EventCounts] | None = None
         """Counts KV events, where they are published."""
         self.busy_looks: deque[tuple[float, int, int]] = deque()
 
@@ -265,11 +265,9 @@ class _Page(Collector):
 
     def _kv_events(self) -> Iterator[Metric]:
         """Yield how the batches of KV events fare: series without values where none are published."""
-        counts = self._metrics.kv_events() if self._metrics.kv_events else None
-        batches = {"sent": counts.sent, "lost": counts.lost, "replayed": counts.replayed} if counts else {}
+        batches, held = self._metrics.kv_events() if self._metrics.kv_events else ({}, {})
         text = "Batches of KV events by what became of them; lost ones found the queue full."
         yield self._by("outcome", COUNTER, "gapless:kv_event_batches", text, batches)
-        held = {"queue": counts.queued, "replay": counts.kept} if counts else {}
         text = "Batches of KV events that wait for their turn, and those that can be asked for again."
         yield self._by("place", GAUGE, "gapless:kv_event_batches_held", text, held)
 

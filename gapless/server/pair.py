@@ -18,7 +18,7 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.limits import RequestLimits
 from gapless.server.logs import logging_to_stderr, say
 from gapless.server.router import PairRouter, healthy
@@ -39,8 +40,6 @@ from gapless.server.run import (
     loop_factory,
     uvicorn_config,
 )
-
-log = logging.getLogger("gapless.server")
 
 START_POLL_SECONDS = 0.1
 END_SECONDS = 10.0
@@ -181,10 +180,7 @@ class PairServing:
         for task in keeping:
             task.cancel()
         await asyncio.gather(*keeping, return_exceptions=True)
-        self._signal()  # they let what runs finish, which passes through here
-        await asyncio.wait(
-            [asyncio.create_task(child.wait()) for child in self._children.values()], timeout=self._grace
-        )
+        await self._end()  # before the front's, since what runs passes through here
         front.should_exit = True
         await serving
 
@@ -207,21 +203,15 @@ class PairServing:
             else:
                 log.info("the %s was started again: process %d", side.name, self._children[side.name].pid)
 
-    @property
-    def _grace(self) -> float:
-        return self._config.drain_seconds + END_SECONDS
-
-    def _signal(self) -> None:
-        for child in self._children.values():
-            if child.returncode is None:
-                child.terminate()
-
     async def _end(self) -> None:
-        self._signal()
-        for child in self._children.values():
-            try:
-                async with asyncio.timeout(self._grace):
-                    await child.wait()
-            except TimeoutError:
+        """Have the sides finish what runs, and kill those that take too long for that."""
+        running = [child for child in self._children.values() if child.returncode is None]
+        for child in running:
+            child.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_seconds + END_SECONDS):
+                await asyncio.gather(*[child.wait() for child in running])
+        for child in running:
+            if child.returncode is None:
                 child.kill()
                 await child.wait()

@@ -1,23 +1,17 @@
-"""The shapes of requests and responses, as msgspec structs; numbers are range-checked by SamplingParams, once."""
+"""The shapes of requests, as msgspec structs; numbers are range-checked by SamplingParams, once."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType
 
 from gapless.base.errors import RequestError
 from gapless.base.params import PARAMS, SamplingParams, check_logprobs
-from gapless.server.errors import unsupported
+from gapless.server.errors import log, unsupported
 from gapless.server.forms import FormRequest
-from gapless.server.logprobs import ChatLogprobs, CompletionLogprobs
-from gapless.text.replies import ToolCall
-
-log = logging.getLogger("gapless.server")
 
 MAX_DEPTH = 64
 MAX_SEQUENCES = 256
@@ -186,61 +180,6 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give more; it is ignored."""
 
     model_path: str
-
-
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int] | None = None
-    completion_tokens_details: dict[str, int] | None = None
-
-
-PromptLogprobs = list[dict[int, Any] | None] | None
-
-
-class CompletionChoice(msgspec.Struct, frozen=True):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class AnswerMessage(msgspec.Struct, frozen=True):
-    content: str | None
-    role: str = "assistant"
-    refusal: None = None
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-
-
-class ChatChoice(msgspec.Struct, frozen=True):
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """A whole response of either kind."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[CompletionChoice] | list[ChatChoice]
-    usage: Usage
-    system_fingerprint: None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 _IGNORED = {

@@ -16,12 +16,12 @@ from gapless.server.chat import chat_prompt, rendered_job
 from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import StreamedAnswer
-from gapless.server.generation import Job, WholeAnswer
+from gapless.server.generation import Job, whole_answer
 from gapless.server.responses_items import Event, Fields, Output
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
 from gapless.text.replies import ReplyForms
-from gapless.text.reply_parser import Content, ReplyEvent
+from gapless.text.reply_parser import ReplyEvent
 from gapless.text.tools import ToolUse, check_tools
 
 _json = msgspec.json.encode
@@ -111,7 +111,7 @@ class ResponseAnswer(StreamedAnswer):
             if self._job.streamed:
                 await super().__call__(scope, receive, send)
             else:
-                await WholeAnswer(self._job, lambda: _json(self._ended()), self._take)(scope, receive, send)
+                await whole_answer(self._job, lambda: _json(self._ended()), self._take)(scope, receive, send)
 
     def _opening(self) -> bytes:
         return self._encoded((f"response.{name}", {"response": self._frame}) for name in ("created", "in_progress"))
@@ -126,19 +126,19 @@ class ResponseAnswer(StreamedAnswer):
     def _error(self, answer: ApiError) -> bytes:
         events = list(self._output.finish("incomplete"))
         failed = {"status": "failed", "error": {"code": "server_error", "message": answer.message}}
-        response = {**self._frame, **failed, "output": self._output.records()}
+        response = {**self._frame, **failed, "output": self._output.records}
         return self._encoded([*events, ("response.failed", {"response": response})])
 
     def _take(self, choice: int, delta: Delta) -> list[Event]:
         events: list[Event] = []
         for tokens, text in self._pieces(delta):
-            events += self._given(self._said(tokens, text))
+            events += self._given(self._job.events_of(choice, Delta(choice, text, tokens)))
         if delta.finish_reason is not None:
             events += self._given(self._reader.finish() if self._reader else [], ended=True)
             events += self._output.finish("incomplete" if delta.finish_reason == "length" else "completed")
         return events
 
-    def _pieces(self, delta: Delta) -> Iterable[tuple[Sequence[int], str]]:
+    def _pieces(self, delta: Delta) -> Iterable[tuple[list[int], str]]:
         job = self._job
         if job.params.logprobs is None:
             return [(delta.token_ids, delta.text)]
@@ -149,26 +149,21 @@ class ResponseAnswer(StreamedAnswer):
     def _given(self, said: Sequence[ReplyEvent], ended: bool = False) -> Iterable[Event]:
         return self._output.take(said, self._scores.of(said, ended) if self._scores else repeat(()))
 
-    def _said(self, tokens: Sequence[int], text: str) -> Sequence[ReplyEvent]:
-        if self._reader is not None:
-            return self._reader.feed(tokens, text)
-        return [Content(text)] if text else []
-
     def _ended(self) -> Fields:
         whole = self._job.choices[0].finish_reason != "length"
         ended = {"status": "completed", "completed_at": int(time.time())}
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return {**self._frame, **(ended if whole else cut), "output": self._output.records(), "usage": self._usage()}
+        return {**self._frame, **(ended if whole else cut), "output": self._output.records, "usage": self._usage()}
 
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()
         cached = self._job.stream_of(0).num_cached_tokens
         return {
-            "input_tokens": used.prompt_tokens,
+            "input_tokens": used["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": used.completion_tokens,
-            "output_tokens_details": used.completion_tokens_details or {"reasoning_tokens": 0},
-            "total_tokens": used.total_tokens,
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
+            "total_tokens": used["total_tokens"],
         }
 
     def _encoded(self, events: Iterable[Event]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -68,12 +68,52 @@ _KINDS: dict[str, type[InputItem]] = {
 
 def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation as chat messages. Raises RequestError, or msgspec's, naming the item and field."""
-    conversation = _Conversation()
-    if instructions:
-        conversation.say("system", instructions)
-    for i, item in enumerate([{"role": "user", "content": given}] if isinstance(given, str) else given):
-        conversation.add(_checked(item, f"input[{i}]"), f"input[{i}]")
-    return conversation.ended()
+    messages: list[dict[str, Any]] = [{"role": "system", "content": [instructions]}] if instructions else []
+    for part in _parts([{"role": "user", "content": given}] if isinstance(given, str) else given):
+        last: dict[str, Any] = messages[-1] if messages else {"role": ""}
+        if last["role"] != part["role"]:
+            joins = False
+        elif part["role"] == "assistant":  # what it reasoned, said and called in one turn is one message
+            joins = "tool_calls" in part or not last.keys() & {"content", "tool_calls"}
+        else:
+            joins = part["role"] == "system" and len(messages) == 1  # many templates take one, the first
+        if not joins:
+            messages.append(part)
+            continue
+        for name in part.keys() - {"role"}:
+            last.setdefault(name, []).extend(part[name])
+    if not messages:
+        raise RequestError("input is empty: it must be a text or have at least one item", "input")
+    return [_joined(message) for message in messages]
+
+
+def _parts(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield each item as a message, or as a part of one of the assistant's."""
+    calls = set()
+    for i, fields in enumerate(items):
+        where = f"input[{i}]"
+        item = _checked(fields, where)
+        if isinstance(item, InputMessage):
+            role = "system" if item.role == "developer" else item.role
+            yield {"role": role, "content": [text_of(item.content, f"{where}.content")]}
+        elif isinstance(item, InputReasoning):
+            field = "content" if item.content else "summary"
+            if text := text_of(getattr(item, field) or "", f"{where}.{field}"):
+                yield {"role": "assistant", "reasoning_content": [text]}
+        elif isinstance(item, InputCallOutput):
+            text = text_of(item.output, f"{where}.output")
+            if item.call_id not in calls:
+                why = "no call with this id comes before; nothing is stored here, so send the whole conversation"
+                raise RequestError(f"{where}.call_id: {why}", f"{where}.call_id")
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": [text]}
+        elif isinstance(item, InputCall | InputCustomCall):
+            if isinstance(item, InputCall):
+                arguments = _arguments(item.arguments, f"{where}.arguments")
+            else:
+                arguments = {"input": item.input}
+            calls.add(item.call_id)
+            function = {"name": item.name, "arguments": arguments}
+            yield {"role": "assistant", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
 
 
 def _checked(item: dict[str, Any], where: str) -> InputItem:
@@ -87,64 +127,6 @@ def _checked(item: dict[str, Any], where: str) -> InputItem:
     except msgspec.ValidationError as error:  # names the field within the item
         what, at, path = str(error).rpartition(" - at `$")
         raise msgspec.ValidationError(f"{what} - at `$.{where}{path}" if at else f"{path} - at `$.{where}`") from None
-
-
-class _Conversation:
-    """Messages so far. What the assistant reasoned, said and called in one turn is one message."""
-
-    def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._calls: set[str] = set()
-
-    def add(self, item: InputItem, where: str) -> None:
-        if isinstance(item, InputMessage):
-            self.say(item.role, text_of(item.content, f"{where}.content"))
-        elif isinstance(item, InputReasoning):
-            field = "content" if item.content else "summary"
-            self._reason(text_of(getattr(item, field) or "", f"{where}.{field}"))
-        elif isinstance(item, InputCall):
-            self._call(item.call_id, item.name, _arguments(item.arguments, f"{where}.arguments"))
-        elif isinstance(item, InputCustomCall):
-            self._call(item.call_id, item.name, {"input": item.input})
-        elif isinstance(item, InputCallOutput):
-            self._result(item.call_id, text_of(item.output, f"{where}.output"), f"{where}.call_id")
-
-    def say(self, role: str, text: str) -> None:
-        if role == "assistant":
-            self._turn("content", "tool_calls")["content"] = [text]
-            return
-        role = "system" if role == "developer" else role
-        if role == "system" and len(self._messages) == 1 and self._messages[0]["role"] == role:
-            self._messages[0]["content"].append(text)  # many templates take one system message, the first
-        else:
-            self._messages.append({"role": role, "content": [text]})
-
-    def ended(self) -> list[dict[str, Any]]:
-        """Return the messages; those of the assistant have at least an empty content."""
-        if not self._messages:
-            raise RequestError("input is empty: it must be a text or have at least one item", "input")
-        return [_joined(message) for message in self._messages]
-
-    def _turn(self, *busy: str) -> dict[str, Any]:
-        """Return the assistant's message, a new one if the last is another's or has one of these fields."""
-        if not self._messages or self._messages[-1]["role"] != "assistant" or self._messages[-1].keys() & set(busy):
-            self._messages.append({"role": "assistant"})
-        return self._messages[-1]
-
-    def _reason(self, text: str) -> None:
-        if text:
-            self._turn("content", "tool_calls").setdefault("reasoning_content", []).append(text)
-
-    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> None:
-        self._calls.add(call_id)
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._turn().setdefault("tool_calls", []).append(call)
-
-    def _result(self, call_id: str, text: str, where: str) -> None:
-        if call_id not in self._calls:
-            why = "no call with this id comes before; nothing is stored here, so send the whole conversation"
-            raise RequestError(f"{where}: {why}", where)
-        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": [text]})
 
 
 def _joined(message: dict[str, Any]) -> dict[str, Any]:

@@ -43,9 +43,9 @@ class ReplyScores:
         self._pieces: list[tuple[str, Sequence[ChatTokenLogprob]]] = []
         """Texts that the reader has not given out, or not whole"""
 
-    def split(self, delta: Delta) -> Iterator[tuple[Sequence[int], str]]:
+    def split(self, delta: Delta) -> Iterator[tuple[list[int], str]]:
         """Yield single tokens with their texts, for the reader: a text may come in a later delta than its token."""
-        scores = self._writer.write(delta.token_ids, delta.logprobs or ()).content
+        scores = self._writer.write(delta.token_ids, delta.logprobs or ())["content"]
         for token, score in zip(delta.token_ids, scores, strict=True):
             self._await(token, score)
         self._text += delta.text

@@ -7,7 +7,6 @@ computes prompts itself. A client sees one server, less the routes of operators:
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,12 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
-from gapless.server.errors import INVALID, ApiError, error_response, to_api_error, unavailable
+from gapless.server.endpoint import ClientGone, while_here
+from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
 from gapless.server.upstream import UpstreamError, called
-
-log = logging.getLogger("gapless.server")
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
@@ -41,7 +39,6 @@ class PairRouter:
     def __init__(self, prefill: str, decode: str, kv_socket: str) -> None:
         """`kv_socket` is where the prefiller gives pages."""
         self._prefill, self._decode, self._kv_socket = prefill, decode, kv_socket
-        self._prefills: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"
@@ -53,7 +50,7 @@ class PairRouter:
                 await self._serve(request, await request.body(), send)
             else:
                 raise ApiError(404, "there is no such route on a pair of servers", INVALID, code="not_found")
-        except ClientDisconnect:
+        except (ClientDisconnect, ClientGone):
             return
         except (ApiError, RequestError) as error:
             await error_response(to_api_error(error), scope)(scope, receive, send)
@@ -69,16 +66,11 @@ class PairRouter:
         if request.method == "POST" and request.url.path in APART and len(body) >= LEAST_BYTES:
             check_depth(body)
             prefill, body = self._apart(request, body)
-        passing = asyncio.create_task(self._pass(request, body, send))
-        leaving = asyncio.create_task(_left(request))
         try:
-            await asyncio.wait((passing, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
+            await while_here(self._pass(request, body, send), request.receive, asyncio.timeout(None))
         finally:
-            for task in filter(None, (passing, leaving, prefill)):
-                task.cancel()
-            await asyncio.gather(passing, leaving, return_exceptions=True)
+            if prefill is not None:
+                prefill.cancel()
 
     def _apart(self, request: Request, body: bytes) -> tuple[asyncio.Task[None] | None, bytes]:
         """Have the prefiller begin; return that, and what the decoder is asked."""
@@ -97,8 +89,6 @@ class PairRouter:
         first |= {"max_tokens": 1, "n": 1, "stream": False}
         first["kv_transfer_params"] = {"remote_decoder": {"kv_request_id": name}}
         task = asyncio.create_task(self._prefilled(request, msgspec.json.encode(first)))
-        self._prefills.add(task)
-        task.add_done_callback(self._prefills.discard)
         where = {"kv_request_id": name, "remote_host": f"unix:{self._kv_socket}", "remote_port": 0}
         return task, msgspec.json.encode({**asked, "kv_transfer_params": {"remote_prefiller": where}})
 
@@ -125,12 +115,6 @@ class PairRouter:
             if begun:  # too late for a status: the connection ends, which the client can see
                 raise
             raise unavailable("the decoder does not answer", "decoder_down") from error
-
-
-async def _left(request: Request) -> None:
-    """Return when the client has gone."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _target(request: Request) -> str:

@@ -30,13 +30,12 @@ from gapless.engine.child import WORKER
 from gapless.engine.frontdoor import Located, locate, open_assets
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import EngineInfo
-from gapless.server.app import App, build_app
+from gapless.server.app import App
 from gapless.server.config import ServerConfig
+from gapless.server.errors import log
 from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
 from gapless.server.tracing import Tracing, open_tracing
-
-log = logging.getLogger("gapless.server")
 
 BACKLOG = 2048
 ACCEPTS = 16
@@ -90,7 +89,7 @@ class Serving:
         self._catch_signals()
         backend = ProcessBackend(self.located.config, worker=self.worker, on_give_up=self._give_up)
         llm = AsyncLLM(backend, open_assets(*self.located), seed=self.engine.seed, config=self.engine)
-        app = build_app(llm, self.config, self.engine.model, self.tracing)
+        app = App(llm, self.config, self.engine.model, self.tracing)
         if self.events is not None:
             self.events.lost = backend.send_page_events
             llm.send_page_events(self.events.publish)

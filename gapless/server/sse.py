@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from gapless.server.protocol import Usage
 from gapless.text.replies import call_id
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 from gapless.text.tokens import Memo
@@ -15,24 +14,22 @@ from gapless.text.tokens import Memo
 DONE = b"data: [DONE]\n\n"
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 
+Usage = Mapping[str, Any]
+"""Counts of tokens, as they are in answers"""
+
+PLAIN = b'"logprobs":null'
+"""Fields of a choice beside its text and its end, where nothing of them is asked for"""
+
 _json = msgspec.json.encode
-
-
-class Extra(NamedTuple):
-    """Parts of a chunk beside its text, as JSON."""
-
-    logprobs: bytes = b"null"
-    ids: bytes = b""
-    """Further fields of the choice, each after a comma."""
-
-
-PLAIN = Extra()
 
 
 class Chunks:
     """Makes the events of one stream. `usage` goes into a chunk when it is not None."""
 
-    object: bytes
+    object: str
+    """The object of an event; that of an answer that is not streamed is no .chunk."""
+    prefix: str
+    """The beginning of the ids of answers."""
     first = b""
     """The field of a choice in the event before its text, where there is one."""
     news: bytes
@@ -44,7 +41,7 @@ class Chunks:
 
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         form = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
-        self._head = head = form % (_json(id), self.object, created, _json(model))
+        self._head = head = form % (_json(id), self.object.encode(), created, _json(model))
         # A client that asked for usage finds the field in every chunk, null until the last.
         self._tail = b',"usage":null}\n\n' if null_usage else b"}\n\n"
         begin, end = self.news.split(b"%b")
@@ -58,7 +55,7 @@ class Chunks:
         choice = b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (index, self.first)
         return self._event(choice, None, more)
 
-    def text(self, index: int, text: str, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+    def text(self, index: int, text: str, usage: Usage | None = None, extra: bytes = PLAIN) -> bytes:
         return self._chunk(index, self.news % _json(text), self.going_on, usage, extra)
 
     def last(
@@ -68,20 +65,20 @@ class Chunks:
         reason: str,
         stop_reason: int | str | None,
         usage: Usage | None,
-        extra: Extra = PLAIN,
+        extra: bytes = PLAIN,
     ) -> bytes:
         news = self.news % _json(text) if text else self.no_news
         return self._chunk(index, news, b'%b,"stop_reason":%b' % (_json(reason), _json(stop_reason)), usage, extra)
 
-    def delta(self, index: int, delta: bytes, usage: Usage | None = None, extra: Extra = PLAIN) -> bytes:
+    def delta(self, index: int, delta: bytes, usage: Usage | None = None, extra: bytes = PLAIN) -> bytes:
         """Return the event of a choice whose news are this JSON object."""
         return self._chunk(index, b'"delta":' + delta, self.going_on, usage, extra)
 
     def usage(self, usage: Usage) -> bytes:
         return self._event(b"", usage)
 
-    def _chunk(self, index: int, news: bytes, end: bytes, usage: Usage | None, extra: Extra) -> bytes:
-        choice = b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b%b}' % (index, news, extra.logprobs, end, extra.ids)
+    def _chunk(self, index: int, news: bytes, end: bytes, usage: Usage | None, extra: bytes) -> bytes:
+        choice = b'{"index":%d,%b,%b,"finish_reason":%b}' % (index, news, extra, end)
         return self._event(choice, usage)
 
     def _event(self, choice: bytes, usage: Usage | None, more: bytes = b"") -> bytes:
@@ -92,7 +89,7 @@ class Chunks:
 class ChatChunks(Chunks):
     """chat.completion.chunk events."""
 
-    object = b"chat.completion.chunk"
+    object, prefix = "chat.completion.chunk", "chatcmpl"
     first = b'"delta":{"role":"assistant","content":""}'
     news, no_news = b'"delta":{"content":%b}', b'"delta":{}'
     going_on = b"null"
@@ -101,7 +98,7 @@ class ChatChunks(Chunks):
 class CompletionChunks(Chunks):
     """text_completion events."""
 
-    object = b"text_completion"
+    object, prefix = "text_completion", "cmpl"
     news, no_news = b'"text":%b', b'"text":""'
     going_on = b'null,"stop_reason":null'
 

@@ -14,7 +14,7 @@ from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import EngineView
 from gapless.server.config import ServerConfig
-from gapless.server.errors import ApiError, draining, engine_down, model_not_found, unavailable
+from gapless.server.errors import draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
@@ -57,7 +57,7 @@ class ServerState:
         self.debug = Debug()
         self.tracing = tracing
         self._limits: set[asyncio.Timeout] = set()
-        self._jobs = 0
+        self.text_jobs = asyncio.Semaphore(MAX_TEXT_JOBS)
 
     def check_open(self) -> None:
         """Raise ApiError 503 when new work is not taken now."""
@@ -119,37 +119,23 @@ class ServerState:
 
     async def text_work(self, work: Awaitable[T]) -> T:
         """Await text work that runs on the engine's threads. Raises QueueFullError when too much of it waits."""
-        if self._jobs >= MAX_TEXT_JOBS:
+        if self.text_jobs.locked():
             if isinstance(work, Coroutine):
                 work.close()
             raise QueueFullError("too much text waits to be tokenised")
-        self._jobs += 1
-        try:
+        async with self.text_jobs:
             return await work
-        finally:
-            self._jobs -= 1
 
 
 class Debug:
     """Rate limits of the debug endpoints."""
 
     def __init__(self) -> None:
-        self._tracing = 0
+        self.traces = asyncio.Semaphore(MAX_TRACES)
         self._pages: asyncio.Task[EngineView] | None = None
         self._asked = 0.0
         self.writing = asyncio.Lock()
         """Held while a trace is written: the few threads that do it make the tokens of all requests too."""
-
-    @contextmanager
-    def one_trace(self) -> Iterator[None]:
-        """Raises ApiError when too many traces are being made."""
-        if self._tracing >= MAX_TRACES:
-            raise ApiError(429, "traces are being made already", "rate_limit_error", code="too_many_traces")
-        self._tracing += 1
-        try:
-            yield
-        finally:
-            self._tracing -= 1
 
     async def pages(self, llm: AsyncLLM) -> EngineView:
         """A view with the page map, a little old when many ask. Raises EngineDeadError."""
@@ -157,7 +143,8 @@ class Debug:
         if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
             self._asked = now
             self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
-            self._pages.add_done_callback(_seen)
+            # A failure is retrieved: the caller may have gone, and what is not awaited would be logged as ours.
+            self._pages.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._pages)
 
 
@@ -165,12 +152,6 @@ def expire(limit: asyncio.Timeout) -> None:
     """Let a limit that is entered pass now."""
     if not limit.expired():
         limit.reschedule(0.0)
-
-
-def _seen(task: asyncio.Task[EngineView]) -> None:
-    """Retrieve a failure: the caller may have gone, and one that is not awaited would be logged as a fault of ours."""
-    if not task.cancelled():
-        task.exception()
 
 
 def new_id(prefix: str) -> str:

@@ -50,6 +50,11 @@ class Generated(NamedTuple):
     generation_tokens: int
     reasons: Sequence[str]
 
+    @property
+    def slowest(self) -> RequestMetrics:
+        """Times of the prompt that ended last: the client waited for it. Without times if the engine took none."""
+        return max(self.times, key=lambda each: each.last_token, default=RequestMetrics(arrival=0))
+
 
 class Tracing:
     """Makes spans with an SDK's TracerProvider; `old_names` adds the attributes that vLLM's dashboards use."""
@@ -120,7 +125,7 @@ class RequestSpan:
         attributes = current_names(what)
         if self.old_names:
             attributes |= old_names(what, (now - self.began) / 1e9)
-        self.span.set_attributes(attributes)
+        self.span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if what.times:
             self._child("receive", self.began, what.arrived)
         for number, times in enumerate(what.times[:MAX_NESTED]):
@@ -190,13 +195,15 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 
 
 def current_names(what: Generated) -> dict[str, Any]:
-    """Attributes of the convention for generative AI; where it has none, its name of the server metric."""
-    params, times = what.params, slowest(what.times)
-    first = times.time_to_first_token if times is not None else None
+    """Attributes of the convention for generative AI; where it has none, its name of the server metric.
+
+    Those that are None do not apply.
+    """
+    params, times = what.params, what.slowest
     per_token = None
-    if times is not None and times.generation_seconds and times.generation_tokens > params.n == 1:
+    if times.generation_seconds and times.generation_tokens > params.n == 1:
         per_token = times.generation_seconds / (times.generation_tokens - 1)
-    found: dict[str, Any] = {
+    return {
         "gen_ai.request.model": what.model,
         "gen_ai.response.model": what.model,
         "gen_ai.response.id": what.identity,
@@ -212,34 +219,22 @@ def current_names(what: Generated) -> dict[str, Any]:
         "gen_ai.request.seed": params.seed,
         "gen_ai.request.choice.count": params.n if params.n != 1 else None,
         "gapless.prompts": len(what.times) if len(what.times) > 1 else None,
-        "gen_ai.server.time_to_first_token": first,
+        "gen_ai.server.time_to_first_token": times.time_to_first_token,
         "gen_ai.server.time_per_output_token": per_token,
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def old_names(what: Generated, seconds: float) -> dict[str, Any]:
     """The attributes that vLLM puts on its `llm_request`."""
-    found: dict[str, Any] = {
+    return {
         "gen_ai.request.id": what.label or what.identity,
         "gen_ai.request.n": what.params.n,
         "gen_ai.usage.prompt_tokens": what.prompt_tokens,
         "gen_ai.usage.completion_tokens": what.generation_tokens,
         "gen_ai.latency.e2e": seconds,
+        "gen_ai.latency.time_in_queue": what.slowest.queue_seconds,
+        "gen_ai.latency.time_to_first_token": what.slowest.time_to_first_token,
+        "gen_ai.latency.time_in_model_prefill": what.slowest.prefill_seconds,
+        "gen_ai.latency.time_in_model_decode": what.slowest.generation_seconds,
+        "gen_ai.latency.time_in_model_inference": what.slowest.inference_seconds,
     }
-    times = slowest(what.times)
-    if times is not None:
-        latencies = {
-            "time_in_queue": times.queue_seconds,
-            "time_to_first_token": times.time_to_first_token,
-            "time_in_model_prefill": times.prefill_seconds,
-            "time_in_model_decode": times.generation_seconds,
-            "time_in_model_inference": times.inference_seconds,
-        }
-        found |= {f"gen_ai.latency.{name}": value for name, value in latencies.items() if value is not None}
-    return found
-
-
-def slowest(times: Sequence[RequestMetrics]) -> RequestMetrics | None:
-    """Return the times of the prompt that ended last: the client waited for it."""
-    return max(times, key=lambda each: each.last_token, default=None)

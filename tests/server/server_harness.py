@@ -15,7 +15,7 @@ from gapless.base.records import CAUSES
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.thread_backend import ThreadBackend
-from gapless.server.app import build_app
+from gapless.server.app import App
 from gapless.server.config import ServerConfig
 from gapless.server.run import UvicornServer, listen, uvicorn_config
 from gapless.testing.core import FakeCore
@@ -143,7 +143,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.llm = AsyncLLM(ThreadBackend(self._build), self._model, config=self.engine)
-        self.app = build_app(self.llm, self.config, MODEL)
+        self.app = App(self.llm, self.config, MODEL)
         self.state = self.app.state
         with listen(self.config) as listener:
             self.port = listener.getsockname()[1]

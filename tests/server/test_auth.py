@@ -31,11 +31,11 @@ def test_every_route_of_the_app_declares_its_access(guarded):
     routes = guarded.app.routes
     assert {route.path for route in routes} == {entry.path for entry in ROUTES}
     for route in routes:
-        assert isinstance(route.app, Endpoint), f"{route.path} is not behind an Endpoint"
+        assert isinstance(route, Endpoint), f"{route.path} is not behind an Endpoint"
         operator = route.path.endswith(("/server_info", "/tokenizer_info", "load_lora_adapter", "weights_from_disk"))
         operator = operator or route.path.startswith("/debug/")
         expected = Access.PUBLIC if route.path in PUBLIC else Access.OPERATOR if operator else Access.USER
-        assert route.app.access is expected
+        assert route.entry.access is expected
 
 
 WALK = [(entry, method) for entry in ROUTES for method in entry.methods]

@@ -23,7 +23,7 @@ from gapless.engine.seam import EngineInfo, EngineView, Stats
 from gapless.engine.trace import STEP_COLUMNS
 from gapless.lab.trace import read
 from gapless.server import debug, pages, settings
-from gapless.server.app import build_app
+from gapless.server.app import App
 from gapless.server.config import ServerConfig
 from gapless.server.state import MAX_TRACES, Debug
 
@@ -224,9 +224,12 @@ def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, 
 @contextmanager
 def traces_under_way(server):
     """As many traces as the server makes at a time."""
-    with ExitStack() as traces:
+    traces = server.state.debug.traces
+    with ExitStack() as ended:
         for _ in range(MAX_TRACES):
-            traces.enter_context(server.state.debug.one_trace())
+            assert not traces.locked()
+            asyncio.run(traces.acquire())
+            ended.callback(traces.release)
         yield
 
 
@@ -285,7 +288,7 @@ class Engine:
 async def answer(engine, path, config=None, server=None):
     llm = AsyncLLM(engine, ModelAssets(TOKENS), config=config)
     await llm.start()
-    app = build_app(llm, server or ServerConfig(), "shown")
+    app = App(llm, server or ServerConfig(), "shown")
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await asyncio.gather(*(client.get(path) for _ in range(5)))

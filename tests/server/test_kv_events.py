@@ -19,7 +19,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
 from gapless.server.config import ServerConfig
-from gapless.server.kv_events import KvEventCounts, KvEventPublisher, kv_events
+from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.kv_events_config import KvEventsConfig, listens
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/kv-events.md"
@@ -106,9 +106,10 @@ def test_sequence_numbers_have_no_gap_and_a_replay_starts_where_it_is_asked_to(t
         assert [int.from_bytes(number, "big") for _, number, _ in found] == [3, 4, 5, 6, 7]
         assert [decode(payload).events[0].block_hashes for _, _, payload in found] == [[2**63 + n] for n in range(3, 8)]
         assert {topic for topic, _, _ in found} == {b"t"}
-        replayed = publisher.counts().replayed
+        replayed = publisher.counts()[0]["replayed"]
         assert clients.replay(6) == found[3:] and clients.replay(8) == []
-        assert publisher.counts() == KvEventCounts(sent=8, lost=0, replayed=replayed + 2, queued=0, kept=5)
+        batches, held = publisher.counts()
+        assert batches == {"sent": 8, "lost": 0, "replayed": replayed + 2} and held == {"queue": 0, "replay": 5}
         connected(publisher, subscriber)
         publisher.publish([REMOVED])
         while not isinstance(decode((last := receive(subscriber, 1)[0])[2]).events[0], BlockRemoved):
@@ -160,7 +161,8 @@ def test_a_batch_beyond_the_queue_is_dropped_and_the_loss_is_reported(tmp_path):
         big = stored(*range(5_000), tokens=16)
         while not lost:
             publisher.publish([big])
-        assert publisher.counts().lost == 1 and publisher.counts().queued
+        batches, held = publisher.counts()
+        assert batches["lost"] == 1 and held["queue"]
         publisher.lost = list
         while not (found := clients.replay(0)):
             pass

@@ -88,9 +88,7 @@ def test_a_full_queue_is_503_before_the_first_byte():
 
 
 def test_too_much_text_work_is_refused(server, client, monkeypatch):
-    from gapless.server import state
-
-    monkeypatch.setattr(state, "MAX_TEXT_JOBS", 0)
+    monkeypatch.setattr(server.state, "text_jobs", asyncio.Semaphore(0))
     messages = [{"role": "user", "content": "x"}]
     assert_unavailable(client.post("/v1/chat/completions", json={"messages": messages}), "queue_full")
 

@@ -8,7 +8,6 @@ from server_harness import idle
 
 from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import EngineInfo, Stats
-from gapless.server.kv_events import KvEventCounts
 from gapless.server.metrics import Metrics
 
 PAGE = Path(__file__).parent / "metrics_page.txt"
@@ -133,7 +132,7 @@ def filled() -> Metrics:
     metrics.rejected["queue_full"] += 2
     metrics.http["/v1/completions", "POST", "2xx"] += 9
     metrics.http["none", "GET", "4xx"] += 1
-    metrics.kv_events = lambda: KvEventCounts(sent=70, lost=2, replayed=12, queued=1, kept=64)
+    metrics.kv_events = lambda: ({"sent": 70, "lost": 2, "replayed": 12}, {"queue": 1, "replay": 64})
     return metrics
 
 

@@ -31,8 +31,8 @@ REPLY = [
 def test_a_whole_reply_has_reasoning_content_and_calls():
     reader = ReplyReader(FORM, {}, "")
     message = message_of(reader.feed([i for i, _ in REPLY], "".join(text for _, text in REPLY)) + reader.finish())
-    assert (message.reasoning, message.reasoning_content, message.content) == ("hm so", "hm so", "I add.")
-    assert [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls] == [
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm so", "hm so", "I add.")
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in message["tool_calls"]] == [
         ("add", {"a": 1, "b": 2})
     ]
     assert reader.called
@@ -54,17 +54,18 @@ def test_any_split_of_tokens_and_text_gives_the_same_message(data):
     whole = ReplyReader(FORM, {}, "")
     expected = message_of(whole.feed(ids, text) + whole.finish())
     message = message_of(events)
-    assert (message.content, message.reasoning) == (expected.content, expected.reasoning)
+    assert (message["content"], message["reasoning"]) == (expected["content"], expected["reasoning"])
     assert reader.reasoning_tokens == whole.reasoning_tokens == 3
-    assert [call.function for call in message.tool_calls] == [call.function for call in expected.tool_calls]
+    assert [call.function for call in message["tool_calls"]] == [call.function for call in expected["tool_calls"]]
     joined = [json.loads(delta) for delta in deltas_of(events)]
-    assert "".join(delta.get("content", "") for delta in joined) == expected.content
+    assert "".join(delta.get("content", "") for delta in joined) == expected["content"]
 
 
 def test_tokens_before_the_end_of_the_reasoning_are_counted_and_may_be_left_out():
     reader = ReplyReader(FORM, {}, "", include_reasoning=False)
     events = [event for token, text in REPLY for event in reader.feed([token], text)] + reader.finish()
-    assert message_of(events).content == "I add." and not isinstance(message_of(events).reasoning, str)
+    message = message_of(events)
+    assert message["content"] == "I add." and "reasoning" not in message
     assert reader.reasoning_tokens == 3  # two words and the closing mark
 
 
@@ -72,11 +73,11 @@ def test_content_is_null_beside_reasoning_or_calls_alone():
     for count, content in ((4, None), (5, "I add."), (0, "")):
         reader = ReplyReader(FORM, {}, "")
         events = [event for token, text in REPLY[:count] for event in reader.feed([token], text)] + reader.finish()
-        assert message_of(events).content == content
+        assert message_of(events)["content"] == content
     calls = [*REPLY[:4], *REPLY[5:]]
     reader = ReplyReader(FORM, {}, "")
     message = message_of(reader.feed([i for i, _ in calls], "".join(text for _, text in calls)) + reader.finish())
-    assert message.content is None and len(message.tool_calls) == 1
+    assert message["content"] is None and len(message["tool_calls"]) == 1
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -86,8 +87,8 @@ def test_without_parallel_calls_the_first_one_alone_is_passed_on(streamed):
     parts = [([i], text) for i, text in calls] if streamed else [([i for i, _ in calls], "".join(t for _, t in calls))]
     events = [event for ids, text in parts for event in reader.feed(ids, text)] + reader.finish()
     message = message_of(events)
-    assert [json.loads(call.function.arguments) for call in message.tool_calls] == [{"a": 1, "b": 2}]
-    assert message.content.split() == ["I", "add.", "and", "done"]
+    assert [json.loads(call.function.arguments) for call in message["tool_calls"]] == [{"a": 1, "b": 2}]
+    assert message["content"].split() == ["I", "add.", "and", "done"]
 
 
 @pytest.mark.parametrize(("named", "reason"), [(False, "tool_calls"), (True, "stop")])
@@ -123,7 +124,7 @@ def test_what_a_checkpoint_says_of_its_replies_goes_before_its_template(tmp_path
     }
     reader = ReplyReader(ReplyForms(tokenizer, "auto", "auto").format(tools=False), {}, "")
     message = message_of(reader.feed([9], "<thought>hm</thought>yes") + reader.finish())
-    assert (message.reasoning, message.content) == ("hm", "yes")
+    assert (message["reasoning"], message["content"]) == ("hm", "yes")
 
 
 def test_calls_are_constrained_only_where_asked():

@@ -73,7 +73,7 @@ def items(tokenizer: Tokenizer, names: tuple[str, str], came: list[Delta]) -> li
     rest = reader.finish() if reader else []
     list(output.take(rest, scores.of(rest, ended=True)))
     list(output.finish("completed"))
-    return output.records()
+    return output.records
 
 
 def said(item: dict[str, Any]) -> tuple[str, list[Any]]:
@@ -95,7 +95,7 @@ def test_scores_of_a_text_are_those_of_chat_for_its_tokens_however_it_comes(mark
         whole = deltas(tokenizer, tokens, None)
         texts = shown(items(tokenizer, names, whole))
         assert shown(items(tokenizer, names, deltas(tokenizer, tokens, rng))) == texts, seed
-        chat = ChatWriter(tokenizer, 0).write(tokens, whole[0].logprobs).content
+        chat = ChatWriter(tokenizer, 0).write(tokens, whole[0].logprobs)["content"]
         found = [score for _, scores in texts for score in scores]
         places = [round(-score.logprob) for score in found]
         assert places == sorted(set(places)) and found == [chat[place] for place in places], seed
