@@ -71,7 +71,7 @@ def _meet(others: Barrier) -> None:
 def merged(runs: Sequence[LoadRun]) -> LoadRun:
     """Runs of several processes as one. The client's use is that of the busiest process."""
     began = min(run.began for run in runs)
-    samples = sorted((_later(sample, run.began - began) for run in runs for sample in run.samples), key=_place)
+    samples = sorted((sample.later(run.began - began) for run in runs for sample in run.samples), key=_place)
     duration = max(sample.ended for sample in samples) - min(sample.sent for sample in samples)
     busiest = max(runs, key=lambda run: run.client.cpu).client
     late = tuple(seconds for run in runs for seconds in run.client.late)
@@ -97,14 +97,3 @@ def _play(
 
 def _place(sample: Sample) -> int:
     return sample.place
-
-
-def _later(sample: Sample, seconds: float) -> Sample:
-    """The sample on a clock that began earlier."""
-    return sample._replace(
-        scheduled=sample.scheduled + seconds,
-        sent=sample.sent + seconds,
-        events=tuple(at + seconds for at in sample.events),
-        ended=sample.ended + seconds,
-        released=sample.released + seconds,
-    )

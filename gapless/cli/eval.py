@@ -19,8 +19,9 @@ from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import EvalResult, compare, mark, read_result
-from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
+from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
+from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def demo_seed(data: str) -> int | None:
     return int(seed or 0)
 
 
-def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], list[Answered]]:
+def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], Sequence[Sample]]:
     """What was asked, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
@@ -104,7 +105,7 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
 
 async def _in_process(
     llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any]
-) -> list[Answered]:
+) -> Sequence[Sample]:
     """The answers; `bar` shows the questions once the engine runs."""
     async with AsyncExitStack() as stack:
         with starting(not flags.disable_tqdm):

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.lab.eval_questions import MATCHES, RULES, Extracted, Question, find, is_right
-from gapless.lab.eval_run import Answered, EvalFlags, prompt_hash
+from gapless.lab.eval_run import EvalFlags, prompt_hash
+from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
@@ -28,14 +29,14 @@ class Marked(NamedTuple):
 
     question: Question
     prompt_sha256: str
-    answered: Answered
+    answered: Sample
     found: Extracted
 
     def right(self, match: str) -> bool:
         return not self.answered.error and is_right(getattr(self.found, match), self.question)
 
 
-def mark(questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Answered]) -> list[Marked]:
+def mark(questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]) -> list[Marked]:
     """The answers, marked; in the order of the questions."""
     rows = zip(questions, contents, answers, strict=True)
     return [Marked(q, prompt_hash(c), a, Extracted("", "") if a.error else find(q, a.text)) for q, c, a in rows]

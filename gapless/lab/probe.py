@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
 from gapless.lab.http import Client, HttpAnswer, Piece
-from gapless.lab.reply import EventReader, Reply, error_text, read_reply
+from gapless.lab.records import Sample
+from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target
 
 POLL_SECONDS = 0.5
@@ -143,7 +144,7 @@ async def wait_ready(client: Client, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Reply]:
+async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Sample]:
     """Make one generation request that is not part of a run. Raises ServerError."""
     answer = await client.send(client.target.generation(content, output_len))
     return answer, read_reply(answer)
