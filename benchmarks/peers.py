@@ -266,7 +266,7 @@ class Bench:
             return
         goals = self.goals if case.kind == OPEN else None
         summary = summarise(run, prompts, percents=(99.0,), goodput=goals)
-        numbers = result_json(summary, run, METRICS)
+        numbers = result_json(summary, METRICS)
         client = numbers.pop("client")
         own = used.pop(server.spec.name)
         numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}

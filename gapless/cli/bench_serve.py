@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"note: {note}")
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
-    return 0 if report.summary.completed else FAILED
+    return 0 if report.summary.totals["completed"] else FAILED
 
 
 def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:

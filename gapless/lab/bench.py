@@ -14,7 +14,7 @@ from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
 from gapless.lab.datasets import MADE_UP, Prompt, Workload
 from gapless.lab.http import Client, Connect
-from gapless.lab.load import SideLoad, SideResult, run_load
+from gapless.lab.load import SideLoad, run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
@@ -57,7 +57,8 @@ class BenchResult(NamedTuple):
     prompts: Sequence[Prompt]
     summary: LoadSummary
     notes: tuple[str, ...]
-    side: SideResult | None = None
+    side: Mapping[str, float] = {}
+    """What single-token requests beside the load took, by the keys of the result's JSON."""
 
     def block(self) -> str:
         plan = self.plan
@@ -81,8 +82,7 @@ class BenchResult(NamedTuple):
         }
         if ramp is not None:
             result |= {"ramp_up_strategy": ramp.strategy, "ramp_up_start_rps": ramp.start, "ramp_up_end_rps": ramp.end}
-        result |= result_json(self.summary, self.run, plan.metrics)
-        result |= self.side.json() if self.side else {}
+        result |= {**result_json(self.summary, plan.metrics), **self.side}
         result["dataset"] = plan.work.dataset
         result["seed"] = plan.work.seed
         result["schedule"] = {"name": schedule_name(plan), "gap_cv": burstiness_of(sorted(times))}
@@ -126,7 +126,7 @@ async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes:
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
         run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
-    side = await beside.stop() if beside else None
+    side = await beside.stop() if beside else {}
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     if plan.target.omit:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")

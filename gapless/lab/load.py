@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
@@ -198,25 +198,6 @@ async def run_load(
     return LoadRun(samples, max((s.ended for s in samples), default=0.0) - first, use, run.start)
 
 
-class SideResult(NamedTuple):
-    """Latencies in milliseconds."""
-
-    latencies: tuple[float, ...]
-    failed: int
-
-    def numbers(self) -> tuple[float, float, float]:
-        """Median, P99 and the most."""
-        found = spread(self.latencies, (50.0, 99.0, 100.0))
-        median, p99, most = (value for _, value in found.percentiles)
-        return median, p99, most
-
-    def json(self) -> dict[str, Any]:
-        """The keys of `vllm bench serve --probe-request-rate`."""
-        keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
-        counts = {"probe_completed": len(self.latencies), "probe_failed": self.failed}
-        return {**counts, **dict(zip(keys, self.numbers(), strict=True))}
-
-
 class SideLoad:
     """Single-token requests beside the load, as an unrelated user sends them.
 
@@ -229,10 +210,14 @@ class SideLoad:
         self._failed = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def stop(self) -> SideResult:
+    async def stop(self) -> dict[str, float]:
+        """Return the result under the keys of `vllm bench serve --probe-request-rate`. Latencies are milliseconds."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        return SideResult(tuple(self._latencies), self._failed)
+        keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
+        values = (value for _, value in spread(self._latencies, (50.0, 99.0, 100.0)).percentiles)
+        counts = {"probe_completed": len(self._latencies), "probe_failed": self._failed}
+        return {**counts, **dict(zip(keys, values, strict=True))}
 
     async def _run(self) -> None:
         loop, data = asyncio.get_running_loop(), self._client.target.generation(SIDE_PROMPT, 1)

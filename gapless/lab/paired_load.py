@@ -102,7 +102,7 @@ class PairedLoad:
             raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
         summary = summarise(run, prompts)
         notes = remarks(summary, run, prompts, exact_outputs=target.full_answers)
-        return Played(run, figures(summary, run), tuple(notes))
+        return Played(run, figures(summary), tuple(notes))
 
     def described(self) -> dict[str, Any]:
         """What every run plays, for the report."""
@@ -128,8 +128,8 @@ async def _asked(target: Target, ask: Callable[[Client], Awaitable[T]]) -> T:
         return await ask(client)
 
 
-def figures(summary: LoadSummary, run: LoadRun) -> dict[str, float]:
+def figures(summary: LoadSummary) -> dict[str, float]:
     """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
     held = [name for name in METRICS if summary.spreads[name].n]
-    values = result_json(summary, run, held)
+    values = result_json(summary, held)
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

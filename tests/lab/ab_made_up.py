@@ -34,9 +34,7 @@ def load_run(gap: float, requests: int = 16, rng: random.Random | None = None) -
 
 
 def arm_run(letter: str, pair: int, first: bool, run: LoadRun) -> ArmRun:
-    return ArmRun(
-        letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(summarise(run, []), run)
-    )
+    return ArmRun(letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(summarise(run, [])))
 
 
 def made_runs(pairs: int = 6, effect: float = 0.0, noise: float = 0.01, seed: int = 1) -> list[ArmRun]:

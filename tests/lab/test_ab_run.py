@@ -107,7 +107,7 @@ class Made:
 
     def play(self, arm: int, pair: int) -> Played:
         run = load_run(0.01 * (1 + 0.05 * arm + self.rng.gauss(0, 0.002)))
-        return Played(run, figures(summarise(run, []), run))
+        return Played(run, figures(summarise(run, [])))
 
 
 @pytest.fixture

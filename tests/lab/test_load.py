@@ -39,9 +39,9 @@ def test_known_delays_are_reported_exactly():
     assert run.duration == pytest.approx(0.4)
     assert [round(s.sent, 6) for s in run.samples] == [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
     found = summarise(run, wanted)
-    assert found.output_throughput == pytest.approx(8 * 6 / 0.4)
+    assert found.totals["output_throughput"] == pytest.approx(8 * 6 / 0.4)
     assert found.spreads["ttft"].percentiles == ((99.0, pytest.approx(50.0)),)
-    assert found.peak_concurrency == 2 and run.began == 1000.0
+    assert found.totals["max_concurrent_requests"] == 2 and run.began == 1000.0
     assert run.samples[0].text == "t0 t1 t2 t3 t4 t5 "
 
 
@@ -74,7 +74,7 @@ def test_a_client_that_is_late_says_so():
     assert [round(s.lag, 6) for s in run.samples] == [0.0, 0.0, 0.0, 0.29, 0.0]
     assert max(run.client.late) > 0.2
     found = summarise(run, prompts(5))
-    assert found.lag.max == pytest.approx(290.0) and found.lag.loop_max > 200.0
+    assert found.client["send_lag_max_ms"] == pytest.approx(290.0) and found.client["loop_delay_max_ms"] > 200.0
 
 
 def test_opening_a_connection_counts_against_the_server_and_is_kept():
@@ -135,7 +135,7 @@ def test_a_request_that_fails_is_a_sample():
         "",
     ]
     found = summarise(run, prompts(4))
-    assert (found.completed, found.failed, found.output_tokens) == (1, 3, 5)
+    assert [found.totals[key] for key in ("completed", "failed", "total_output_tokens")] == [1, 3, 5]
     assert found.spreads["ttft"].n == 1
 
 
