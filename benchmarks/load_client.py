@@ -14,7 +14,7 @@ import sys
 import time
 
 from gapless.lab.bench import raised_priority
-from gapless.lab.datasets import IdSource, Lengths, random_prompts
+from gapless.lab.datasets import Lengths, Source, random_prompts
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.stats import spread
@@ -92,7 +92,7 @@ def main() -> None:
             print(f"priority: {got}; milliseconds")
             for concurrency in options.concurrency:
                 count = concurrency * options.rounds
-                prompts = random_prompts(IdSource(range(1000)), count, Lengths(16), Lengths(options.tokens))
+                prompts = random_prompts(Source(range(1000)), count, Lengths(16), Lengths(options.tokens))
                 run = asyncio.run(run_load(target, prompts, [0.0] * count, concurrency=concurrency))
                 assert not [s.error for s in run.samples if s.error]
                 share = run.client.cpu / run.client.wall

@@ -23,7 +23,7 @@ from peer_servers import Server, Spec
 from peer_work import LogUniform
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, random_prompts
 from gapless.lab.load import run_load
 from gapless.lab.records import Sample
 from gapless.lab.stats import percentile
@@ -79,7 +79,7 @@ def play(urls: dict[str, list[str]], options: argparse.Namespace) -> dict[str, l
     found: dict[str, list[list[float]]] = {side: [] for side in urls}
     show("ms; last: medians", COLUMNS, ">12")
     for count in range(1 + options.rounds):
-        source = IdSource(range(3, options.vocabulary))
+        source = Source(range(3, options.vocabulary))
         prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
         times = Arrivals(options.rate).times(options.requests, count)
         for side in sorted(urls, reverse=count % 2 > 0):

@@ -104,9 +104,9 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
         plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
         client.target = plan.target
         found = await find_source(plan.work, client, plan.tokenizer)
-        prompts = await cut(plan.work, found, build(plan.work, found.source), client)
+        prompts = await cut(plan.work, found, build(plan.work, found), client)
         check_prompts(plan, prompts, model)
-        warm_up = warm_up_prompts(prompts, found.source, max(1, plan.num_warmups))
+        warm_up = warm_up_prompts(prompts, found, max(1, plan.num_warmups))
         first = warm_up[0]
         plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
         limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""

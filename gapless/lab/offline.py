@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
-from gapless.lab.datasets import IdSource, Prompt
+from gapless.lab.datasets import Prompt, Source
 from gapless.lab.stats import spread
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def latency(
     llm: LLM, batch: OfflineBatch, *, warmups: int, iterations: int, advance: Callable[[int], None]
 ) -> OfflineReport:
     """Time one batch shape repeatedly. Every iteration has new prompts, so that no prefix cache shortens it."""
-    source, rng = IdSource(range(llm.info.vocab_size)), random.Random(f"latency {batch.seed}")
+    source, rng = Source(range(llm.info.vocab_size)), random.Random(f"latency {batch.seed}")
     params = _params(batch.output_len, batch.temperature)
     spent = []
     for done in range(warmups + iterations):

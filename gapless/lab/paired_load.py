@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
 from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
-from gapless.lab.datasets import Prompt
+from gapless.lab.datasets import Prompt, Source
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import PromptSource, build, cut, find_source
+from gapless.lab.workload import build, cut, find_source
 
 T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
@@ -45,7 +45,7 @@ class PairedLoad:
         self._arms = arms
         self._priority = priority
         self._targets: list[Target] = []
-        self._found: PromptSource | None = None
+        self._found: Source | None = None
         self._made: tuple[int, list[Prompt]] | None = None
         """The latest pair, and its prompts."""
 
@@ -81,7 +81,7 @@ class PairedLoad:
     def prompts(self, pair: int) -> list[Prompt]:
         """Return the prompts of both runs of a pair; texts are not cut to their lengths yet."""
         assert self._found is not None, "meet() comes first"
-        return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
+        return build(replace(self.plan.work, seed=self.seed(pair)), self._found)
 
     def seed(self, pair: int) -> int:
         return self.plan.work.seed + pair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -188,3 +188,14 @@ async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
     fields = {"model": client.target.model, "tokens": list(tokens)}
     text = (await ask(client, "POST", "/detokenize", fields)).get("prompt")
     return text if isinstance(text, str) else None
+
+
+class Codec(NamedTuple):
+    """Text to tokens and back, by a server or on this machine; None if there is no tokenizer to ask."""
+
+    encode: Callable[[Client, str], Awaitable[list[int] | None]] = tokenize
+    decode: Callable[[Client, Sequence[int]], Awaitable[str | None]] = detokenize
+
+    async def length(self, client: Client, text: str) -> int | None:
+        tokens = await self.encode(client, text)
+        return None if tokens is None else len(tokens)

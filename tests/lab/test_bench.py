@@ -15,7 +15,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, workload
 from gapless.lab.arrivals import Arrivals, Burst, Ramp
 from gapless.lab.bench import LoadPlan, bench_serve, raised_priority
-from gapless.lab.datasets import Prompt, WordSource, Workload
+from gapless.lab.datasets import Prompt, Source, Workload
 from gapless.lab.http import Client
 from gapless.lab.target import Target
 
@@ -203,7 +203,7 @@ def test_a_cut_text_is_counted_again():
     prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
 
     def cut_by(decode):
-        source = workload.PromptSource(WordSource(["x"]), codec=workload.Codec(encode, decode))
+        source = Source(["x"], codec=probe.Codec(encode, decode))
         return play(workload.cut(WORK, source, prompts, None))
 
     cut, whole = cut_by(decode)
@@ -242,7 +242,7 @@ def test_words_that_are_one_token():
 
     assert play(workload.single_tokens(unanswered, workload.WORDS)) == []
     assert len(set(workload.WORDS)) == len(workload.WORDS) > 150
-    assert WordSource(["x"]).draw(random.Random(0), 0) == ()
+    assert Source(["x"]).draw(random.Random(0), 0) == ()
 
 
 def test_a_conversation_through_completions_repeats_its_earlier_turns():

@@ -9,7 +9,7 @@ import pytest
 from lab.scripted import Deadlock, Model, Network, play, respond
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, WordSource, Workload, multi_turn_prompts, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, Workload, multi_turn_prompts, random_prompts
 from gapless.lab.load import run_load
 from gapless.lab.summary import peak_concurrency, summarise
 from gapless.lab.target import Target
@@ -19,7 +19,7 @@ MS = 1e-3
 
 
 def prompts(count: int, output: int = 5) -> list[Prompt]:
-    return random_prompts(IdSource(range(500)), count, Lengths(16), Lengths(output))
+    return random_prompts(Source(range(500)), count, Lengths(16), Lengths(output))
 
 
 def load(model, wanted, times, delay=0.0, target=TARGET, **options):
@@ -141,7 +141,7 @@ def test_a_request_that_fails_is_a_sample():
 
 def turns(words, count, turns, **fields):
     work = Workload("multi_turn", count, turns=turns, **{"input_len": 2, "output_len": 1, **fields})
-    return multi_turn_prompts(WordSource(words), work)
+    return multi_turn_prompts(Source(words), work)
 
 
 def test_turns_wait_for_their_answers_and_carry_them():
