@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     questions, pool = gather(flags)
     contents = [flags.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, contents)
-    report = EvalResult(flags, mark(questions, contents, answers))
+    report = mark(flags, questions, contents, answers)
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
@@ -138,7 +138,7 @@ def _code(report: EvalResult, flags: EvalFlags) -> int:
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:
         say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
-    return FAILED if low or len(report.errors) == len(report.marked) else 0
+    return FAILED if low or len(report.errors) == len(report.records) else 0
 
 
 def _compare(a: str, b: str, output: str | None) -> int:

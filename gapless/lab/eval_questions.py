@@ -182,9 +182,9 @@ def find(question: Question, text: str) -> Extracted:
     return _letter_in(text, question.letters) if question.options else _number_in(text)
 
 
-def is_right(found: str, question: Question) -> bool:
+def is_right(found: str, gold: str) -> bool:
     """Equal once commas, dollar signs and a full stop at the end are gone, as lm-eval compares; 42 and 42.0 differ."""
-    return bool(found) and _plain(found) == _plain(question.gold)
+    return bool(found) and _plain(found) == _plain(gold)
 
 
 def _plain(text: str) -> str:

@@ -24,24 +24,6 @@ SHOWN = 40
 TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
 
 
-class Marked(NamedTuple):
-    """A question, what was answered, and what either rule makes of it. An answer with an error is wrong."""
-
-    question: Question
-    prompt_sha256: str
-    answered: Sample
-    found: Extracted
-
-    def right(self, match: str) -> bool:
-        return not self.answered.error and is_right(getattr(self.found, match), self.question)
-
-
-def mark(questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]) -> list[Marked]:
-    """The answers, marked; in the order of the questions."""
-    rows = zip(questions, contents, answers, strict=True)
-    return [Marked(q, prompt_hash(c), a, Extracted("", "") if a.error else find(q, a.text)) for q, c, a in rows]
-
-
 class Share(NamedTuple):
     """`right` of `n`. A share of 0 or 1 has a standard error of 0: believe the interval."""
 
@@ -77,7 +59,10 @@ class EvalResult(NamedTuple):
     """One evaluation."""
 
     flags: EvalFlags
-    marked: Sequence[Marked]
+    kinds: Sequence[str]
+    """Those of RULES that its questions are of."""
+    records: Sequence[Mapping[str, Any]]
+    """What the file keeps of each question: how it was answered, and what either rule makes of that."""
 
     @property
     def match(self) -> str:
@@ -91,7 +76,7 @@ class EvalResult(NamedTuple):
 
     def share(self, match: str, category: str | None = None) -> Share:
         """Count who is right by a rule, in one category or in all."""
-        chosen = [one.right(match) for one in self.marked if category in (None, one.question.category)]
+        chosen = [is_right(row[match], row["gold"]) for row in self.records if category in (None, row["category"])]
         return Share(sum(chosen), len(chosen))
 
     @property
@@ -99,16 +84,16 @@ class EvalResult(NamedTuple):
         return self.share(self.match)
 
     @property
-    def errors(self) -> list[Marked]:
-        return [one for one in self.marked if one.answered.error]
+    def errors(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.records if row["error"]]
 
     @property
     def cut(self) -> int:
-        return sum(one.answered.finish == "length" for one in self.marked)
+        return sum(row["finish_reason"] == "length" for row in self.records)
 
     def rows(self) -> list[tuple[str, Share, Share]]:
         """(category, by the deciding rule, by the other), sorted by name, the whole last."""
-        names = sorted({one.question.category for one in self.marked})
+        names = sorted({row["category"] for row in self.records})
         rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
         return [*rows, ("all", self.total, self.share(self.other))]
 
@@ -124,7 +109,7 @@ class EvalResult(NamedTuple):
         lines = [head, "-" * len(head)]
         lines += [_line(name, width, share, beside) for name, share, beside in rows]
         lines += [f"note: {note}" for note in self.notes()]
-        return lines + [f"error: {one.question.id}: {one.answered.error}" for one in self.errors]
+        return lines + [f"error: {row['id']}: {row['error']}" for row in self.errors]
 
     def notes(self) -> list[str]:
         found = []
@@ -137,11 +122,10 @@ class EvalResult(NamedTuple):
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds date, data and target."""
         task = self.flags
-        kinds = sorted({"choice" if one.question.options else "number" for one in self.marked})
         asked = {
             **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
             **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
-            **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in kinds}},
+            **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in self.kinds}},
         }
         results = {
             **self.total.json(),
@@ -149,8 +133,7 @@ class EvalResult(NamedTuple):
             **{"errors": len(self.errors), "cut": self.cut},
             "by_category": {name: share.json() for name, share, _ in self.rows()[:-1]},
         }
-        questions = [_record(one, self.match) for one in self.marked]
-        return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": questions}
+        return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": self.records}
 
 
 def _line(name: str, width: int, share: Share, beside: Share) -> str:
@@ -160,14 +143,22 @@ def _line(name: str, width: int, share: Share, beside: Share) -> str:
     return f"{name:<{width}}  {share.n:>6}  {numbers}  {100 * beside.accuracy:>8.2f}%"
 
 
-def _record(one: Marked, match: str) -> Mapping[str, Any]:
-    question, answered = one.question, one.answered
-    return {
-        **{"id": question.id, "category": question.category, "prompt_sha256": one.prompt_sha256},
-        **{"text": answered.text, "extracted": getattr(one.found, match), "gold": question.gold},
-        **{"correct": one.right(match), "strict": one.found.strict, "flexible": one.found.flexible},
-        **{"finish_reason": answered.finish, "output_tokens": answered.output_tokens, "error": answered.error},
-    }
+def mark(
+    flags: EvalFlags, questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]
+) -> EvalResult:
+    """Mark the answers. One with an error is wrong."""
+    records = []
+    for question, content, answer in zip(questions, contents, answers, strict=True):
+        found = Extracted("", "") if answer.error else find(question, answer.text)
+        extracted = getattr(found, flags.match)
+        record = {
+            **{"id": question.id, "category": question.category, "prompt_sha256": prompt_hash(content)},
+            **{"text": answer.text, "extracted": extracted, "gold": question.gold},
+            **{"correct": is_right(extracted, question.gold), "strict": found.strict, "flexible": found.flexible},
+            **{"finish_reason": answer.finish, "output_tokens": answer.output_tokens, "error": answer.error},
+        }
+        records.append(record)
+    return EvalResult(flags, sorted({"choice" if question.options else "number" for question in questions}), records)
 
 
 class Flip(NamedTuple):

@@ -90,7 +90,7 @@ def answered(text: str, finish: str = "", tokens: int = 0, error: str = "") -> S
 
 def report(rows: list[tuple[Question, Sample]], match: str = "flexible") -> EvalResult:
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return EvalResult(EvalFlags(match=match), mark(questions, [one.text for one in questions], answers))
+    return mark(EvalFlags(match=match), questions, [one.text for one in questions], answers)
 
 
 def test_what_counts_as_right() -> None:
@@ -149,8 +149,8 @@ def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
 
 def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
     rows = [(question(number), answered(text)) for number, text in answers.items()]
-    marked = mark([one for one, _ in rows], [one.text + prompt for one, _ in rows], [one for _, one in rows])
-    return EvalResult(EvalFlags(), marked).json()
+    questions, answers = [one for one, _ in rows], [one for _, one in rows]
+    return mark(EvalFlags(), questions, [one.text + prompt for one in questions], answers).json()
 
 
 def test_two_results_are_compared_question_by_question() -> None:
