@@ -18,7 +18,7 @@ from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import EvalResult, compare, mark, read_result
+from gapless.lab.eval_report import Comparison, EvalResult, mark, read_result
 from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.records import Sample
@@ -142,7 +142,7 @@ def _code(report: EvalResult, flags: EvalFlags) -> int:
 
 
 def _compare(a: str, b: str, output: str | None) -> int:
-    found = compare(read_result(Path(a)), read_result(Path(b)))
+    found = Comparison(read_result(Path(a)), read_result(Path(b)))
     print("\n".join(found.lines(a, b)))
     if output:
         _save(output, {"a": a, "b": b, **found.json()})

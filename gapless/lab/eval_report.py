@@ -172,22 +172,30 @@ class Flip(NamedTuple):
     a_right: bool
 
 
-class Comparison(NamedTuple):
-    """Counts are over the questions that both files hold."""
+class Comparison:
+    """Two result files, matched by question id. Counts are over the questions that both hold.
 
-    both_right: int
-    both_wrong: int
-    flips: tuple[Flip, ...]
-    other_prompt: int
-    """Questions that were asked in other words."""
-    same_text: int
-    only_a: int
-    """Questions that B does not hold."""
-    only_b: int
+    Raises ConfigError when they share none.
+    """
 
-    @property
-    def n(self) -> int:
-        return self.both_right + self.both_wrong + len(self.flips)
+    def __init__(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+        left, right = ({row["id"]: row for row in result["questions"]} for result in (a, b))
+        pairs = [(row, right[name]) for name, row in left.items() if name in right]
+        if not pairs:
+            raise ConfigError("the two files have no question in common")
+        self.n = len(pairs)
+        self.both_right = sum(x["correct"] and y["correct"] for x, y in pairs)
+        self.both_wrong = sum(not x["correct"] and not y["correct"] for x, y in pairs)
+        self.flips = [
+            Flip(x["id"], x["category"], x["gold"], x["extracted"], y["extracted"], x["correct"])
+            for x, y in pairs
+            if x["correct"] != y["correct"]
+        ]
+        self.other_prompt = sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs)
+        """Questions that were asked in other words."""
+        self.same_text = sum(x["text"] == y["text"] for x, y in pairs)
+        self.only_a, self.only_b = len(left) - len(pairs), len(right) - len(pairs)
+        """Questions that the other does not hold."""
 
     @property
     def lost(self) -> int:
@@ -249,28 +257,6 @@ def mcnemar(lost: int, gained: int) -> float:
     n = lost + gained
     tail: int = sum(math.comb(n, k) for k in range(min(lost, gained) + 1))
     return min(1.0, float(2 * tail / 2**n))
-
-
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """Match two result files by question id. Raises ConfigError when they share none."""
-    left, right = ({row["id"]: row for row in result["questions"]} for result in (a, b))
-    pairs = [(row, right[name]) for name, row in left.items() if name in right]
-    if not pairs:
-        raise ConfigError("the two files have no question in common")
-    flips = [
-        Flip(x["id"], x["category"], x["gold"], x["extracted"], y["extracted"], x["correct"])
-        for x, y in pairs
-        if x["correct"] != y["correct"]
-    ]
-    return Comparison(
-        both_right=sum(x["correct"] and y["correct"] for x, y in pairs),
-        both_wrong=sum(not x["correct"] and not y["correct"] for x, y in pairs),
-        flips=tuple(flips),
-        other_prompt=sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs),
-        same_text=sum(x["text"] == y["text"] for x, y in pairs),
-        only_a=len(left) - len(pairs),
-        only_b=len(right) - len(pairs),
-    )
 
 
 def read_result(path: Path) -> dict[str, Any]:

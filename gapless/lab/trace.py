@@ -173,45 +173,30 @@ class Idle(NamedTuple):
     longest: int
 
 
-class TraceSummary(NamedTuple):
-    """What `gapless trace summary` shows. Times are ns."""
+class TraceSummary:
+    """What `gapless trace summary` shows of a recording, with its `worst` longest bubbles. Times are ns."""
 
-    steps: int
-    kinds: dict[str, int]
-    missing: int
-    """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
-    span: int
-    busy: int
-    enqueueing: int
-    """The part of `busy` in which the host was still enqueueing that very step."""
-    idle: list[Idle]
-    worst: list[Gap]
-    start: int
-    phases: dict[str, tuple[float, float]]
-    """Median and 99th percentile of a step."""
-    requests: int
-
-
-def summarise(recording: Recording, worst: int = 5) -> TraceSummary:
-    """Numbers of a recording. The span is what its steps and the gaps between them cover."""
-    steps: StepTable = recording.steps
-    rows, gaps = steps.rows, all_gaps(steps)
-    busy = int((rows["device_end"] - rows["device_start"]).sum())
-    enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
-    missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
-    return TraceSummary(
-        len(steps),
-        dict(Counter(kind_of(step) for step in steps)),
-        missing,
-        busy + sum(gap.end - gap.start for gap in gaps),
-        busy,
-        int(enqueueing.clip(min=0).sum()),
-        _idle(gaps),
-        sorted((gap for gap in gaps if gap.cause != "no_work"), key=lambda gap: gap.start - gap.end)[:worst],
-        steps[0].planning_at if steps else 0,
-        {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in PHASES.items()} if steps else {},
-        len(recording.requests),
-    )
+    def __init__(self, recording: Recording, worst: int = 5) -> None:
+        steps = recording.steps
+        rows, gaps = steps.rows, all_gaps(steps)
+        self.steps = len(steps)
+        self.kinds = Counter(kind_of(step) for step in steps)
+        self.missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
+        """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
+        self.busy = int((rows["device_end"] - rows["device_start"]).sum())
+        self.span = self.busy + sum(gap.end - gap.start for gap in gaps)
+        """What the steps and the gaps between them cover."""
+        enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
+        self.enqueueing = int(enqueueing.clip(min=0).sum())
+        """The part of `busy` in which the host was still enqueueing that very step."""
+        self.idle = _idle(gaps)
+        bubbles = [gap for gap in gaps if gap.cause != "no_work"]
+        self.worst = sorted(bubbles, key=lambda gap: gap.start - gap.end)[:worst]
+        self.start = steps[0].planning_at if steps else 0
+        phases = PHASES.items() if steps else ()
+        self.phases = {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in phases}
+        """Median and 99th percentile of a step."""
+        self.requests = len(recording.requests)
 
 
 def _idle(gaps: Sequence[Gap]) -> list[Idle]:

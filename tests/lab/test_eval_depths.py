@@ -7,7 +7,7 @@ from typing import Any
 
 from gapless import AsyncLLM
 from gapless.lab.eval_questions import Question, demo_questions
-from gapless.lab.eval_report import EvalResult, compare, mark
+from gapless.lab.eval_report import Comparison, EvalResult, mark
 from gapless.lab.eval_run import EvalFlags, ask_engine
 
 QUESTIONS = demo_questions(64, 11)
@@ -35,8 +35,8 @@ def test_depth_changes_no_answer() -> None:
     task = EvalFlags(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))
     assert one.records == eight.records
-    found = compare(one.json(), eight.json())
-    assert found.flips == () and found.same_text == found.n == 64
+    found = Comparison(one.json(), eight.json())
+    assert found.flips == [] and found.same_text == found.n == 64
     assert one.total.right >= 58 and not one.errors
 
 

@@ -15,7 +15,7 @@ from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import EvalResult, Share, compare, mark, mcnemar, read_result
+from gapless.lab.eval_report import Comparison, EvalResult, Share, mark, mcnemar, read_result
 from gapless.lab.eval_run import EvalFlags, ask_server, prompt_hash
 from gapless.lab.records import Sample
 from gapless.lab.target import Target
@@ -156,7 +156,7 @@ def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
 def test_two_results_are_compared_question_by_question() -> None:
     a = result({1: "1", 2: "2", 3: "3", 4: "0", 5: "0", 7: "7"})
     b = result({1: "1", 2: "it is 2", 3: "0", 4: "4", 5: "0", 6: "6"})
-    found = compare(a, b)
+    found = Comparison(a, b)
     assert (found.n, found.both_right, found.both_wrong, found.lost, found.gained) == (5, 2, 1, 1, 1)
     assert (found.only_a, found.only_b, found.same_text, found.other_prompt) == (1, 1, 2, 0)
     assert [(flip.id, flip.a, flip.b, flip.a_right) for flip in found.flips] == [
@@ -166,9 +166,9 @@ def test_two_results_are_compared_question_by_question() -> None:
     assert found.difference == pytest.approx((0.0, math.sqrt(2) / 5)) and found.p_value == 1.0
     text = "\n".join(found.lines("a.json", "b.json"))
     assert "q3 (all): gold 3, A '3', B '0': A" in text and "left out: 1 questions of A alone, 1 of B alone" in text
-    assert compare(a, result({1: "1"}, "!")).other_prompt == 1
+    assert Comparison(a, result({1: "1"}, "!")).other_prompt == 1
     with pytest.raises(ConfigError, match="no question in common"):
-        compare(a, result({99: "1"}))
+        Comparison(a, result({99: "1"}))
 
 
 def test_a_broken_result_file_is_refused(tmp_path: Path) -> None:
