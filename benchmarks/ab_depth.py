@@ -115,7 +115,7 @@ def batches(device: str) -> None:
                 ]
     for (depth, limit), said in answers.items():
         found = compare_tokens([(0, answers["1", 1], said)])
-        other = f"{found.differ} of {found.compared} answers are not those of depth 1 with 1 at a time"
+        other = f"{found['differ']} of {found['compared']} answers are not those of depth 1 with 1 at a time"
         print(f"depth {depth}, {limit} at a time: {other}")
 
 

@@ -163,9 +163,10 @@ class Bench:
         answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
         for name in answers.keys() - {OURS}:
             found = compare_tokens([(0, answers[OURS], answers[name])])
-            text = f"{found.differ} of {found.compared} answers differ from ours ({SAME_TOKENS} tokens, by {found.by})"
+            differ = f"{found['differ']} of {found['compared']} answers differ from ours"
+            text = f"{differ} ({SAME_TOKENS} tokens, by {found['by']})"
             self.result["tokens"].setdefault(model, {})[name] = text
-            say(f"{name} {model}: {text} {found.first or ''}")
+            say(f"{name} {model}: {text} {found['first'] or ''}")
 
     def target(self, server: Server) -> Target:
         return Target(server.url, self.args.model_name, timeout=600.0)

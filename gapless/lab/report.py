@@ -11,7 +11,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     metrics     one object a metric: gapless.lab.compare.MetricRow, the metric's own fields laid in
     runs        one object a run, in the order of time
     requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say
-    tokens      gapless.lab.same_tokens.Sameness
+    tokens      what gapless.lab.same_tokens.compare_tokens found
     warnings    texts
     rules       what --fail-if said: {rule, failed, why}
 """
@@ -27,7 +27,7 @@ from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
 from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
-from gapless.lab.same_tokens import Sameness, compare_tokens
+from gapless.lab.same_tokens import compare_tokens
 from gapless.lab.stats import percentile
 from gapless.lab.summary import METRICS, request_figures
 
@@ -76,7 +76,7 @@ def judge(
         "metrics": [_metric(row) for row in rows],
         "runs": [_run(run) for run in runs],
         "requests": {name: _requests(runs, name) for name in METRICS},
-        "tokens": {**tokens._asdict(), "first": tokens.first._asdict() if tokens.first else None},
+        "tokens": tokens,
         "warnings": [
             *_not_judged(flags.judged, rows),
             *_about_runs(runs, flags.quiet),
@@ -222,13 +222,13 @@ def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
     return found
 
 
-def _about_tokens(tokens: Sameness) -> list[str]:
+def _about_tokens(tokens: Mapping[str, Any]) -> list[str]:
     found = []
-    if tokens.differ:
+    if tokens["differ"]:
         found.append(
-            f"{tokens.differ} of {tokens.compared} answers differ between the arms. Where a batch's size changes the "
-            "rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
+            f"{tokens['differ']} of {tokens['compared']} answers differ between the arms. Where a batch's size changes "
+            "the rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
         )
-    if tokens.compared == 0:
+    if tokens["compared"] == 0:
         found.append("no answer could be compared between the arms")
     return found
