@@ -8,6 +8,7 @@ the real one; on a noisy machine `--effect 0.5` plants 50 % instead of 3 %.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
     runs: dict[str, list[list[float]]] = {key: [] for key in JUDGED}
     with live(arm) as server:
         load = PairedLoad(LoadPlan(work=work, concurrency=concurrency), (arm, arm))
-        load.meet((server, server))
+        asyncio.run(load.meet((server, server)))
         load.play(0, 1_000_000)
         for pair in range(experiments * pairs):
             played = [load.play(which, pair).metrics for which in (0, 1)]

@@ -12,9 +12,11 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 
 from gapless.lab.bench import raised_priority
 from gapless.lab.datasets import Lengths, Source, random_prompts
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
 from gapless.lab.stats import spread
@@ -93,7 +95,8 @@ def main() -> None:
             for concurrency in options.concurrency:
                 count = concurrency * options.rounds
                 prompts = random_prompts(Source(range(1000)), count, Lengths(16), Lengths(options.tokens))
-                run = asyncio.run(run_load(target, prompts, [0.0] * count, concurrency=concurrency))
+                load = partial(run_load, prompts=prompts, times=[0.0] * count, concurrency=concurrency)
+                run = asyncio.run(with_client(target, load))
                 assert not [s.error for s in run.samples if s.error]
                 share = run.client.cpu / run.client.wall
                 rate = sum(s.output_tokens for s in run.samples) / run.duration

@@ -7,10 +7,12 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Self
 
 from gapless.lab.datasets import Prompt
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.paired_load import raised_priority
 from gapless.lab.records import ClientUse, LoadRun, Sample
@@ -92,7 +94,8 @@ def _play(
             )
         time.sleep(early)
     with raised_priority(priority):
-        return asyncio.run(run_load(target, prompts, times, concurrency=limit))
+        load = partial(run_load, prompts=prompts, times=times, concurrency=limit)
+        return asyncio.run(with_client(target, load))
 
 
 def _place(sample: Sample) -> int:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -24,6 +25,7 @@ from peer_work import LogUniform
 
 from gapless.lab.arrivals import Arrivals
 from gapless.lab.datasets import Lengths, Prompt, Source, random_prompts
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.records import Sample
 from gapless.lab.stats import percentile
@@ -55,7 +57,10 @@ def serving(servers: Sequence[Server]) -> Iterator[None]:
 async def load(urls: Sequence[str], prompts: Sequence[Prompt], times: Times) -> list[Sample]:
     """Send the prompts at their times, to each server in turn; samples of all."""
     count = len(urls)
-    runs = [run_load(Target(url, "m"), prompts[i::count], times[i::count]) for i, url in enumerate(urls)]
+    runs = [
+        with_client(Target(url, "m"), partial(run_load, prompts=prompts[i::count], times=times[i::count]))
+        for i, url in enumerate(urls)
+    ]
     samples = [sample for run in await asyncio.gather(*runs) for sample in run.samples]
     assert not (errors := [sample.error for sample in samples if sample.error]), errors[0]
     return samples

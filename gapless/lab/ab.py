@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -48,7 +49,7 @@ def _start(setup: Setup, load: PairedLoad, stack: ExitStack, tell: Tell) -> tupl
         tell(f"{arm.letter}: {'at' if arm.url else 'starting with'} {arm.name}")
         up.append(stack.enter_context(live(arm)))
     servers = (up[0], up[1])
-    load.meet(servers)
+    asyncio.run(load.meet(servers))
     for run in range(setup.flags.warmup_runs):
         for which in (0, 1):
             load.play(which, WARM_UP_PAIR + run)

@@ -115,9 +115,7 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
         if plan.num_warmups:
             with bar("warm-up", plan.num_warmups) as advance:
                 zeros = [0.0] * len(warm_up)
-                await run_load(
-                    plan.target, warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
-                )
+                await run_load(client, warm_up, zeros, concurrency=plan.concurrency, advance=advance)
         return await _measure(plan, client, prompts, [found.note] if found.note else [], bar)
 
 
@@ -125,7 +123,7 @@ async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes:
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
-        run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
+        run = await run_load(client, prompts, times, concurrency=plan.concurrency, advance=advance)
     side = await beside.stop() if beside else {}
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     if plan.target.omit:

@@ -91,7 +91,7 @@ async def ask_server(
         client.target = target = await probe.try_fields(client, "Hello", 1)
         prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
         zeros = [0.0] * len(prompts)
-        run = await run_load(target, prompts, zeros, concurrency=flags.concurrency, advance=advance, client=client)
+        run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance)
     return target, run.samples
 
 

@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from gapless.lab.datasets import Prompt
-from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
+from gapless.lab.http import Client, HttpAnswer, HttpError
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import read_reply
 from gapless.lab.stats import spread
-from gapless.lab.target import Target
 
 Advance = Callable[[int], None]
 """Called with the number of requests that have ended."""
@@ -167,25 +166,20 @@ def _no_collection() -> Iterator[None]:
 
 
 async def run_load(
-    target: Target,
+    client: Client,
     prompts: Sequence[Prompt],
     times: Sequence[float],
     *,
     concurrency: int | None = None,
     advance: Advance | None = None,
-    client: Client | None = None,
-    connect: Connect | None = None,
 ) -> LoadRun:
-    """Send every prompt at its time (seconds from the start; a prompt's own `at` comes first), streaming.
+    """Stream an answer to every prompt, each sent to the client's target at its time.
 
-    At most `concurrency` requests are under way; others that are due wait for room. Times that are all 0 with a
-    limit are a closed loop. A turn that follows another takes its time from that one, whatever `times` says.
-    `client` reuses connections that are open already. Samples are in the order of the prompts; a failed request is a
+    Times are seconds from the start; a prompt's own `at` comes first. At most `concurrency` requests are under way;
+    others that are due wait for room. Times that are all 0 with a limit are a closed loop. A turn that follows another
+    takes its time from that one, whatever `times` says. Samples are in the order of the prompts; a failed request is a
     sample with an error, never an exception.
     """
-    if client is None:
-        async with Client(target, connect) as own:
-            return await run_load(target, prompts, times, concurrency=concurrency, advance=advance, client=own)
     firsts = [(p, at if p.at is None else p.at) for p, at in zip(prompts, times, strict=True) if p.follows < 0]
     run = _Run(client, prompts, concurrency, advance)
     with _no_collection():

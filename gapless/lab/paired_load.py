@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
 from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
 from gapless.lab.datasets import Prompt, Source
-from gapless.lab.http import Client
+from gapless.lab.http import Client, with_client
 from gapless.lab.load import run_load
 from gapless.lab.probe import one_reply, pick_model, try_fields
 from gapless.lab.records import LoadRun
@@ -20,7 +20,6 @@ from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summ
 from gapless.lab.target import Target
 from gapless.lab.workload import build, cut, find_source
 
-T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
 """A field that makes servers send the ids of what they generate."""
 
@@ -49,23 +48,22 @@ class PairedLoad:
         self._made: tuple[int, list[Prompt]] | None = None
         """The latest pair, and its prompts."""
 
-    def meet(self, servers: Sequence[Live]) -> None:
+    async def meet(self, servers: Sequence[Live]) -> None:
         """Ask both servers for their models and for the fields they refuse; a field that one refuses neither gets.
 
         Raises ServerError and ConfigError as bench_serve does.
         """
-        asyncio.run(self._meet(servers))
-
-    async def _meet(self, servers: Sequence[Live]) -> None:
         named = [replace(self.plan.target, base_url=server.url, api_key=server.api_key) for server in servers]
-        models = [await _asked(target, pick_model) for target in named]
+        models = [await with_client(target, pick_model) for target in named]
         smallest = min(models, key=lambda model: model.max_len or 1 << 40)
         self.plan = fitted(self.plan, smallest, lambda text: None)
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
         if self._found is None:
-            self._found = await _asked(named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer))
+            self._found = await with_client(
+                named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer)
+            )
         check_prompts(self.plan, self.prompts(0), smallest)
-        found = [await _asked(target, self._fields) for target in named]
+        found = [await with_client(target, self._fields) for target in named]
         omit = {name for target in found for name in target.omit}
         body = min((target.extra_body for target in found), key=len)
         self._targets = [replace(target, omit=tuple(sorted(omit)), extra_body=body) for target in found]
@@ -92,12 +90,13 @@ class PairedLoad:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
             assert self._found is not None, "meet() comes first"
             cutting = partial(cut, self.plan.work, self._found, self.prompts(pair))
-            self._made = pair, asyncio.run(_asked(self._targets[arm], cutting))
+            self._made = pair, asyncio.run(with_client(self._targets[arm], cutting))
         prompts = self._made[1]
         times = self.plan.arrivals.times(len(prompts), self.seed(pair))
         target = self._targets[arm]
         with raised_priority(self._priority):
-            run = asyncio.run(run_load(target, prompts, times, concurrency=self.plan.concurrency))
+            load = partial(run_load, prompts=prompts, times=times, concurrency=self.plan.concurrency)
+            run = asyncio.run(with_client(target, load))
         if all(sample.error for sample in run.samples):
             raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
         summary = summarise(run, prompts)
@@ -120,12 +119,6 @@ class PairedLoad:
             "extra_body": dict(target.extra_body),
             "not_sent": list(target.omit),
         }
-
-
-async def _asked(target: Target, ask: Callable[[Client], Awaitable[T]]) -> T:
-    """Return what `ask` does with a client of its own."""
-    async with Client(target) as client:
-        return await ask(client)
 
 
 def figures(summary: LoadSummary) -> dict[str, float]:

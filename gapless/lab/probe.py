@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import Client, HttpAnswer, Piece
+from gapless.lab.http import Client, HttpAnswer, Piece, with_client
 from gapless.lab.records import Sample
 from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target
@@ -50,12 +51,7 @@ async def get(client: Client, path: str) -> HttpAnswer:
 
 def fetch(target: Target, path: str) -> bytes:
     """Return the body of one GET. Raises ServerError. Runs an event loop of its own."""
-
-    async def body() -> bytes:
-        async with Client(target) as client:
-            return (await get(client, path)).body
-
-    return asyncio.run(body())
+    return asyncio.run(with_client(target, partial(get, path=path))).body
 
 
 def _check(target: Target, path: str, answer: HttpAnswer) -> None:

@@ -97,7 +97,7 @@ class Made:
         self.plan = plan
         self.rng = random.Random(1)
 
-    def meet(self, servers: object) -> None: ...
+    async def meet(self, servers: object) -> None: ...
 
     def described(self) -> dict[str, Any]:
         return {}

@@ -10,6 +10,7 @@ from lab.scripted import Deadlock, Model, Network, play, respond
 
 from gapless.lab.arrivals import Arrivals
 from gapless.lab.datasets import Lengths, Prompt, Source, Workload, multi_turn_prompts, random_prompts
+from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.summary import peak_concurrency, summarise
 from gapless.lab.target import Target
@@ -24,7 +25,7 @@ def prompts(count: int, output: int = 5) -> list[Prompt]:
 
 def load(model, wanted, times, delay=0.0, target=TARGET, **options):
     network = Network(model, delay)
-    return play(run_load(target, wanted, times, connect=network, **options)), network
+    return play(run_load(Client(target, network), wanted, times, **options)), network
 
 
 def test_known_delays_are_reported_exactly():
@@ -194,7 +195,7 @@ def test_cancelling_leaves_no_connection():
     network = Network(model)
 
     async def main():
-        task = asyncio.create_task(run_load(TARGET, prompts(3), [0.0] * 3, connect=network))
+        task = asyncio.create_task(run_load(Client(TARGET, network), prompts(3), [0.0] * 3))
         await asyncio.sleep(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
