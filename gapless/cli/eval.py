@@ -18,7 +18,7 @@ from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import Comparison, EvalResult, mark, read_result
+from gapless.lab.eval_report import Comparison, EvalResult, read_result
 from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
 from gapless.lab.progress import progress
 from gapless.lab.records import Sample
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     questions, pool = gather(flags)
     contents = [flags.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, contents)
-    report = mark(flags, questions, contents, answers)
+    report = EvalResult(flags, questions, contents, answers)
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {"target": about, "data": _data(flags), **report.json()})

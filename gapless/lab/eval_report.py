@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.lab.eval_questions import MATCHES, RULES, Extracted, Question, find, is_right
+from gapless.lab.eval_questions import MATCHES, RULES, Question, find, is_right
 from gapless.lab.eval_run import EvalFlags, prompt_hash
 from gapless.lab.records import Sample
 from gapless.lab.target import Content
@@ -55,41 +55,29 @@ class Share(NamedTuple):
         return {"n": self.n, "correct": self.right, **numbers}
 
 
-class EvalResult(NamedTuple):
-    """One evaluation."""
+class EvalResult:
+    """One evaluation: its questions and their answers, marked. An answer with an error is wrong."""
 
-    flags: EvalFlags
-    kinds: Sequence[str]
-    """Those of RULES that its questions are of."""
-    records: Sequence[Mapping[str, Any]]
-    """What the file keeps of each question: how it was answered, and what either rule makes of that."""
-
-    @property
-    def match(self) -> str:
+    def __init__(
+        self, flags: EvalFlags, questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]
+    ) -> None:
+        self.flags = flags
+        self.match = flags.match
         """The rule that decides."""
-        return self.flags.match
-
-    @property
-    def other(self) -> str:
-        """The rule that does not."""
-        return MATCHES[self.match == MATCHES[0]]
+        self.other = MATCHES[self.match == MATCHES[0]]
+        self.kinds = sorted({"choice" if question.options else "number" for question in questions})
+        """Those of RULES that its questions are of."""
+        asked = zip(questions, contents, answers, strict=True)
+        self.records = [_record(question, content, answer, self.match) for question, content, answer in asked]
+        """What the file keeps of each question: how it was answered, and what either rule makes of that."""
+        self.errors = [row for row in self.records if row["error"]]
+        self.cut = sum(row["finish_reason"] == "length" for row in self.records)
+        self.total = self.share(self.match)
 
     def share(self, match: str, category: str | None = None) -> Share:
         """Count who is right by a rule, in one category or in all."""
         chosen = [is_right(row[match], row["gold"]) for row in self.records if category in (None, row["category"])]
         return Share(sum(chosen), len(chosen))
-
-    @property
-    def total(self) -> Share:
-        return self.share(self.match)
-
-    @property
-    def errors(self) -> list[Mapping[str, Any]]:
-        return [row for row in self.records if row["error"]]
-
-    @property
-    def cut(self) -> int:
-        return sum(row["finish_reason"] == "length" for row in self.records)
 
     def rows(self) -> list[tuple[str, Share, Share]]:
         """(category, by the deciding rule, by the other), sorted by name, the whole last."""
@@ -143,33 +131,14 @@ def _line(name: str, width: int, share: Share, beside: Share) -> str:
     return f"{name:<{width}}  {share.n:>6}  {numbers}  {100 * beside.accuracy:>8.2f}%"
 
 
-def mark(
-    flags: EvalFlags, questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]
-) -> EvalResult:
-    """Mark the answers. One with an error is wrong."""
-    records = []
-    for question, content, answer in zip(questions, contents, answers, strict=True):
-        found = Extracted("", "") if answer.error else find(question, answer.text)
-        extracted = getattr(found, flags.match)
-        record = {
-            **{"id": question.id, "category": question.category, "prompt_sha256": prompt_hash(content)},
-            **{"text": answer.text, "extracted": extracted, "gold": question.gold},
-            **{"correct": is_right(extracted, question.gold), "strict": found.strict, "flexible": found.flexible},
-            **{"finish_reason": answer.finish, "output_tokens": answer.output_tokens, "error": answer.error},
-        }
-        records.append(record)
-    return EvalResult(flags, sorted({"choice" if question.options else "number" for question in questions}), records)
-
-
-class Flip(NamedTuple):
-    """A question that one of the two got right. `a` and `b` are what was extracted."""
-
-    id: str
-    category: str
-    gold: str
-    a: str
-    b: str
-    a_right: bool
+def _record(question: Question, content: Content, answer: Sample, match: str) -> dict[str, Any]:
+    found = find(question, "" if answer.error else answer.text)
+    return {
+        **{"id": question.id, "category": question.category, "prompt_sha256": prompt_hash(content)},
+        **{"text": answer.text, "extracted": found[match], "gold": question.gold},
+        **{"correct": is_right(found[match], question.gold), **found},
+        **{"finish_reason": answer.finish, "output_tokens": answer.output_tokens, "error": answer.error},
+    }
 
 
 class Comparison:
@@ -187,10 +156,12 @@ class Comparison:
         self.both_right = sum(x["correct"] and y["correct"] for x, y in pairs)
         self.both_wrong = sum(not x["correct"] and not y["correct"] for x, y in pairs)
         self.flips = [
-            Flip(x["id"], x["category"], x["gold"], x["extracted"], y["extracted"], x["correct"])
+            {key: x[key] for key in ("id", "category", "gold")}
+            | {"a": x["extracted"], "b": y["extracted"], "a_right": x["correct"]}
             for x, y in pairs
             if x["correct"] != y["correct"]
         ]
+        """Questions that one of the two got right. `a` and `b` are what was extracted."""
         self.other_prompt = sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs)
         """Questions that were asked in other words."""
         self.same_text = sum(x["text"] == y["text"] for x, y in pairs)
@@ -200,7 +171,7 @@ class Comparison:
     @property
     def lost(self) -> int:
         """Right in A alone."""
-        return sum(flip.a_right for flip in self.flips)
+        return sum(flip["a_right"] for flip in self.flips)
 
     @property
     def gained(self) -> int:
@@ -232,8 +203,9 @@ class Comparison:
         if self.only_a or self.only_b:
             lines.append(f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone")
         for flip in self.flips:
-            who = "A" if flip.a_right else "B"
-            lines.append(f"{flip.id} ({flip.category}): gold {flip.gold}, A {_cut(flip.a)}, B {_cut(flip.b)}: {who}")
+            who = "A" if flip["a_right"] else "B"
+            said = f"gold {flip['gold']}, A {_cut(flip['a'])}, B {_cut(flip['b'])}"
+            lines.append(f"{flip['id']} ({flip['category']}): {said}: {who}")
         return lines
 
     def json(self) -> dict[str, Any]:
@@ -244,7 +216,7 @@ class Comparison:
             "kind": f"{KIND}-compare",
             **{name: getattr(self, name) for name in counts},
             **tested,
-            "flips": [flip._asdict() for flip in self.flips],
+            "flips": self.flips,
         }
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -164,15 +164,6 @@ def _decode(data: Any, kind: type[T], where: str) -> T:
         raise ConfigError(f"{where}: not a recording: {error}") from error
 
 
-class Idle(NamedTuple):
-    """Idle time of one cause, ns."""
-
-    cause: str
-    total: int
-    gaps: int
-    longest: int
-
-
 class TraceSummary:
     """What `gapless trace summary` shows of a recording, with its `worst` longest bubbles. Times are ns."""
 
@@ -190,6 +181,7 @@ class TraceSummary:
         self.enqueueing = int(enqueueing.clip(min=0).sum())
         """The part of `busy` in which the host was still enqueueing that very step."""
         self.idle = _idle(gaps)
+        """(cause, idle time, number of gaps, the longest), the worst cause first."""
         bubbles = [gap for gap in gaps if gap.cause != "no_work"]
         self.worst = sorted(bubbles, key=lambda gap: gap.start - gap.end)[:worst]
         self.start = steps[0].planning_at if steps else 0
@@ -199,12 +191,12 @@ class TraceSummary:
         self.requests = len(recording.requests)
 
 
-def _idle(gaps: Sequence[Gap]) -> list[Idle]:
+def _idle(gaps: Sequence[Gap]) -> list[tuple[str, int, int, int]]:
     lengths: dict[str, list[int]] = {}
     for gap in gaps:
         lengths.setdefault(gap.cause, []).append(gap.end - gap.start)
-    found = [Idle(cause, sum(each), len(each), max(each)) for cause, each in lengths.items()]
-    return sorted(found, key=lambda idle: -idle.total)
+    found = [(cause, sum(each), len(each), max(each)) for cause, each in lengths.items()]
+    return sorted(found, key=lambda idle: -idle[1])
 
 
 def _spread(values: Sequence[int]) -> tuple[float, float]:

@@ -121,7 +121,7 @@ def test_answers_and_marks_are_those_of_gapless_eval(demo):
         worked = sample["doc"]["answer"]
         question = Question("", "", sample["doc"]["question"], worked.rpartition("#### ")[2], worked)
         assert texts[asked[completion_prompt(question, ())]] == text
-        found = getattr(find(question, text), FILTERS[name])
+        found = find(question, text)[FILTERS[name]]
         assert (found or "[invalid]") == extracted
         assert is_right(found, question.gold) == bool(sample["metrics"]["exact_match"])
         right[name] += is_right(found, question.gold)

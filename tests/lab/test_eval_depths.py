@@ -7,7 +7,7 @@ from typing import Any
 
 from gapless import AsyncLLM
 from gapless.lab.eval_questions import Question, demo_questions
-from gapless.lab.eval_report import Comparison, EvalResult, mark
+from gapless.lab.eval_report import Comparison, EvalResult
 from gapless.lab.eval_run import EvalFlags, ask_engine
 
 QUESTIONS = demo_questions(64, 11)
@@ -28,7 +28,7 @@ def evaluate(questions: list[Question], task: EvalFlags, **engine: Any) -> EvalR
 
     answers = asyncio.run(run())
     assert most == task.concurrency - 1, "one had just ended"
-    return mark(task, questions, contents, answers)
+    return EvalResult(task, questions, contents, answers)
 
 
 def test_depth_changes_no_answer() -> None:

@@ -15,7 +15,7 @@ from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import Comparison, EvalResult, Share, mark, mcnemar, read_result
+from gapless.lab.eval_report import Comparison, EvalResult, Share, mcnemar, read_result
 from gapless.lab.eval_run import EvalFlags, ask_server, prompt_hash
 from gapless.lab.records import Sample
 from gapless.lab.target import Target
@@ -90,7 +90,7 @@ def answered(text: str, finish: str = "", tokens: int = 0, error: str = "") -> S
 
 def report(rows: list[tuple[Question, Sample]], match: str = "flexible") -> EvalResult:
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return mark(EvalFlags(match=match), questions, [one.text for one in questions], answers)
+    return EvalResult(EvalFlags(match=match), questions, [one.text for one in questions], answers)
 
 
 def test_what_counts_as_right() -> None:
@@ -150,7 +150,7 @@ def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
 def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
     rows = [(question(number), answered(text)) for number, text in answers.items()]
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return mark(EvalFlags(), questions, [one.text + prompt for one in questions], answers).json()
+    return EvalResult(EvalFlags(), questions, [one.text + prompt for one in questions], answers).json()
 
 
 def test_two_results_are_compared_question_by_question() -> None:
@@ -159,7 +159,7 @@ def test_two_results_are_compared_question_by_question() -> None:
     found = Comparison(a, b)
     assert (found.n, found.both_right, found.both_wrong, found.lost, found.gained) == (5, 2, 1, 1, 1)
     assert (found.only_a, found.only_b, found.same_text, found.other_prompt) == (1, 1, 2, 0)
-    assert [(flip.id, flip.a, flip.b, flip.a_right) for flip in found.flips] == [
+    assert [(flip["id"], flip["a"], flip["b"], flip["a_right"]) for flip in found.flips] == [
         ("q3", "3", "0", True),
         ("q4", "0", "4", False),
     ]

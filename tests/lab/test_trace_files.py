@@ -159,9 +159,9 @@ def test_a_summary_counts_steps_and_their_time():
     assert found.busy == 4_000 + 900 + 2_000 + 1_000 + 1_000
     # 5,000 to 5,100 and 6,000 to 7,000; around the missing step nothing is known.
     assert found.span == found.busy + 100 + 1_000
-    assert {idle.cause: (idle.total, idle.gaps, idle.longest) for idle in found.idle} == {
-        "host_late": (90 + 990, 2, 990),
-        "launch": (10 + 10, 2, 10),
+    assert {cause: numbers for cause, *numbers in found.idle} == {
+        "host_late": [90 + 990, 2, 990],
+        "launch": [10 + 10, 2, 10],
     }
     (worst,) = found.worst
     assert (worst.cause, worst.end - worst.start, worst.step) == ("host_late", 990, 3)
