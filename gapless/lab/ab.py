@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -12,16 +12,16 @@ from typing import Any
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Live, live
+from gapless.lab.bench import Say
 from gapless.lab.compare import ArmRun, compare
 from gapless.lab.paired_load import PairedLoad, Played
 from gapless.lab.report import judge, pairs_of
 
 WARM_UP_PAIR = 1_000_000
 """Number of the warm-up pair, so that its seed is far from those of the pairs that count."""
-Tell = Callable[[str], None]
 
 
-def run_experiment(setup: Setup, tell: Tell) -> dict[str, Any]:
+def run_experiment(setup: Setup, tell: Say) -> dict[str, Any]:
     """Start what is to be started, run everything, judge, and return the report (see gapless.lab.report).
 
     Raises ConfigError for a request that does not fit into a model, ArmError or ServerError for a server.
@@ -42,7 +42,7 @@ def run_experiment(setup: Setup, tell: Tell) -> dict[str, Any]:
     return judge(setup, load.described(), runs, servers, created)
 
 
-def _start(setup: Setup, load: PairedLoad, stack: ExitStack, tell: Tell) -> tuple[Live, Live]:
+def _start(setup: Setup, load: PairedLoad, stack: ExitStack, tell: Say) -> tuple[Live, Live]:
     """Both servers up, asked and warm, until `stack` closes."""
     up = []
     for arm in setup.arms:
@@ -57,7 +57,7 @@ def _start(setup: Setup, load: PairedLoad, stack: ExitStack, tell: Tell) -> tupl
 
 
 def _pair(
-    setup: Setup, load: PairedLoad, servers: Sequence[Live], pair: int, began: float, tell: Tell
+    setup: Setup, load: PairedLoad, servers: Sequence[Live], pair: int, began: float, tell: Say
 ) -> Iterator[ArmRun]:
     flags = setup.flags
     order = (0, 1) if flags.a_first(setup.load.work.seed)[pair] else (1, 0)

@@ -17,7 +17,8 @@ from gapless.lab import probe
 from gapless.lab.datasets import Prompt
 from gapless.lab.eval_questions import MATCHES, Question, chat_messages, completion_prompt, examples_for
 from gapless.lab.http import Client, Connect
-from gapless.lab.load import Advance, run_load
+from gapless.lab.load import run_load
+from gapless.lab.progress import Advance
 from gapless.lab.records import Sample
 from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
 

@@ -11,18 +11,16 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, HttpAnswer, HttpError
+from gapless.lab.progress import Advance
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import read_reply
 from gapless.lab.stats import spread
-
-Advance = Callable[[int], None]
-"""Called with the number of requests that have ended."""
 
 SIDE_PROMPT = "Hi"
 HEARTBEAT = 0.05

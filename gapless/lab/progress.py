@@ -12,6 +12,7 @@ from typing import IO
 REDRAW_SECONDS = 0.5
 LINE_SECONDS = 10.0
 Advance = Callable[[int], None]
+"""Called with the number of what is done so far."""
 
 
 @contextmanager
