@@ -23,6 +23,7 @@ from gapless.lab.datasets import Workload
 from gapless.lab.distributions import t_power
 from gapless.lab.paired_load import PairedLoad
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, spread_of
+from gapless.lab.summary import figures
 
 ALPHA, POWER = 0.05, 0.8
 
@@ -36,7 +37,7 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
         asyncio.run(load.meet((server, server)))
         load.play(0, 1_000_000)
         for pair in range(experiments * pairs):
-            played = [load.play(which, pair).metrics for which in (0, 1)]
+            played = [figures(load.play(which, pair).summary) for which in (0, 1)]
             for key in JUDGED:
                 runs[key].append([float(f"{metrics.get(key, 0.0):.5g}") for metrics in played])
         described, facts = load.described(), dict(server.facts)

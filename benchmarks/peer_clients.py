@@ -11,10 +11,10 @@ from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Self
 
+from gapless.lab.bench import raised_priority
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import with_client
 from gapless.lab.load import run_load
-from gapless.lab.paired_load import raised_priority
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.target import Target
 

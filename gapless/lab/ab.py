@@ -12,10 +12,11 @@ from typing import Any
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Live, live
-from gapless.lab.bench import Say
+from gapless.lab.bench import BenchResult, Say
 from gapless.lab.compare import ArmRun, compare
-from gapless.lab.paired_load import PairedLoad, Played
+from gapless.lab.paired_load import PairedLoad
 from gapless.lab.report import judge, pairs_of
+from gapless.lab.summary import figures
 
 WARM_UP_PAIR = 1_000_000
 """Number of the warm-up pair, so that its seed is far from those of the pairs that count."""
@@ -65,15 +66,16 @@ def _pair(
         time.sleep(flags.pause)
         busy = environment.wait_until_quiet(flags.quiet, flags.quiet_wait)
         average, gpus, at = environment.load_average(), environment.gpu_states(), time.monotonic() - began
-        played = load.play(arm, pair)
-        tell(f"pair {pair + 1}/{flags.runs} {LETTERS[arm]}: {_in_short(played)}, busy before {busy}")
-        yield ArmRun(LETTERS[arm], pair, arm == order[0], load.seed(pair), at, busy, average, gpus, *played)
+        result = load.play(arm, pair)
+        tell(f"pair {pair + 1}/{flags.runs} {LETTERS[arm]}: {_in_short(result)}, busy before {busy}")
+        made = result.run, figures(result.summary), result.notes
+        yield ArmRun(LETTERS[arm], pair, arm == order[0], load.seed(pair), at, busy, average, gpus, *made)
 
 
-def _in_short(played: Played) -> str:
-    failed = sum(bool(sample.error) for sample in played.load.samples)
-    rate = played.metrics["output_throughput"]
-    return f"{rate:.0f} tokens/s in {played.load.duration:.1f} s" + (f", {failed} failed" if failed else "")
+def _in_short(result: BenchResult) -> str:
+    totals = result.summary.totals
+    failed = f", {totals['failed']} failed" if totals["failed"] else ""
+    return f"{totals['output_throughput']:.0f} tokens/s in {totals['duration']:.1f} s{failed}"
 
 
 def _decided(setup: Setup, runs: Sequence[ArmRun], pairs: int) -> bool:

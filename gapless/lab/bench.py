@@ -117,20 +117,22 @@ async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | Non
             with bar("warm-up", plan.num_warmups) as advance:
                 zeros = [0.0] * len(warm_up)
                 await run_load(client, warm_up, zeros, concurrency=plan.concurrency, advance=advance)
-        return await _measure(plan, client, prompts, [found.note] if found.note else [], bar)
+        notes = [found.note] if found.note else []
+        if plan.target.omit:
+            notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
+        return await measure(plan, prompts, notes, bar, client)
 
 
-async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
+async def measure(plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client) -> BenchResult:
+    """Send the prompts as the plan says. `notes` come before those that the run gives cause for."""
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
         run = await run_load(client, prompts, times, concurrency=plan.concurrency, advance=advance)
     side = await beside.stop() if beside else {}
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
-    if plan.target.omit:
-        notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
-    notes += remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
-    return BenchResult(plan, run, prompts, summary, tuple(notes), side)
+    remarked = remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
+    return BenchResult(plan, run, prompts, summary, (*notes, *remarked), side)
 
 
 def schedule_name(plan: LoadPlan) -> str:

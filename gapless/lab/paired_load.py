@@ -6,30 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.base.errors import ServerError
 from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
-from gapless.lab.datasets import Prompt, Source
+from gapless.lab.bench import BenchResult, LoadPlan, check_prompts, fitted, measure, raised_priority, schedule_name
+from gapless.lab.datasets import Prompt, Source, Workload
 from gapless.lab.http import Client, with_client
-from gapless.lab.load import run_load
 from gapless.lab.probe import one_reply, pick_model, try_fields
-from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summarise
+from gapless.lab.progress import progress
 from gapless.lab.target import Target
 from gapless.lab.workload import build, cut, find_source
 
 TOKEN_IDS = "return_token_ids"
 """A field that makes servers send the ids of what they generate."""
-
-
-class Played(NamedTuple):
-    """One run. `notes` are what a reader must know of it."""
-
-    load: LoadRun
-    metrics: dict[str, float]
-    notes: tuple[str, ...] = ()
 
 
 class PairedLoad:
@@ -79,29 +69,29 @@ class PairedLoad:
     def prompts(self, pair: int) -> list[Prompt]:
         """Return the prompts of both runs of a pair; texts are not cut to their lengths yet."""
         assert self._found is not None, "meet() comes first"
-        return build(replace(self.plan.work, seed=self.seed(pair)), self._found)
+        return build(self._work(pair), self._found)
 
     def seed(self, pair: int) -> int:
         return self.plan.work.seed + pair
 
-    def play(self, arm: int, pair: int) -> Played:
+    def _work(self, pair: int) -> Workload:
+        return replace(self.plan.work, seed=self.seed(pair))
+
+    def play(self, arm: int, pair: int) -> BenchResult:
         """One run of load on arm 0 or 1. Raises ServerError when no request succeeded."""
+        target = self._targets[arm]
         if self._made is None or self._made[0] != pair:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
             assert self._found is not None, "meet() comes first"
             cutting = partial(cut, self.plan.work, self._found, self.prompts(pair))
-            self._made = pair, asyncio.run(with_client(self._targets[arm], cutting))
-        prompts = self._made[1]
-        times = self.plan.arrivals.times(len(prompts), self.seed(pair))
-        target = self._targets[arm]
+            self._made = pair, asyncio.run(with_client(target, cutting))
+        plan = replace(self.plan, target=target, work=self._work(pair))
         with raised_priority(self._priority):
-            load = partial(run_load, prompts=prompts, times=times, concurrency=self.plan.concurrency)
-            run = asyncio.run(with_client(target, load))
-        if all(sample.error for sample in run.samples):
-            raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
-        summary = summarise(run, prompts)
-        notes = remarks(summary, run, prompts, exact_outputs=target.full_answers)
-        return Played(run, figures(summary), tuple(notes))
+            measuring = partial(measure, plan, self._made[1], [], partial(progress, wanted=False))
+            result = asyncio.run(with_client(target, measuring))
+        if not result.summary.totals["completed"]:
+            raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {result.run.samples[0].error}")
+        return result
 
     def described(self) -> dict[str, Any]:
         """What every run plays, for the report."""
@@ -119,10 +109,3 @@ class PairedLoad:
             "extra_body": dict(target.extra_body),
             "not_sent": list(target.omit),
         }
-
-
-def figures(summary: LoadSummary) -> dict[str, float]:
-    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
-    held = [name for name in METRICS if summary.spreads[name].n]
-    values = result_json(summary, held)
-    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

@@ -163,6 +163,13 @@ def result_json(summary: LoadSummary, metrics: Sequence[str]) -> dict[str, Any]:
     return {**result, "client": dict(summary.client)}
 
 
+def figures(summary: LoadSummary) -> dict[str, float]:
+    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
+    held = [name for name in METRICS if summary.spreads[name].n]
+    values = result_json(summary, held)
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+
+
 def detailed_json(summary: LoadSummary, run: LoadRun) -> dict[str, Any]:
     """A list per request each, for --save-detailed. Seconds."""
     samples = run.samples

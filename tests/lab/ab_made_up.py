@@ -10,10 +10,9 @@ from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Live, arms_from_flags
 from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import ArmRun
-from gapless.lab.paired_load import figures
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.report import judge
-from gapless.lab.summary import summarise
+from gapless.lab.summary import figures, summarise
 
 TOKENS = 8
 
