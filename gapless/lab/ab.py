@@ -84,4 +84,4 @@ def _decided(setup: Setup, runs: Sequence[ArmRun], pairs: int) -> bool:
         return False
     judged = setup.flags.judged
     rows = compare(pairs_of(runs), judged, setup.flags.rules_at(pairs))
-    return bool(rows) and rows[0].metric.key == judged[0] and rows[0].verdict in ("better", "worse")
+    return bool(rows) and rows[0]["key"] == judged[0] and rows[0]["verdict"] in ("better", "worse")

@@ -8,7 +8,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     workload    what every run played
     arms        two of {letter, name, url, flags, own_flags, server, completed, failed, duration_s: [least, most], ...}
     host        cpu, vector, cores, memory_bytes, system, python, gpus
-    metrics     one object a metric: gapless.lab.compare.MetricRow, the metric's own fields laid in
+    metrics     one object a metric, as gapless.lab.compare.compare describes it
     runs        one object a run, in the order of time
     requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say
     tokens      what gapless.lab.same_tokens.compare_tokens found
@@ -26,7 +26,7 @@ import gapless
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
+from gapless.lab.compare import ArmRun, Pair, compare
 from gapless.lab.same_tokens import compare_tokens
 from gapless.lab.stats import percentile
 from gapless.lab.summary import METRICS, request_figures
@@ -73,7 +73,7 @@ def judge(
         "workload": dict(workload),
         "arms": [_arm(*side, runs) for side in zip(setup.arms, servers, strict=True)],
         "host": environment.describe_host(),
-        "metrics": [_metric(row) for row in rows],
+        "metrics": rows,
         "runs": [_run(run) for run in runs],
         "requests": {name: _requests(runs, name) for name in METRICS},
         "tokens": tokens,
@@ -115,14 +115,6 @@ def _mean_std(values: Sequence[float]) -> list[float]:
 
 def _range(values: Sequence[float]) -> list[float] | None:
     return [round(min(values), 4), round(max(values), 4)] if values else None
-
-
-def _metric(row: MetricRow) -> dict[str, Any]:
-    fields = row._asdict()
-    metric = fields.pop("metric")
-    for name in ("drift", "a_tail", "b_tail"):
-        fields[name] = fields[name]._asdict() if fields[name] is not None else None
-    return {**metric._asdict(), **fields}
 
 
 def _run(run: ArmRun) -> dict[str, Any]:
@@ -172,8 +164,8 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
     }
 
 
-def _not_judged(asked: Sequence[str], rows: Sequence[MetricRow]) -> list[str]:
-    judged = {row.metric.key for row in rows}
+def _not_judged(asked: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    judged = {row["key"] for row in rows}
     lost = [key for key in asked if key not in judged]
     return [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
 
@@ -203,21 +195,22 @@ def _about_runs(runs: Sequence[ArmRun], quiet: float) -> list[str]:
     return found
 
 
-def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
+def _about_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
     for row in rows:
-        if row.a_tail and row.a_tail.behind_a_run < 3:
-            worst = "worst one" if row.a_tail.behind_a_run == 1 else f"{row.a_tail.behind_a_run} worst"
+        label, tail, drift = row["label"], row["a_tail"], row["drift"]
+        if tail and tail["behind_a_run"] < 3:
+            worst = "worst one" if tail["behind_a_run"] == 1 else f"{tail['behind_a_run']} worst"
             found.append(
-                f"{row.metric.label} of a run is its {worst} of "
-                f"{row.a_tail.samples // row.n} samples: more requests a run make it a tail"
+                f"{label} of a run is its {worst} of {tail['samples'] // row['n']} samples: "
+                "more requests a run make it a tail"
             )
-        if row.drift and row.drift.p < 0.01 and abs(row.drift.slope) * row.n > 0.02:
+        if drift and drift["p"] < 0.01 and abs(drift["slope"]) * row["n"] > 0.02:
             found.append(
-                f"{row.metric.label} drifted by {row.drift.slope * (row.n - 1):+.1%} over the experiment "
-                f"(p = {row.drift.p:.2g}); ABBA order keeps a steady drift out of Δ"
+                f"{label} drifted by {drift['slope'] * (row['n'] - 1):+.1%} over the experiment "
+                f"(p = {drift['p']:.2g}); ABBA order keeps a steady drift out of Δ"
             )
-    if any(row.verdict == "unknown" for row in rows):
+    if any(row["verdict"] == "unknown" for row in rows):
         found.append("too few runs to judge: at least 4 an arm are needed")
     return found
 
