@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import Comparison, EvalResult, read_result
 from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
+from gapless.lab.http import with_client
 from gapless.lab.progress import progress
 from gapless.lab.records import Sample
 from gapless.lab.target import Content
@@ -93,7 +95,8 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
         model = engine["model"] if "model" in settings.typed else ""
         target = flags.target(flags.base_url, model, settings.api_key, {}, timeout=ANSWER_SECONDS)
         with bar as advance:
-            target, answers = asyncio.run(ask_server(target, flags, contents, advance))
+            asking = partial(ask_server, flags=flags, contents=contents, advance=advance)
+            target, answers = asyncio.run(with_client(target, asking))
         return {"server": target.base_url, "model": target.model, "not_sent": list(target.omit)}, answers
     only_there = {"header", "extra_body", "insecure"}
     settings.refuse(EvalFlags, settings.given(EvalFlags).keys() - only_there, "goes with --base-url")

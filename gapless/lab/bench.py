@@ -13,7 +13,7 @@ from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
 from gapless.lab.datasets import MADE_UP, Prompt, Workload
-from gapless.lab.http import Client, Connect
+from gapless.lab.http import Client
 from gapless.lab.load import SideLoad, run_load
 from gapless.lab.progress import Advance
 from gapless.lab.records import LoadRun
@@ -92,35 +92,34 @@ class BenchResult(NamedTuple):
         return result
 
 
-async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
-    """Measure a server.
+async def bench_serve(client: Client, plan: LoadPlan, say: Say, bar: Bar) -> BenchResult:
+    """Measure the server of the plan, with a client of its target.
 
     Raises ServerError when it is not there, refuses the key, has no such model or refuses the first request;
     ConfigError for a workload that does not fit the model, or whose file is wrong.
     """
-    async with Client(plan.target, connect) as client:
-        if plan.ready_seconds > 0:
-            await probe.wait_ready(client, plan.ready_seconds)
-        model = await probe.pick_model(client)
-        plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
-        client.target = plan.target
-        found = await find_source(plan.work, client, plan.tokenizer)
-        prompts = await cut(plan.work, found, build(plan.work, found), client)
-        check_prompts(plan, prompts, model)
-        warm_up = warm_up_prompts(prompts, found, max(1, plan.num_warmups))
-        first = warm_up[0]
-        plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
-        limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-        asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
-        say(f"{asked}: {schedule_name(plan)}{limit}")
-        if plan.num_warmups:
-            with bar("warm-up", plan.num_warmups) as advance:
-                zeros = [0.0] * len(warm_up)
-                await run_load(client, warm_up, zeros, concurrency=plan.concurrency, advance=advance)
-        notes = [found.note] if found.note else []
-        if plan.target.omit:
-            notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
-        return await measure(plan, prompts, notes, bar, client)
+    if plan.ready_seconds > 0:
+        await probe.wait_ready(client, plan.ready_seconds)
+    model = await probe.pick_model(client)
+    plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
+    client.target = plan.target
+    found = await find_source(plan.work, client, plan.tokenizer)
+    prompts = await cut(plan.work, found, build(plan.work, found), client)
+    check_prompts(plan, prompts, model)
+    warm_up = warm_up_prompts(prompts, found, max(1, plan.num_warmups))
+    first = warm_up[0]
+    plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
+    limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
+    asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
+    say(f"{asked}: {schedule_name(plan)}{limit}")
+    if plan.num_warmups:
+        with bar("warm-up", plan.num_warmups) as advance:
+            zeros = [0.0] * len(warm_up)
+            await run_load(client, warm_up, zeros, concurrency=plan.concurrency, advance=advance)
+    notes = [found.note] if found.note else []
+    if plan.target.omit:
+        notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
+    return await measure(plan, prompts, notes, bar, client)
 
 
 async def measure(plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client) -> BenchResult:

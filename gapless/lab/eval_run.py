@@ -16,7 +16,7 @@ from gapless.base.params import SamplingParams
 from gapless.lab import probe
 from gapless.lab.datasets import Prompt
 from gapless.lab.eval_questions import MATCHES, Question, chat_messages, completion_prompt, examples_for
-from gapless.lab.http import Client, Connect
+from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.progress import Advance
 from gapless.lab.records import Sample
@@ -78,21 +78,20 @@ def prompt_hash(content: Content) -> str:
 
 
 async def ask_server(
-    target: Target, flags: EvalFlags, contents: Sequence[Content], advance: Advance, connect: Connect | None = None
+    client: Client, flags: EvalFlags, contents: Sequence[Content], advance: Advance
 ) -> tuple[Target, Sequence[Sample]]:
     """The target with its model's name, and an answer to each prompt in order. Nothing is asked twice.
 
     Raises ServerError when the server is not there, has no such model, or refuses a first question in any form.
     """
-    async with Client(target, connect) as client:
-        model = await probe.pick_model(client)
-        stop = {"stop": list(flags.stop)} if flags.stop else {}
-        body = {"temperature": flags.temperature, **stop, **target.extra_body}
-        client.target = replace(target, model=model.name, ignore_eos=False, extra_body=body)
-        client.target = target = await probe.try_fields(client, "Hello", 1)
-        prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
-        zeros = [0.0] * len(prompts)
-        run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance)
+    target, model = client.target, await probe.pick_model(client)
+    stop = {"stop": list(flags.stop)} if flags.stop else {}
+    body = {"temperature": flags.temperature, **stop, **target.extra_body}
+    client.target = replace(target, model=model.name, ignore_eos=False, extra_body=body)
+    client.target = target = await probe.try_fields(client, "Hello", 1)
+    prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
+    zeros = [0.0] * len(prompts)
+    run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance)
     return target, run.samples
 
 

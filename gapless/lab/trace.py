@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,14 +51,6 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     step: list[_Int64]
     group: Annotated[int, msgspec.Meta(ge=0)]
     chunks: list[tuple[_Int64, _Int64, _Int64]] = []
-
-
-class _GroupLine(msgspec.Struct, forbid_unknown_fields=True):
-    group: list[_Int64]
-
-
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    request: RequestRecord
 
 
 class _Head(msgspec.Struct):
@@ -105,9 +97,9 @@ def raw_lines(recording: Recording) -> bytes:
         keys = tuple(decode.tolist())
         if keys not in known:
             known[keys] = len(known)
-            lines.append(_GroupLine(list(keys)))
+            lines.append({"group": keys})
         lines.append(_Step(list(numbers), known[keys], [(chunk.key, chunk.start, chunk.size) for chunk in chunks]))
-    lines += [_Request(request) for request in recording.requests]
+    lines += [{"request": request} for request in recording.requests]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
@@ -117,13 +109,13 @@ def read_raw(data: bytes, where: str) -> Recording:
     head = _decode(first, _Head, f"{where}:1")
     if head.format != RAW_FORMAT:
         raise ConfigError(f"{where}:1: not a recording of this version ({RAW_FORMAT})")
-    steps, requests = [], []
+    steps, requests = list[StepRecord](), list[RequestRecord]()
     for number, line in enumerate(rest.splitlines(), 2):
         place = f"{where}:{number}"
         if line.startswith(b'{"group"'):
-            head.groups.append(_decode(line, _GroupLine, place).group)
+            head.groups += _decode(line, dict[Literal["group"], list[_Int64]], place).values()
         elif line.startswith(b'{"request"'):
-            requests.append(_decode(line, _Request, place).request)
+            requests += _decode(line, dict[Literal["request"], RequestRecord], place).values()
         elif line.strip():
             steps.append(_record(_decode(line, _Step, place), head, place))
     return Recording(StepTable.of(steps), requests)

@@ -31,7 +31,7 @@ def no_bar(what, total):
 def bench(model, **fields):
     said = []
     plan = LoadPlan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
-    report = play(bench_serve(plan, said.append, no_bar, Network(model)))
+    report = play(bench_serve(Client(plan.target, Network(model)), plan, said.append, no_bar))
     # Virtual seconds cost no processor time of their own, so the client seems busy.
     return report._replace(notes=tuple(note for note in report.notes if "of a core" not in note)), said
 
@@ -93,7 +93,7 @@ def test_what_may_be_wrong_with_a_server():
     with pytest.raises(
         ServerError, match=r"http://there:1: cannot connect: .*is a server running there\? \(gapless serve\)"
     ):
-        play(bench_serve(LoadPlan(TARGET), print, no_bar, refuse))
+        play(bench_serve(Client(TARGET, refuse), LoadPlan(TARGET), print, no_bar))
 
 
 def test_a_first_request_that_fails_ends_it():

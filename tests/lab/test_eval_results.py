@@ -17,6 +17,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_questions import Question
 from gapless.lab.eval_report import Comparison, EvalResult, Share, mcnemar, read_result
 from gapless.lab.eval_run import EvalFlags, ask_server, prompt_hash
+from gapless.lab.http import Client
 from gapless.lab.records import Sample
 from gapless.lab.target import Target
 
@@ -49,7 +50,7 @@ def asked(model: Model, numbers: list[int], task: EvalFlags) -> tuple[Target, Se
     contents = [task.content(question(number), []) for number in numbers]
     done: list[int] = []
     network = Network(model)
-    found: tuple[Target, Sequence[Sample]] = play(ask_server(target, task, contents, done.append, network))
+    found: tuple[Target, Sequence[Sample]] = play(ask_server(Client(target, network), task, contents, done.append))
     assert done == list(range(1, len(numbers) + 1))
     # The first connection looked at the server before.
     assert network.opened <= task.concurrency
@@ -77,9 +78,9 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         raise ConnectionRefusedError("no server")
 
     with pytest.raises(ServerError, match="is a server running there"):
-        asyncio.run(ask_server(Target("http://h"), EvalFlags(), ["x"], print, refused))
+        asyncio.run(ask_server(Client(Target("http://h"), refused), EvalFlags(), ["x"], print))
     with pytest.raises(ServerError, match="no model 'z'"):
-        play(ask_server(Target("http://h", "z"), EvalFlags(), ["x"], print, Network(Knows())))
+        play(ask_server(Client(Target("http://h", "z"), Network(Knows())), EvalFlags(), ["x"], print))
     with pytest.raises(ConfigError, match="concurrency must be a whole number from 1"):
         EvalFlags(concurrency=0)
 
