@@ -33,7 +33,7 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
     arm = Arm("A", "one server", flags=tuple(flags))
     runs: dict[str, list[list[float]]] = {key: [] for key in JUDGED}
     with live(arm) as server:
-        load = PairedLoad(LoadPlan(work=work, concurrency=concurrency), (arm, arm))
+        load = PairedLoad(LoadPlan(work=work, concurrency=concurrency))
         asyncio.run(load.meet((server, server)))
         load.play(0, 1_000_000)
         for pair in range(experiments * pairs):

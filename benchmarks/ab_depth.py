@@ -107,7 +107,7 @@ def batches(device: str) -> None:
         arm = Arm("A", f"depth {depth}", flags=(*both, "--depth", depth))
         with live(arm) as server:
             for limit in limits:
-                load = PairedLoad(LoadPlan(work=work, concurrency=limit), (arm, arm))
+                load = PairedLoad(LoadPlan(work=work, concurrency=limit))
                 asyncio.run(load.meet((server, server)))
                 answers[depth, limit] = [
                     sample._replace(place=8 * pair + sample.place)

@@ -39,7 +39,7 @@ def record(argv: Sequence[str]) -> int:
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)
-    print(trace.text_of(trace.TraceSummary(recording)))
+    print(trace.TraceSummary(recording))
     print(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}", file=sys.stderr)
     return 0
 
@@ -69,7 +69,7 @@ def summary(argv: Sequence[str]) -> int:
     options = command.read(argv, {}).options
     from gapless.lab import trace
 
-    print(trace.text_of(trace.TraceSummary(trace.read(options.FILE), options.worst)))
+    print(trace.TraceSummary(trace.read(options.FILE), options.worst))
     return 0
 
 

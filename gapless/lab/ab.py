@@ -29,7 +29,7 @@ def run_experiment(setup: Setup, tell: Say) -> dict[str, Any]:
     """
     began = time.monotonic()
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    load = PairedLoad(setup.load, setup.arms, setup.priority)
+    load = PairedLoad(setup.load, setup.priority)
     runs: list[ArmRun] = []
     with ExitStack() as stack:
         for pair in range(setup.flags.runs):

@@ -46,9 +46,6 @@ class LoadPlan:
     probe_rate: float = 0.0
     """Single-token requests a second beside the load; 0: none."""
 
-    def __post_init__(self) -> None:
-        self.arrivals.check()
-
 
 class BenchResult(NamedTuple):
     """What came out. `plan` has the model's name and the lengths that were used."""

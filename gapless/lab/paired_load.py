@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ServerError
-from gapless.lab.arms import Arm, Live
+from gapless.lab.arms import LETTERS, Live
 from gapless.lab.bench import BenchResult, LoadPlan, check_prompts, fitted, measure, raised_priority, schedule_name
 from gapless.lab.datasets import Prompt, Source, Workload
 from gapless.lab.http import Client, with_client
@@ -29,9 +29,8 @@ class PairedLoad:
     seed + k.
     """
 
-    def __init__(self, plan: LoadPlan, arms: Sequence[Arm], priority: str = "none") -> None:
+    def __init__(self, plan: LoadPlan, priority: str = "none") -> None:
         self.plan = plan
-        self._arms = arms
         self._priority = priority
         self._targets: list[Target] = []
         self._found: Source | None = None
@@ -90,7 +89,7 @@ class PairedLoad:
             measuring = partial(measure, plan, self._made[1], [], partial(progress, wanted=False))
             result = asyncio.run(with_client(target, measuring))
         if not result.summary.totals["completed"]:
-            raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {result.run.samples[0].error}")
+            raise ServerError(f"arm {LETTERS[arm]}: all requests failed: {result.run.samples[0].error}")
         return result
 
     def described(self) -> dict[str, Any]:

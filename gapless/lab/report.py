@@ -19,7 +19,7 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gapless
@@ -164,64 +164,53 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
     }
 
 
-def _not_judged(asked: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _not_judged(asked: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     judged = {row["key"] for row in rows}
-    lost = [key for key in asked if key not in judged]
-    return [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
+    if lost := [key for key in asked if key not in judged]:
+        yield f"not judged, since a run has no such figure: {', '.join(lost)}"
 
 
-def _about_runs(runs: Sequence[ArmRun], quiet: float) -> list[str]:
-    found = []
+def _about_runs(runs: Sequence[ArmRun], quiet: float) -> Iterator[str]:
     samples = {letter: [s for run in runs if run.letter == letter for s in run.load.samples] for letter in LETTERS}
     errors = {letter: [s.error for s in each if s.error] for letter, each in samples.items()}
     for letter, each in errors.items():
         if each:
-            found.append(f"{len(each)} requests of arm {letter} failed, the first with: {each[0]}")
-    noted = [run for run in runs if run.notes]
-    if noted:
+            yield f"{len(each)} requests of arm {letter} failed, the first with: {each[0]}"
+    if noted := [run for run in runs if run.notes]:
         first = f"{noted[0].letter} of pair {noted[0].pair + 1}: {noted[0].notes[0]}"
-        found.append(f"{len(noted)} of {len(runs)} runs carry notes of the load generator, the first {first}")
-    busy = sum(run.busy_before is not None and run.busy_before > quiet for run in runs)
-    if busy:
-        found.append(
+        yield f"{len(noted)} of {len(runs)} runs carry notes of the load generator, the first {first}"
+    if busy := sum(run.busy_before is not None and run.busy_before > quiet for run in runs):
+        yield (
             f"{busy} of {len(runs)} runs began while other processes kept more than {quiet:.0%} of the "
             "processors busy: expect more noise than the machine has when quiet"
         )
     a, b = (sum(s.output_tokens for s in samples[letter] if not s.error) for letter in LETTERS)
     if not any(errors.values()) and a != b:
-        found.append(
-            f"the arms generated different numbers of tokens ({a} and {b}): latencies of whole requests do not compare"
-        )
-    return found
+        counts = f"different numbers of tokens ({a} and {b})"
+        yield f"the arms generated {counts}: latencies of whole requests do not compare"
 
 
-def _about_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    found = []
+def _about_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         label, tail, drift = row["label"], row["a_tail"], row["drift"]
         if tail and tail["behind_a_run"] < 3:
             worst = "worst one" if tail["behind_a_run"] == 1 else f"{tail['behind_a_run']} worst"
-            found.append(
-                f"{label} of a run is its {worst} of {tail['samples'] // row['n']} samples: "
-                "more requests a run make it a tail"
-            )
+            samples = tail["samples"] // row["n"]
+            yield f"{label} of a run is its {worst} of {samples} samples: more requests a run make it a tail"
         if drift and drift["p"] < 0.01 and abs(drift["slope"]) * row["n"] > 0.02:
-            found.append(
+            yield (
                 f"{label} drifted by {drift['slope'] * (row['n'] - 1):+.1%} over the experiment "
                 f"(p = {drift['p']:.2g}); ABBA order keeps a steady drift out of Δ"
             )
     if any(row["verdict"] == "unknown" for row in rows):
-        found.append("too few runs to judge: at least 4 an arm are needed")
-    return found
+        yield "too few runs to judge: at least 4 an arm are needed"
 
 
-def _about_tokens(tokens: Mapping[str, Any]) -> list[str]:
-    found = []
+def _about_tokens(tokens: Mapping[str, Any]) -> Iterator[str]:
     if tokens["differ"]:
-        found.append(
+        yield (
             f"{tokens['differ']} of {tokens['compared']} answers differ between the arms. Where a batch's size changes "
             "the rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
         )
     if tokens["compared"] == 0:
-        found.append("no answer could be compared between the arms")
-    return found
+        yield "no answer could be compared between the arms"

@@ -182,6 +182,10 @@ class TraceSummary:
         """Median and 99th percentile of a step."""
         self.requests = len(recording.requests)
 
+    def __str__(self) -> str:
+        """Write the summary for a terminal."""
+        return "\n".join(_lines(self))
+
 
 def _idle(gaps: Sequence[Gap]) -> list[tuple[str, int, int, int]]:
     lengths: dict[str, list[int]] = {}
@@ -194,11 +198,6 @@ def _idle(gaps: Sequence[Gap]) -> list[tuple[str, int, int, int]]:
 def _spread(values: Sequence[int]) -> tuple[float, float]:
     ordered = sorted(values)
     return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-
-
-def text_of(summary: TraceSummary) -> str:
-    """The summary for a terminal."""
-    return "\n".join(_lines(summary))
 
 
 def _lines(found: TraceSummary) -> Iterator[str]:

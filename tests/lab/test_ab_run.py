@@ -92,7 +92,7 @@ def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
 class Made:
     """In the place of PairedLoad: no server, runs of known length. B is 5 % slower."""
 
-    def __init__(self, plan: LoadPlan, arms: object, priority: str) -> None:
+    def __init__(self, plan: LoadPlan, priority: str) -> None:
         self.plan = plan
         self.rng = random.Random(1)
 

@@ -12,7 +12,7 @@ from gapless.base.errors import ConfigError
 from gapless.cli.main import main
 from gapless.engine.trace import COLUMNS, ChunkRecord, Recording, RequestRecord, StepRecord, StepTable, chrome_trace
 from gapless.lab import trace
-from gapless.lab.trace import TraceSummary, text_of
+from gapless.lab.trace import TraceSummary
 
 KEYS = np.array([7, 2**62], np.int64)
 
@@ -176,10 +176,10 @@ def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):
     trace.write(path, recording())
     assert main(["trace", "summary", str(path), "--worst", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.strip() == text_of(TraceSummary(recording(), 2))
+    assert out.strip() == str(TraceSummary(recording(), 2))
     for words in ("5 steps (3 decode, 1 mixed, 1 prefill)", "device busy 89.00 %", "host_late", "1 steps are missing"):
         assert words in out
-    assert text_of(TraceSummary(Recording(StepTable.of(), []))) == "no steps in this recording"
+    assert str(TraceSummary(Recording(StepTable.of(), []))) == "no steps in this recording"
 
 
 @pytest.mark.parametrize(
