@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
-from gapless.lab.datasets import MADE_UP, Prompt, Workload
+from gapless.lab.datasets import MADE_UP, Prompt, Workload, build
 from gapless.lab.http import Client
 from gapless.lab.load import SideLoad, run_load
 from gapless.lab.progress import Advance
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import build, cut, find_source, warm_up_prompts
+from gapless.lab.workload import cut, find_source, warm_up_prompts
 
 Say = Callable[[str], None]
 Bar = Callable[[str, int], AbstractContextManager[Advance]]

@@ -133,6 +133,23 @@ class Workload:
         return Lengths(self.output_len, self.range_ratio)
 
 
+def build(work: Workload, source: Source) -> list[Prompt]:
+    """The prompts of a workload. Raises ConfigError for a file that is wrong."""
+    if work.dataset == "custom":
+        return custom_prompts(work)
+    if work.dataset == "sharegpt":
+        return sharegpt_prompts(work)
+    if work.dataset == "timed_trace":
+        return trace_prompts(source, work)
+    if work.dataset == "multi_turn":
+        return multi_turn_prompts(source, work)
+    if work.dataset == "shared_prefix":
+        return prefix_prompts(source, work)
+    return random_prompts(
+        source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed
+    )
+
+
 def random_prompts(
     source: Source, count: int, inputs: Drawn, outputs: Drawn, *, prefix_len: int = 0, seed: int = 0
 ) -> list[Prompt]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ class EvalResult:
         """The rule that decides."""
         self.other = MATCHES[self.match == MATCHES[0]]
         self.kinds = sorted({"choice" if question.options else "number" for question in questions})
-        """Those of RULES that its questions are of."""
+        """Its questions are of these RULES."""
         asked = zip(questions, contents, answers, strict=True)
         self.records = [_record(question, content, answer, self.match) for question, content, answer in asked]
         """What the file keeps of each question: how it was answered, and what either rule makes of that."""
@@ -85,19 +85,18 @@ class EvalResult:
         rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
         return [*rows, ("all", self.total, self.share(self.other))]
 
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         """The table, and what went wrong."""
         rows = self.rows()
         if len(rows) == 2:
             rows = rows[1:]
         width = max(len("category"), *(len(name) for name, _, _ in rows))
-        head = (
-            f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {self.other:>9}"
-        )
-        lines = [head, "-" * len(head)]
-        lines += [_line(name, width, share, beside) for name, share, beside in rows]
-        lines += [f"note: {note}" for note in self.notes()]
-        return lines + [f"error: {row['id']}: {row['error']}" for row in self.errors]
+        head = f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}"
+        head += f"  {'95 % interval':>15}  {self.other:>9}"
+        yield from (head, "-" * len(head))
+        yield from (_line(name, width, share, beside) for name, share, beside in rows)
+        yield from (f"note: {note}" for note in self.notes())
+        yield from (f"error: {row['id']}: {row['error']}" for row in self.errors)
 
     def notes(self) -> list[str]:
         found = []
@@ -187,26 +186,25 @@ class Comparison:
     def p_value(self) -> float:
         return mcnemar(self.lost, self.gained)
 
-    def lines(self, a: str, b: str) -> list[str]:
+    def lines(self, a: str, b: str) -> Iterator[str]:
         delta, error = self.difference
-        share_a, share_b = (Share(self.both_right + more, self.n) for more in (self.lost, self.gained))
-        lines = [
-            f"A: {a}: {100 * share_a.accuracy:.2f} % ± {100 * share_a.stderr:.2f}",
-            f"B: {b}: {100 * share_b.accuracy:.2f} % ± {100 * share_b.stderr:.2f}",
+        for name, file, more in (("A", a, self.lost), ("B", b, self.gained)):
+            share = Share(self.both_right + more, self.n)
+            yield f"{name}: {file}: {100 * share.accuracy:.2f} % ± {100 * share.stderr:.2f}"
+        yield (
             f"{self.n} questions in both: {self.both_right} right in both, {self.both_wrong} wrong in both, "
-            f"{self.lost} right in A alone, {self.gained} right in B alone",
-            f"B - A: {100 * delta:+.2f} points ± {100 * error:.2f}; McNemar's exact p-value {self.p_value:.4g}",
-            f"same text: {self.same_text} of {self.n}",
-        ]
+            f"{self.lost} right in A alone, {self.gained} right in B alone"
+        )
+        yield f"B - A: {100 * delta:+.2f} points ± {100 * error:.2f}; McNemar's exact p-value {self.p_value:.4g}"
+        yield f"same text: {self.same_text} of {self.n}"
         if self.other_prompt:
-            lines.append(f"note: {self.other_prompt} questions were not asked in the same words")
+            yield f"note: {self.other_prompt} questions were not asked in the same words"
         if self.only_a or self.only_b:
-            lines.append(f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone")
+            yield f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone"
         for flip in self.flips:
             who = "A" if flip["a_right"] else "B"
             said = f"gold {flip['gold']}, A {_cut(flip['a'])}, B {_cut(flip['b'])}"
-            lines.append(f"{flip['id']} ({flip['category']}): {said}: {who}")
-        return lines
+            yield f"{flip['id']} ({flip['category']}): {said}: {who}"
 
     def json(self) -> dict[str, Any]:
         delta, error = self.difference

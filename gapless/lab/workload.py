@@ -11,18 +11,7 @@ from statistics import median_high
 
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
-from gapless.lab.datasets import (
-    Lengths,
-    Prompt,
-    Source,
-    Workload,
-    custom_prompts,
-    multi_turn_prompts,
-    prefix_prompts,
-    random_prompts,
-    sharegpt_prompts,
-    trace_prompts,
-)
+from gapless.lab.datasets import Lengths, Prompt, Source, Workload, random_prompts
 from gapless.lab.http import Client
 from gapless.lab.target import Content
 
@@ -173,23 +162,6 @@ async def cut(work: Workload, found: Source, prompts: list[Prompt], client: Clie
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
     return [p._replace(content=await _cut(found.codec, client, p)) if p.input_len else p for p in prompts]
-
-
-def build(work: Workload, source: Source) -> list[Prompt]:
-    """The prompts of a workload. Raises ConfigError for a file that is wrong."""
-    if work.dataset == "custom":
-        return custom_prompts(work)
-    if work.dataset == "sharegpt":
-        return sharegpt_prompts(work)
-    if work.dataset == "timed_trace":
-        return trace_prompts(source, work)
-    if work.dataset == "multi_turn":
-        return multi_turn_prompts(source, work)
-    if work.dataset == "shared_prefix":
-        return prefix_prompts(source, work)
-    return random_prompts(
-        source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed
-    )
 
 
 def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[Prompt]:

@@ -14,6 +14,7 @@ from gapless.lab.datasets import (
     Lengths,
     Source,
     Workload,
+    build,
     custom_prompts,
     multi_turn_prompts,
     prefix_prompts,
@@ -22,7 +23,7 @@ from gapless.lab.datasets import (
     trace_prompts,
     zipf_draws,
 )
-from gapless.lab.workload import WARM_UP_SEED, build, warm_up_prompts
+from gapless.lab.workload import WARM_UP_SEED, warm_up_prompts
 
 IDS = Source(range(100, 5000))
 

@@ -124,7 +124,7 @@ def test_what_counts_as_right() -> None:
 
 
 def test_one_category_needs_no_row_of_its_own() -> None:
-    lines = report([(question(1), answered("1"))]).lines()
+    lines = list(report([(question(1), answered("1"))]).lines())
     assert len(lines) == 3 and lines[2].startswith("all ")
 
 
