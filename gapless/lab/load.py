@@ -64,20 +64,20 @@ class _Run:
         self._loop = asyncio.get_running_loop()
         self.late: list[float] = []
         self._held = 0
-        self._sent: list[tuple[Sample, HttpAnswer | None]] = []
+        self._ended: list[tuple[Sample, HttpAnswer | None]] = []
         """What has ended, each with its answer where that is not read yet. Times are the loop's."""
         self._next = {prompt.follows: prompt for prompt in prompts if prompt.follows >= 0}
         target = client.target
         # Made before the clock runs: the JSON of a long prompt takes a while.
         self._data = {p.place: target.generation(p.content, p.output_len) for p in prompts if p.follows < 0}
 
-    async def play(self, prompts: Sequence[Prompt], times: Sequence[float]) -> None:
-        """Send all requests, the first at `start`, and wait for their answers."""
+    async def play(self, timed: Sequence[tuple[Prompt, float]]) -> None:
+        """Send each prompt at its time, seconds after `start`, then those that follow it, and wait for all answers."""
         self.start = self._loop.time()
         heart = self._loop.create_task(self._beat())
         tasks = []
         try:
-            for prompt, at in sorted(zip(prompts, times, strict=True), key=lambda pair: pair[1]):
+            for prompt, at in sorted(timed, key=lambda pair: pair[1]):
                 scheduled = self.start + at
                 if (wait := scheduled - self._loop.time()) > 0:
                     await asyncio.sleep(wait)
@@ -90,7 +90,7 @@ class _Run:
 
     def samples(self) -> tuple[Sample, ...]:
         """Read the answers. Returns the samples in the order of the prompts."""
-        read = [sample if answer is None else read_reply(answer, sample) for sample, answer in self._sent]
+        read = [sample if answer is None else read_reply(answer, sample) for sample, answer in self._ended]
         return tuple(sorted((sample.later(-self.start) for sample in read), key=lambda sample: sample.place))
 
     async def _beat(self) -> None:
@@ -116,9 +116,9 @@ class _Run:
             ended = sample.ended
             if answer is not None and (follower is not None or self._held >= HELD_BYTES):
                 sample, answer = read_reply(answer, sample), None
-            self._sent.append((sample, answer))
+            self._ended.append((sample, answer))
             if self._advance is not None:
-                self._advance(len(self._sent))
+                self._advance(len(self._ended))
             if follower is not None:
                 error = sample.error
                 said += [{"role": "user", "content": prompt.content}, {"role": "assistant", "content": sample.text}]
@@ -182,7 +182,7 @@ async def run_load(
     run = _Run(client, prompts, concurrency, advance)
     with _no_collection():
         began, cpu = time.perf_counter(), time.process_time()
-        await run.play([p for p, _ in firsts], [at for _, at in firsts])
+        await run.play(firsts)
         wall, busy = time.perf_counter() - began, time.process_time() - cpu
     samples = run.samples()
     use = ClientUse(busy, wall, tuple(run.late))
