@@ -19,7 +19,7 @@ from gapless.lab.datasets import Lengths, Source, random_prompts
 from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.stats import spread
+from gapless.lab.stats import Spread
 from gapless.lab.target import Target
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -68,7 +68,7 @@ def delays(run: LoadRun) -> list[float]:
 
 
 def row(name: str, values: list[float]) -> str:
-    found = spread(values, (50.0, 99.0, 100.0))
+    found = Spread(values, (50.0, 99.0, 100.0))
     return f"{name:<38}" + "".join(f"{value:>10.3f}" for _, value in found.percentiles)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gapless.lab.records import LoadRun
 from gapless.lab.significance import (
     MIN_PAIRS,
+    Tail,
     crossover,
     detectable,
     drift,
@@ -16,7 +17,6 @@ from gapless.lab.significance import (
     pairs_needed,
     sign_flip_p,
     spread_of,
-    tail,
     welch,
 )
 from gapless.lab.summary import request_figures
@@ -174,4 +174,4 @@ def _tails(pairs: Sequence[Pair], metric: Metric) -> Iterator[dict[str, Any] | N
     """Yield that of A, and that of B."""
     for runs in zip(*pairs, strict=True):
         values = [request_figures(run.load.samples)[metric.figure] for run in runs] if metric.quantile else []
-        yield tail(values, metric.quantile)._asdict() if metric.quantile and all(values) else None
+        yield vars(Tail(values, metric.quantile)) if metric.quantile and all(values) else None

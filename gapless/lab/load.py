@@ -20,7 +20,7 @@ from gapless.lab.http import Client, HttpAnswer, HttpError
 from gapless.lab.progress import Advance
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import read_reply
-from gapless.lab.stats import spread
+from gapless.lab.stats import Spread
 
 SIDE_PROMPT = "Hi"
 HEARTBEAT = 0.05
@@ -207,7 +207,7 @@ class SideLoad:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
-        values = (value for _, value in spread(self._latencies, (50.0, 99.0, 100.0)).percentiles)
+        values = (value for _, value in Spread(self._latencies, (50.0, 99.0, 100.0)).percentiles)
         counts = {"probe_completed": len(self._latencies), "probe_failed": self._failed}
         return {**counts, **dict(zip(keys, values, strict=True))}
 

@@ -11,7 +11,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
 from gapless.lab.datasets import Prompt, Source
 from gapless.lab.progress import Advance
-from gapless.lab.stats import spread
+from gapless.lab.stats import Spread
 
 if TYPE_CHECKING:
     from gapless.engine.llm import LLM
@@ -81,7 +81,7 @@ def latency(llm: LLM, batch: OfflineBatch, *, warmups: int, iterations: int, adv
         llm.generate(prompts, params, use_tqdm=False)
         spent.append(time.perf_counter() - start)
         advance(done + 1)
-    found = spread(spent[warmups:], PERCENTS)
+    found = Spread(spent[warmups:], PERCENTS)
     lines = [
         f"Avg latency: {found.mean} seconds",
         f"Std latency: {found.std} seconds",

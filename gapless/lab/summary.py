@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab.datasets import Prompt
 from gapless.lab.records import LoadRun, Sample
-from gapless.lab.stats import Spread, percentile, spread
+from gapless.lab.stats import Spread, percentile
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
@@ -106,7 +106,7 @@ def summarise(
         "max_output_tokens_per_s": peak_tokens(good),
         "max_concurrent_requests": peak_concurrency(good),
     }
-    return LoadSummary(totals, {name: spread(values, percents) for name, values in series.items()}, _client(run), lens)
+    return LoadSummary(totals, {name: Spread(values, percents) for name, values in series.items()}, _client(run), lens)
 
 
 def request_figures(samples: Sequence[Sample]) -> dict[str, list[float]]:

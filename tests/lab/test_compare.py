@@ -12,7 +12,7 @@ from ab_made_up import arm_run, load_run, made_runs, sample
 from gapless.lab.compare import JUDGED, METRICS, Rules, compare
 from gapless.lab.records import LoadRun
 from gapless.lab.report import pairs_of
-from gapless.lab.significance import behind, crossover, detectable, tail
+from gapless.lab.significance import Tail, behind, crossover, detectable
 
 
 def rows(effect: float, **options: float) -> dict[str, dict[str, Any]]:
@@ -98,7 +98,7 @@ def test_a_p99_of_384_requests_is_four_requests() -> None:
 
 def test_the_interval_of_a_tail_holds_the_true_one() -> None:
     rng = random.Random(0)
-    found = tail([[rng.expovariate(1.0) for _ in range(400)] for _ in range(10)], 0.99)
+    found = Tail([[rng.expovariate(1.0) for _ in range(400)] for _ in range(10)], 0.99)
     assert (found.samples, found.behind, found.behind_a_run) == (4000, 40, 4)
     assert found.low < 4.605 < found.high  # the quantile of the distribution it was drawn from
     assert found.low <= found.value <= found.high
@@ -107,8 +107,8 @@ def test_the_interval_of_a_tail_holds_the_true_one() -> None:
 def test_one_run_with_a_hiccup_widens_the_interval_of_a_tail() -> None:
     rng = random.Random(0)
     runs = [[rng.gauss(10, 1) for _ in range(200)] for _ in range(8)]
-    calm = tail(runs, 0.99)
-    assert tail([*runs[:-1], [value + 20 for value in runs[-1]]], 0.99).high > calm.high + 10
+    calm = Tail(runs, 0.99)
+    assert Tail([*runs[:-1], [value + 20 for value in runs[-1]]], 0.99).high > calm.high + 10
 
 
 def test_tails_count_requests_of_runs() -> None:

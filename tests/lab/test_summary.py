@@ -10,7 +10,7 @@ import pytest
 from gapless.base.errors import ConfigError
 from gapless.lab.datasets import Prompt
 from gapless.lab.records import ClientUse, LoadRun, Sample
-from gapless.lab.stats import percentile, spread
+from gapless.lab.stats import Spread, percentile
 from gapless.lab.summary import (
     METRICS,
     QUEUE_METRICS,
@@ -40,13 +40,14 @@ def prompts(count, length=10, output=3):
 def test_percentiles_mean_and_std_are_numpys(count):
     values = [random.Random(count).gauss(5, 2) for _ in range(count)]
     percents = (0.0, 1.0, 50.0, 90.0, 99.0, 99.9, 100.0)
-    found = spread(values, percents)
+    found = Spread(values, percents)
     assert [v for _, v in found.percentiles] == pytest.approx(np.percentile(values, percents).tolist())
     assert (found.mean, found.median, found.std) == pytest.approx((np.mean(values), np.median(values), np.std(values)))
 
 
 def test_nothing_has_a_spread_of_zeros():
-    assert spread([]) == (0, 0.0, 0.0, 0.0, ((99.0, 0.0),)) and percentile([], 50) == 0.0
+    nothing = {"n": 0, "mean": 0.0, "median": 0.0, "std": 0.0, "percentiles": ((99.0, 0.0),)}
+    assert vars(Spread([])) == nothing and percentile([], 50) == 0.0
 
 
 RUN = LoadRun(
