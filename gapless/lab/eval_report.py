@@ -66,7 +66,7 @@ class EvalResult:
         """The rule that decides."""
         self.other = MATCHES[self.match == MATCHES[0]]
         self.kinds = sorted({"choice" if question.options else "number" for question in questions})
-        """Its questions are of these RULES."""
+        """The entries of RULES that the questions need: number, choice or both."""
         asked = zip(questions, contents, answers, strict=True)
         self.records = [_record(question, content, answer, self.match) for question, content, answer in asked]
         """What the file keeps of each question: how it was answered, and what either rule makes of that."""
