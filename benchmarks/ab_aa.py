@@ -8,6 +8,7 @@ the real one; on a noisy machine `--effect 0.5` plants 50 % instead of 3 %.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from gapless.lab.datasets import Workload
 from gapless.lab.distributions import t_power
 from gapless.lab.paired_load import PairedLoad
 from gapless.lab.significance import crossover, holm, pairs_needed, sign_flip_p, spread_of
+from gapless.lab.summary import figures
 
 ALPHA, POWER = 0.05, 0.8
 
@@ -31,11 +33,11 @@ def measure(experiments: int, pairs: int, work: Workload, concurrency: int, flag
     arm = Arm("A", "one server", flags=tuple(flags))
     runs: dict[str, list[list[float]]] = {key: [] for key in JUDGED}
     with live(arm) as server:
-        load = PairedLoad(LoadPlan(work=work, concurrency=concurrency), (arm, arm))
-        load.meet((server, server))
+        load = PairedLoad(LoadPlan(work=work, concurrency=concurrency))
+        asyncio.run(load.meet((server, server)))
         load.play(0, 1_000_000)
         for pair in range(experiments * pairs):
-            played = [load.play(which, pair).metrics for which in (0, 1)]
+            played = [figures(load.play(which, pair).summary) for which in (0, 1)]
             for key in JUDGED:
                 runs[key].append([float(f"{metrics.get(key, 0.0):.5g}") for metrics in played])
         described, facts = load.described(), dict(server.facts)

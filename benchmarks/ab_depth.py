@@ -7,6 +7,7 @@ and leaves DIR/<case>.md, .json and .html. Each case is one `gapless ab` command
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shlex
@@ -106,16 +107,16 @@ def batches(device: str) -> None:
         arm = Arm("A", f"depth {depth}", flags=(*both, "--depth", depth))
         with live(arm) as server:
             for limit in limits:
-                load = PairedLoad(LoadPlan(work=work, concurrency=limit), (arm, arm))
-                load.meet((server, server))
+                load = PairedLoad(LoadPlan(work=work, concurrency=limit))
+                asyncio.run(load.meet((server, server)))
                 answers[depth, limit] = [
                     sample._replace(place=8 * pair + sample.place)
                     for pair in range(4)
-                    for sample in load.play(0, pair).load.samples
+                    for sample in load.play(0, pair).run.samples
                 ]
     for (depth, limit), said in answers.items():
         found = compare_tokens([(0, answers["1", 1], said)])
-        other = f"{found.differ} of {found.compared} answers are not those of depth 1 with 1 at a time"
+        other = f"{found['differ']} of {found['compared']} answers are not those of depth 1 with 1 at a time"
         print(f"depth {depth}, {limit} at a time: {other}")
 
 

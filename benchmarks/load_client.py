@@ -12,12 +12,14 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 
 from gapless.lab.bench import raised_priority
-from gapless.lab.datasets import IdSource, Lengths, random_prompts
+from gapless.lab.datasets import Lengths, Source, random_prompts
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.stats import spread
+from gapless.lab.stats import Spread
 from gapless.lab.target import Target
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -66,7 +68,7 @@ def delays(run: LoadRun) -> list[float]:
 
 
 def row(name: str, values: list[float]) -> str:
-    found = spread(values, (50.0, 99.0, 100.0))
+    found = Spread(values, (50.0, 99.0, 100.0))
     return f"{name:<38}" + "".join(f"{value:>10.3f}" for _, value in found.percentiles)
 
 
@@ -92,8 +94,9 @@ def main() -> None:
             print(f"priority: {got}; milliseconds")
             for concurrency in options.concurrency:
                 count = concurrency * options.rounds
-                prompts = random_prompts(IdSource(range(1000)), count, Lengths(16), Lengths(options.tokens))
-                run = asyncio.run(run_load(target, prompts, [0.0] * count, concurrency=concurrency))
+                prompts = random_prompts(Source(range(1000)), count, Lengths(16), Lengths(options.tokens))
+                load = partial(run_load, prompts=prompts, times=[0.0] * count, concurrency=concurrency)
+                run = asyncio.run(with_client(target, load))
                 assert not [s.error for s in run.samples if s.error]
                 share = run.client.cpu / run.client.wall
                 rate = sum(s.output_tokens for s in run.samples) / run.duration

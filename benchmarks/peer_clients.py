@@ -7,12 +7,14 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from typing import Self
 
+from gapless.lab.bench import raised_priority
 from gapless.lab.datasets import Prompt
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
-from gapless.lab.paired_load import raised_priority
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.target import Target
 
@@ -71,7 +73,7 @@ def _meet(others: Barrier) -> None:
 def merged(runs: Sequence[LoadRun]) -> LoadRun:
     """Runs of several processes as one. The client's use is that of the busiest process."""
     began = min(run.began for run in runs)
-    samples = sorted((_later(sample, run.began - began) for run in runs for sample in run.samples), key=_place)
+    samples = sorted((sample.later(run.began - began) for run in runs for sample in run.samples), key=_place)
     duration = max(sample.ended for sample in samples) - min(sample.sent for sample in samples)
     busiest = max(runs, key=lambda run: run.client.cpu).client
     late = tuple(seconds for run in runs for seconds in run.client.late)
@@ -92,19 +94,9 @@ def _play(
             )
         time.sleep(early)
     with raised_priority(priority):
-        return asyncio.run(run_load(target, prompts, times, concurrency=limit))
+        load = partial(run_load, prompts=prompts, times=times, concurrency=limit)
+        return asyncio.run(with_client(target, load))
 
 
 def _place(sample: Sample) -> int:
     return sample.place
-
-
-def _later(sample: Sample, seconds: float) -> Sample:
-    """The sample on a clock that began earlier."""
-    return sample._replace(
-        scheduled=sample.scheduled + seconds,
-        sent=sample.sent + seconds,
-        events=tuple(at + seconds for at in sample.events),
-        ended=sample.ended + seconds,
-        released=sample.released + seconds,
-    )

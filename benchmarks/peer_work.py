@@ -25,7 +25,7 @@ from typing import NamedTuple
 from peer_servers import Spec
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, Workload, prefix_prompts, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, Workload, prefix_prompts, random_prompts
 
 
 class LogUniform(NamedTuple):
@@ -104,7 +104,7 @@ class Sizes(NamedTuple):
     vocabulary: int
 
     def prompts(self, kind: str, count: int, seed: int) -> list[Prompt]:
-        source = IdSource(range(self.vocabulary))
+        source = Source(range(self.vocabulary))
         if kind == SHARED:
             lengths = {"prefix_len": SHARED_TOKENS, "input_len": self.inputs, "output_len": self.outputs}
             return prefix_prompts(source, Workload("shared_prefix", count, seed, prefixes=1, zipf=0.0, **lengths))

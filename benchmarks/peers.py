@@ -46,7 +46,7 @@ from peer_work import (
 )
 
 from gapless.lab.arms import server_facts
-from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, random_prompts
 from gapless.lab.environment import describe_host, load_average, wait_until_quiet
 from gapless.lab.http import Client
 from gapless.lab.probe import one_reply, try_fields
@@ -163,9 +163,10 @@ class Bench:
         answers = {name: self.play(s, prompts, 1, return_token_ids=True).samples for name, s in self.servers.items()}
         for name in answers.keys() - {OURS}:
             found = compare_tokens([(0, answers[OURS], answers[name])])
-            text = f"{found.differ} of {found.compared} answers differ from ours ({SAME_TOKENS} tokens, by {found.by})"
+            differ = f"{found['differ']} of {found['compared']} answers differ from ours"
+            text = f"{differ} ({SAME_TOKENS} tokens, by {found['by']})"
             self.result["tokens"].setdefault(model, {})[name] = text
-            say(f"{name} {model}: {text} {found.first or ''}")
+            say(f"{name} {model}: {text} {found['first'] or ''}")
 
     def target(self, server: Server) -> Target:
         return Target(server.url, self.args.model_name, timeout=600.0)
@@ -190,7 +191,7 @@ class Bench:
     def prompts(self, count: int, seed: int, output_len: int = 0) -> list[Prompt]:
         args = self.args
         lengths = Lengths(args.input_len), Lengths(output_len or args.output_len)
-        return random_prompts(IdSource(range(args.vocab)), count, *lengths, seed=seed)
+        return random_prompts(Source(range(args.vocab)), count, *lengths, seed=seed)
 
     def case(self, case: Case) -> None:
         sides = [(name, s) for name, s in self.servers.items() if takes_part(s.spec, case)]
@@ -266,7 +267,7 @@ class Bench:
             return
         goals = self.goals if case.kind == OPEN else None
         summary = summarise(run, prompts, percents=(99.0,), goodput=goals)
-        numbers = result_json(summary, run, METRICS)
+        numbers = result_json(summary, METRICS)
         client = numbers.pop("client")
         own = used.pop(server.spec.name)
         numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}
@@ -277,7 +278,7 @@ class Bench:
             numbers["prefix_hits"] = share
         record["runs"][name].append(numbers)
         say(
-            f"{case.key} {case.kind} round {k} {name}: {summary.output_throughput:.1f} tok/s, TTFT "
+            f"{case.key} {case.kind} round {k} {name}: {numbers['output_throughput']:.1f} tok/s, TTFT "
             f"{numbers['median_ttft_ms']:.1f}, TPOT {numbers['mean_tpot_ms']:.3f}, ITL p50 "
             f"{numbers['median_itl_ms']:.3f} ms, cores {numbers['server_cores']:.2f} + {numbers['other_cores']:.2f} + "
             f"client {numbers['client_cores']:.2f}, {run.duration:.1f} s, busy before {busy}"
@@ -303,7 +304,7 @@ class Bench:
         longest = self.args.max_model_len
         length = min(longest, math.ceil(tokens / FILL_AT_ONCE))
         output = 32  # so that the first still run when the last has its pages
-        source = IdSource(range(self.args.vocab))
+        source = Source(range(self.args.vocab))
         for name, server in self.servers.items():
             if self.late(120.0):
                 return False

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,7 +24,8 @@ from peer_servers import Server, Spec
 from peer_work import LogUniform
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, random_prompts
+from gapless.lab.http import with_client
 from gapless.lab.load import run_load
 from gapless.lab.records import Sample
 from gapless.lab.stats import percentile
@@ -55,7 +57,10 @@ def serving(servers: Sequence[Server]) -> Iterator[None]:
 async def load(urls: Sequence[str], prompts: Sequence[Prompt], times: Times) -> list[Sample]:
     """Send the prompts at their times, to each server in turn; samples of all."""
     count = len(urls)
-    runs = [run_load(Target(url, "m"), prompts[i::count], times[i::count]) for i, url in enumerate(urls)]
+    runs = [
+        with_client(Target(url, "m"), partial(run_load, prompts=prompts[i::count], times=times[i::count]))
+        for i, url in enumerate(urls)
+    ]
     samples = [sample for run in await asyncio.gather(*runs) for sample in run.samples]
     assert not (errors := [sample.error for sample in samples if sample.error]), errors[0]
     return samples
@@ -79,7 +84,7 @@ def play(urls: dict[str, list[str]], options: argparse.Namespace) -> dict[str, l
     found: dict[str, list[list[float]]] = {side: [] for side in urls}
     show("ms; last: medians", COLUMNS, ">12")
     for count in range(1 + options.rounds):
-        source = IdSource(range(3, options.vocabulary))
+        source = Source(range(3, options.vocabulary))
         prompts = random_prompts(source, options.requests, lengths, answers, seed=count)
         times = Arrivals(options.rate).times(options.requests, count)
         for side in sorted(urls, reverse=count % 2 > 0):

@@ -14,9 +14,8 @@ from gapless.cli.bench_flags import DATA_SETS
 from gapless.cli.flags import Command, Settings, number
 from gapless.cli.output import check_writable, write_text
 from gapless.lab import offline, startup
-from gapless.lab.datasets import IdSource, Workload
+from gapless.lab.datasets import Source, Workload, build
 from gapless.lab.progress import progress
-from gapless.lab.workload import build
 
 MOST = (1 << 31) - 1
 OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")
@@ -89,7 +88,7 @@ def main_throughput(argv: Sequence[str]) -> int:
         zipf=defaults.get("zipf", 0.0),
     )
     with _engine(settings) as llm:
-        prompts = build(work, IdSource(range(llm.info.vocab_size)))
+        prompts = build(work, Source(range(llm.info.vocab_size)))
         result = offline.throughput(llm, prompts, temperature=options.temperature, bar=not options.disable_tqdm)
     return _finish(settings, *result)
 

@@ -19,6 +19,7 @@ from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
 from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
 from gapless.lab.datasets import Workload
+from gapless.lab.http import with_client
 from gapless.lab.progress import progress
 from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
 from gapless.lab.target import Target, key_values
@@ -46,13 +47,13 @@ def main(argv: Sequence[str]) -> int:
     check_out(flags)
     with raised_priority(flags.client_priority) as got:
         bar = partial(progress, wanted=not flags.disable_tqdm)
-        report = asyncio.run(bench_serve(plan, say, bar))
+        report = asyncio.run(with_client(plan.target, partial(bench_serve, plan=plan, say=say, bar=bar)))
     print(report.block())
     for note in report.notes:
         print(f"note: {note}")
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
-    return 0 if report.summary.completed else FAILED
+    return 0 if report.summary.totals["completed"] else FAILED
 
 
 def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:

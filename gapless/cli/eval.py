@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
-from gapless.lab.eval_report import EvalResult, compare, mark, read_result
-from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
+from gapless.lab.eval_report import Comparison, EvalResult, read_result
+from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
+from gapless.lab.http import with_client
 from gapless.lab.progress import progress
+from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     questions, pool = gather(flags)
     contents = [flags.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, contents)
-    report = EvalResult(flags, mark(questions, contents, answers))
+    report = EvalResult(flags, questions, contents, answers)
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
@@ -82,7 +85,7 @@ def demo_seed(data: str) -> int | None:
     return int(seed or 0)
 
 
-def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], list[Answered]]:
+def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], Sequence[Sample]]:
     """What was asked, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
@@ -91,7 +94,8 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
         model = engine["model"] if "model" in settings.typed else ""
         target = flags.target(flags.base_url, model, settings.api_key, {}, timeout=ANSWER_SECONDS)
         with bar as advance:
-            target, answers = asyncio.run(ask_server(target, flags, contents, advance))
+            asking = partial(ask_server, flags=flags, contents=contents, advance=advance)
+            target, answers = asyncio.run(with_client(target, asking))
         return {"server": target.base_url, "model": target.model, "not_sent": list(target.omit)}, answers
     only_there = {"header", "extra_body", "insecure"}
     settings.refuse(EvalFlags, settings.given(EvalFlags).keys() - only_there, "goes with --base-url")
@@ -103,7 +107,7 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
 
 async def _in_process(
     llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any]
-) -> list[Answered]:
+) -> Sequence[Sample]:
     """The answers; `bar` shows the questions once the engine runs."""
     async with AsyncExitStack() as stack:
         with starting(not flags.disable_tqdm):
@@ -136,11 +140,11 @@ def _code(report: EvalResult, flags: EvalFlags) -> int:
     low = flags.min_accuracy is not None and report.total.accuracy < flags.min_accuracy
     if low:
         say(f"gapless: {report.total.accuracy:.4f} is below --min-accuracy {flags.min_accuracy}")
-    return FAILED if low or len(report.errors) == len(report.marked) else 0
+    return FAILED if low or len(report.errors) == len(report.records) else 0
 
 
 def _compare(a: str, b: str, output: str | None) -> int:
-    found = compare(read_result(Path(a)), read_result(Path(b)))
+    found = Comparison(read_result(Path(a)), read_result(Path(b)))
     print("\n".join(found.lines(a, b)))
     if output:
         _save(output, {"a": a, "b": b, **found.json()})

@@ -12,7 +12,7 @@ from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
 from gapless.lab.probe import fetch
 from gapless.lab.target import DEFAULT_URL, Target
-from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows, view
+from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +77,7 @@ class Server:
         if not known(page):
             raise ServerError(f"{self.url}/metrics has none of vLLM's series")
         now = time.monotonic()
-        seen = view(self._page or page, page, max(now - self._at, 1e-3))
+        seen = TopView(self._page or page, page, max(now - self._at, 1e-3))
         self._page, self._at, self.models = page, now, seen.models
         return seen
 

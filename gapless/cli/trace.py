@@ -37,7 +37,7 @@ def record(argv: Sequence[str]) -> int:
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)
-    print(trace.text_of(trace.summarise(recording)))
+    print(trace.TraceSummary(recording))
     say(f"gapless: wrote {path}; open it in a trace viewer, or: gapless trace summary {path}")
     return 0
 
@@ -67,7 +67,7 @@ def summary(argv: Sequence[str]) -> int:
     options = command.read(argv).options
     from gapless.lab import trace
 
-    print(trace.text_of(trace.summarise(trace.read(options.FILE), options.worst)))
+    print(trace.TraceSummary(trace.read(options.FILE), options.worst))
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError, GaplessError
-from gapless.lab.http import Client
+from gapless.lab.http import Client, with_client
 from gapless.lab.probe import ask
 from gapless.lab.target import Target
 
@@ -165,14 +165,13 @@ def last_words(log: Path) -> str:
 
 def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
     """Version, model and settings, those of them that the server tells. Raises ServerError where nothing answers."""
-    return asyncio.run(_facts(Target(base_url=url, api_key=api_key, timeout=10.0)))
+    return asyncio.run(with_client(Target(base_url=url, api_key=api_key, timeout=10.0), _facts))
 
 
-async def _facts(target: Target) -> dict[str, Any]:
-    async with Client(target) as client:
-        version = await ask(client, "GET", "/version")
-        models = await ask(client, "GET", "/v1/models")
-        info = await ask(client, "GET", "/server_info")
+async def _facts(client: Client) -> dict[str, Any]:
+    version = await ask(client, "GET", "/version")
+    models = await ask(client, "GET", "/v1/models")
+    info = await ask(client, "GET", "/server_info")
     facts = {"version": str(version["version"])} if "version" in version else {}
     cards = models.get("data")
     if isinstance(cards, list) and cards and isinstance(cards[0], dict):

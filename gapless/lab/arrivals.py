@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ class Burst(NamedTuple):
     interval: float
 
 
-class Arrivals(NamedTuple):
+@dataclass(frozen=True)
+class Arrivals:
     """An arrival process.
 
     `rate` infinite: everything leaves at once, which with a limit on concurrency is a closed loop. Otherwise gaps are
@@ -48,8 +50,7 @@ class Arrivals(NamedTuple):
     ramp: Ramp | None = None
     burst: Burst | None = None
 
-    def check(self) -> Arrivals:
-        """Itself. Raises ConfigError."""
+    def __post_init__(self) -> None:
         if not self.rate > 0:
             raise ConfigError(f"request-rate must be above 0, or inf for all at once, got {self.rate}")
         if not self.burstiness > 0:
@@ -58,7 +59,6 @@ class Arrivals(NamedTuple):
             raise ConfigError("request-rate: both ends of a ramp must be above 0")
         if self.burst and not (self.burst.size >= 1 and 0 <= self.burst.interval < math.inf):
             raise ConfigError("request-rate: a burst has at least 1 request, and an interval of at least 0 s")
-        return self
 
     def times(self, count: int, seed: int = 0) -> tuple[float, ...]:
         """`count` times that never fall.
@@ -114,6 +114,8 @@ def parse_arrivals(rate: str | None, burstiness: float = 1.0) -> Arrivals:
             return Arrivals(burstiness=burstiness, burst=Burst(int(numbers[0]), float(numbers[1])))
         if not numbers:
             return Arrivals(float(kind), burstiness)
+    except ConfigError:
+        raise
     except ValueError:
         pass
     forms = "a number, inf, linear:START:END, exponential:START:END or burst:SIZE:SECONDS"

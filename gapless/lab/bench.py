@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
-from gapless.lab.datasets import MADE_UP, Prompt, Workload
-from gapless.lab.http import Client, Connect
-from gapless.lab.load import SideLoad, SideResult, run_load
+from gapless.lab.datasets import MADE_UP, Prompt, Workload, build
+from gapless.lab.http import Client
+from gapless.lab.load import SideLoad, run_load
+from gapless.lab.progress import Advance
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
-from gapless.lab.workload import build, cut, find_source, warm_up_prompts
+from gapless.lab.workload import cut, find_source, warm_up_prompts
 
 Say = Callable[[str], None]
-Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+Bar = Callable[[str, int], AbstractContextManager[Advance]]
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,6 @@ class LoadPlan:
     probe_rate: float = 0.0
     """Single-token requests a second beside the load; 0: none."""
 
-    def __post_init__(self) -> None:
-        self.arrivals.check()
-
 
 class BenchResult(NamedTuple):
     """What came out. `plan` has the model's name and the lengths that were used."""
@@ -57,7 +55,8 @@ class BenchResult(NamedTuple):
     prompts: Sequence[Prompt]
     summary: LoadSummary
     notes: tuple[str, ...]
-    side: SideResult | None = None
+    side: Mapping[str, float] = {}
+    """What single-token requests beside the load took, by the keys of the result's JSON."""
 
     def block(self) -> str:
         plan = self.plan
@@ -81,8 +80,7 @@ class BenchResult(NamedTuple):
         }
         if ramp is not None:
             result |= {"ramp_up_strategy": ramp.strategy, "ramp_up_start_rps": ramp.start, "ramp_up_end_rps": ramp.end}
-        result |= result_json(self.summary, self.run, plan.metrics)
-        result |= self.side.json() if self.side else {}
+        result |= {**result_json(self.summary, plan.metrics), **self.side}
         result["dataset"] = plan.work.dataset
         result["seed"] = plan.work.seed
         result["schedule"] = {"name": schedule_name(plan), "gap_cv": burstiness_of(sorted(times))}
@@ -91,47 +89,46 @@ class BenchResult(NamedTuple):
         return result
 
 
-async def bench_serve(plan: LoadPlan, say: Say, bar: Bar, connect: Connect | None = None) -> BenchResult:
-    """Measure a server.
+async def bench_serve(client: Client, plan: LoadPlan, say: Say, bar: Bar) -> BenchResult:
+    """Measure the server of the plan, with a client of its target.
 
     Raises ServerError when it is not there, refuses the key, has no such model or refuses the first request;
     ConfigError for a workload that does not fit the model, or whose file is wrong.
     """
-    async with Client(plan.target, connect) as client:
-        if plan.ready_seconds > 0:
-            await probe.wait_ready(client, plan.ready_seconds)
-        model = await probe.pick_model(client)
-        plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
-        client.target = plan.target
-        found = await find_source(plan.work, client, plan.tokenizer)
-        prompts = await cut(plan.work, found, build(plan.work, found.source), client)
-        check_prompts(plan, prompts, model)
-        warm_up = warm_up_prompts(prompts, found.source, max(1, plan.num_warmups))
-        first = warm_up[0]
-        plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
-        limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
-        asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
-        say(f"{asked}: {schedule_name(plan)}{limit}")
-        if plan.num_warmups:
-            with bar("warm-up", plan.num_warmups) as advance:
-                zeros = [0.0] * len(warm_up)
-                await run_load(
-                    plan.target, warm_up, zeros, concurrency=plan.concurrency, advance=advance, client=client
-                )
-        return await _measure(plan, client, prompts, [found.note] if found.note else [], bar)
+    if plan.ready_seconds > 0:
+        await probe.wait_ready(client, plan.ready_seconds)
+    model = await probe.pick_model(client)
+    plan = fitted(replace(plan, target=replace(plan.target, model=model.name)), model, say)
+    client.target = plan.target
+    found = await find_source(plan.work, client, plan.tokenizer)
+    prompts = await cut(plan.work, found, build(plan.work, found), client)
+    check_prompts(plan, prompts, model)
+    warm_up = warm_up_prompts(prompts, found, max(1, plan.num_warmups))
+    first = warm_up[0]
+    plan = replace(plan, target=await probe.try_fields(client, first.content, min(2, first.output_len)))
+    limit = f", at most {plan.concurrency} at a time" if plan.concurrency else ""
+    asked = f"{len(prompts)} requests of {plan.work.dataset} to {plan.target.model} at {plan.target.base_url}"
+    say(f"{asked}: {schedule_name(plan)}{limit}")
+    if plan.num_warmups:
+        with bar("warm-up", plan.num_warmups) as advance:
+            zeros = [0.0] * len(warm_up)
+            await run_load(client, warm_up, zeros, concurrency=plan.concurrency, advance=advance)
+    notes = [found.note] if found.note else []
+    if plan.target.omit:
+        notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
+    return await measure(plan, prompts, notes, bar, client)
 
 
-async def _measure(plan: LoadPlan, client: Client, prompts: list[Prompt], notes: list[str], bar: Bar) -> BenchResult:
+async def measure(plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client) -> BenchResult:
+    """Send the prompts as the plan says. `notes` come before those that the run gives cause for."""
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
-        run = await run_load(plan.target, prompts, times, concurrency=plan.concurrency, advance=advance, client=client)
-    side = await beside.stop() if beside else None
+        run = await run_load(client, prompts, times, concurrency=plan.concurrency, advance=advance)
+    side = await beside.stop() if beside else {}
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
-    if plan.target.omit:
-        notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
-    notes += remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
-    return BenchResult(plan, run, prompts, summary, tuple(notes), side)
+    remarked = remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)
+    return BenchResult(plan, run, prompts, summary, (*notes, *remarked), side)
 
 
 def schedule_name(plan: LoadPlan) -> str:

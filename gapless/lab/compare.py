@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gapless.lab.records import LoadRun
 from gapless.lab.significance import (
     MIN_PAIRS,
-    Drift,
     Tail,
     crossover,
     detectable,
@@ -18,7 +17,6 @@ from gapless.lab.significance import (
     pairs_needed,
     sign_flip_p,
     spread_of,
-    tail,
     welch,
 )
 from gapless.lab.summary import request_figures
@@ -92,98 +90,88 @@ class Rules(NamedTuple):
     power: float = 0.8
 
 
-class MetricRow(NamedTuple):
-    """One line of the table. `delta`, `low`, `high`, `detectable` are shares of A's mean: 0.03 is 3 %."""
-
-    metric: Metric
-    n: int
-    a_mean: float
-    a_std: float
-    b_mean: float
-    b_std: float
-    """Sample standard deviations over runs (n - 1)."""
-    delta: float
-    drift: Drift | None
-    """Over the pairs in time; the slope is a share of A's mean a pair."""
-    a_tail: Tail | None
-    b_tail: Tail | None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    p_holm: float | None = None
-    """Raised for the length of the list; the verdict goes by it."""
-    p_permutation: float | None = None
-    verdict: str = "unknown"
-    """better, worse, same (the difference could be noise), or unknown (too few runs)"""
-    detectable: float | None = None
-    """The smallest difference that this many runs call with the wanted power, for a list of this length."""
-    needed: Mapping[str, int] = {}
-    """Pairs that would find a difference of 1 % and of 3 %."""
-    order: float | None = None
-    """How much the second run of a pair differs from the first, as a share."""
+NOT_JUDGED: Mapping[str, Any] = {
+    **dict.fromkeys(("low", "high", "p", "p_holm", "p_permutation")),
+    **{"verdict": "unknown", "detectable": None, "needed": {}, "order": None},
+}
 
 
-def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
-    """A row for each of `keys` that every run has a figure for."""
+def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[dict[str, Any]]:
+    """Return a row of the report for each of `keys` that every run has a figure for: the fields of its Metric, and
+
+    n                         pairs
+    a_mean, a_std             mean over runs of A, and their sample standard deviation (n - 1)
+    b_mean, b_std             the same of B
+    delta, low, high          B less A, and its interval; like `detectable` and `order` shares of A's mean: 0.03 is 3 %
+    drift                     {slope, p} over the pairs in time, where the slope is a share of A's mean a pair
+    a_tail, b_tail            significance.Tail of a high quantile
+    p, p_permutation, p_holm  p-values; the last is raised for the length of the list, and the verdict goes by it
+    verdict                   better, worse, same (the difference could be noise), or unknown (too few runs)
+    detectable                the smallest difference that this many runs call with the wanted power, in such a list
+    needed                    pairs that would find a difference of 1 % and of 3 %
+    order                     how much the second run of a pair differs from the first
+    """
     held = [METRICS[key] for key in keys if all(key in run.metrics for pair in pairs for run in pair)]
     rows = [_described(pairs, metric) for metric in held]
     if len(pairs) < MIN_PAIRS:
         return rows
-    rows = [_judged(row, pairs, rules, len(held)) for row in rows]
-    raised = holm([row.p for row in rows if row.p is not None])
-    return [
-        row._replace(p_holm=p_holm, verdict=_verdict(row, p_holm, rules.alpha))
-        for row, p_holm in zip(rows, raised, strict=True)
-    ]
+    for row in rows:
+        row |= _judged(row, pairs, rules, len(held))
+    for row, p_holm in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row |= {"p_holm": p_holm, "verdict": _verdict(row, p_holm, rules.alpha)}
+    return rows
 
 
-def _values(pairs: Sequence[Pair], metric: Metric) -> tuple[list[float], list[float]]:
-    return [a.metrics[metric.key] for a, _ in pairs], [b.metrics[metric.key] for _, b in pairs]
+def _values(pairs: Sequence[Pair], key: str) -> tuple[list[float], list[float]]:
+    return [a.metrics[key] for a, _ in pairs], [b.metrics[key] for _, b in pairs]
 
 
-def _described(pairs: Sequence[Pair], metric: Metric) -> MetricRow:
+def _described(pairs: Sequence[Pair], metric: Metric) -> dict[str, Any]:
     """The row of a metric that is not judged."""
-    a, b = _values(pairs, metric)
-    (a_mean, b_mean), unit = (statistics.fmean(a), statistics.fmean(b)), statistics.fmean(a) or 1.0
+    a, b = _values(pairs, metric.key)
+    a_mean, b_mean = statistics.fmean(a), statistics.fmean(b)
+    unit = a_mean or 1.0
     moved = drift([(x + y) / 2 for x, y in zip(a, b, strict=True)])
-    shares = Drift(moved.slope / unit, moved.p) if moved else None
-    tails = _tails(pairs, metric)
-    return MetricRow(metric, len(a), a_mean, _std(a), b_mean, _std(b), (b_mean - a_mean) / unit, shares, *tails)
+    a_tail, b_tail = _tails(pairs, metric)
+    return {
+        **metric._asdict(),
+        **{"n": len(a), "a_mean": a_mean, "a_std": _std(a), "b_mean": b_mean, "b_std": _std(b)},
+        "delta": (b_mean - a_mean) / unit,
+        "drift": {"slope": moved.slope / unit, "p": moved.p} if moved else None,
+        **{"a_tail": a_tail, "b_tail": b_tail},
+        **NOT_JUDGED,
+    }
 
 
-def _judged(row: MetricRow, pairs: Sequence[Pair], rules: Rules, family: int) -> MetricRow:
-    """The row with what the test says, for a list of `family` metrics; not its verdict."""
-    a, b = _values(pairs, row.metric)
+def _judged(row: Mapping[str, Any], pairs: Sequence[Pair], rules: Rules, family: int) -> dict[str, Any]:
+    """What the test says of the row of a metric, for a list of `family` of them; not its verdict."""
+    a, b = _values(pairs, row["key"])
     difference = welch(a, b) if rules.test == "welch" else crossover(a, b, [run.first for run, _ in pairs])
     flipped = sign_flip_p([y - x for x, y in zip(a, b, strict=True)])
-    unit, alpha = row.a_mean or 1.0, rules.alpha / family
+    unit, alpha = row["a_mean"] or 1.0, rules.alpha / family
     low, high = (edge / unit for edge in difference.interval(rules.alpha))
-    spread = spread_of(difference, row.n) / abs(unit)
-    return row._replace(
-        delta=difference.delta / unit,
-        low=low,
-        high=high,
-        p=flipped if rules.test == "permutation" else difference.p,
-        p_permutation=flipped,
-        detectable=detectable(difference.error, difference.df, alpha, rules.power) / abs(unit),
-        needed={str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS},
-        order=difference.order / unit if rules.test != "welch" else None,
-    )
+    spread = spread_of(difference, row["n"]) / abs(unit)
+    return {
+        **{"delta": difference.delta / unit, "low": low, "high": high},
+        **{"p": flipped if rules.test == "permutation" else difference.p, "p_permutation": flipped},
+        "detectable": detectable(difference.error, difference.df, alpha, rules.power) / abs(unit),
+        "needed": {str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS},
+        "order": difference.order / unit if rules.test != "welch" else None,
+    }
 
 
 def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _verdict(row: MetricRow, p_holm: float, alpha: float) -> str:
+def _verdict(row: Mapping[str, Any], p_holm: float, alpha: float) -> str:
     if p_holm >= alpha:
         return "same"
-    return "better" if (row.delta > 0) == row.metric.higher_is_better else "worse"
+    return "better" if (row["delta"] > 0) == row["higher_is_better"] else "worse"
 
 
-def _tails(pairs: Sequence[Pair], metric: Metric) -> tuple[Tail | None, Tail | None]:
-    if metric.quantile is None:
-        return None, None
-    sides = ([request_figures(run.load.samples)[metric.figure] for run in runs] for runs in zip(*pairs, strict=True))
-    a, b = (tail(side, metric.quantile) if all(side) else None for side in sides)
-    return a, b
+def _tails(pairs: Sequence[Pair], metric: Metric) -> Iterator[dict[str, Any] | None]:
+    """Yield that of A, and that of B."""
+    for runs in zip(*pairs, strict=True):
+        values = [request_figures(run.load.samples)[metric.figure] for run in runs] if metric.quantile else []
+        yield vars(Tail(values, metric.quantile)) if metric.quantile and all(values) else None

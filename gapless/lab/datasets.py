@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from gapless.base.errors import ConfigError
+from gapless.lab.probe import Codec
 from gapless.lab.target import Content
 
 MADE_UP = ("random", "shared_prefix", "multi_turn")
@@ -41,32 +42,24 @@ class Prompt(NamedTuple):
     """Seconds between the end of that turn and this one."""
 
 
-class Source:
+class Source(NamedTuple):
     """Draws random units, token ids or words, that make up a number of tokens; parts may be concatenated."""
 
-    def __init__(self, units: Sequence[Any], tokens_per_unit: float = 1.0) -> None:
-        self._units = units
-        self._scale = tokens_per_unit
+    units: Sequence[Any]
+    """Ids, which every server with the vLLM extensions takes, give exact lengths whatever the tokenizer. Words have
+    spaces between."""
+    tokens_per_unit: float = 1.0
+    """What the server's tokenizer makes of a word on average."""
+    note: str = ""
+    """What the lengths rest on, where that is not obvious."""
+    codec: Codec | None = None
+    """Set when texts have to be cut to their length."""
 
     def draw(self, rng: random.Random, tokens: int) -> tuple[Any, ...]:
-        return tuple(rng.choices(self._units, k=max(1, round(tokens / self._scale)) if tokens else 0))
+        return tuple(rng.choices(self.units, k=max(1, round(tokens / self.tokens_per_unit)) if tokens else 0))
 
     def content(self, units: Sequence[Any]) -> Content:
-        raise NotImplementedError
-
-
-class IdSource(Source):
-    """Token ids, which every server with the vLLM extensions takes: the lengths are exact whatever the tokenizer."""
-
-    def content(self, units: Sequence[int]) -> Content:
-        return tuple(units)
-
-
-class WordSource(Source):
-    """Words with spaces between. `tokens_per_unit` is what the server's tokenizer makes of one on average."""
-
-    def content(self, units: Sequence[str]) -> Content:
-        return " ".join(units)
+        return " ".join(units) if isinstance(self.units[0], str) else tuple(units)
 
 
 class Drawn(Protocol):
@@ -138,6 +131,23 @@ class Workload:
     @property
     def outputs(self) -> Lengths:
         return Lengths(self.output_len, self.range_ratio)
+
+
+def build(work: Workload, source: Source) -> list[Prompt]:
+    """The prompts of a workload. Raises ConfigError for a file that is wrong."""
+    if work.dataset == "custom":
+        return custom_prompts(work)
+    if work.dataset == "sharegpt":
+        return sharegpt_prompts(work)
+    if work.dataset == "timed_trace":
+        return trace_prompts(source, work)
+    if work.dataset == "multi_turn":
+        return multi_turn_prompts(source, work)
+    if work.dataset == "shared_prefix":
+        return prefix_prompts(source, work)
+    return random_prompts(
+        source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed
+    )
 
 
 def random_prompts(

@@ -170,40 +170,33 @@ def _with_options(question: Question) -> str:
     return f"Question:\n{question.text}\nOptions:\n{''.join(lines)}"
 
 
-class Extracted(NamedTuple):
-    """What either rule finds in an answer; "" is nothing."""
-
-    strict: str
-    flexible: str
-
-
-def find(question: Question, text: str) -> Extracted:
-    """The number or the letter that `text` gives as its answer."""
+def find(question: Question, text: str) -> dict[str, str]:
+    """The number or the letter that `text` gives as its answer, by MATCHES; "" where a rule finds none."""
     return _letter_in(text, question.letters) if question.options else _number_in(text)
 
 
-def is_right(found: str, question: Question) -> bool:
+def is_right(found: str, gold: str) -> bool:
     """Equal once commas, dollar signs and a full stop at the end are gone, as lm-eval compares; 42 and 42.0 differ."""
-    return bool(found) and _plain(found) == _plain(question.gold)
+    return bool(found) and _plain(found) == _plain(gold)
 
 
 def _plain(text: str) -> str:
     return re.sub(r"[,$]", "", text).strip().removesuffix(".").lower()
 
 
-def _number_in(text: str) -> Extracted:
+def _number_in(text: str) -> dict[str, str]:
     strict = STRICT_NUMBER.search(text)
     # lm-eval's pattern takes dots and commas without a digit as well; they are no number.
     numbers = [match for match in ANY_NUMBER.findall(text) if any(letter.isdigit() for letter in match)]
-    return Extracted(strict[1] if strict else "", numbers[-1] if numbers else "")
+    return {"strict": strict[1] if strict else "", "flexible": numbers[-1] if numbers else ""}
 
 
-def _letter_in(text: str, letters: str) -> Extracted:
+def _letter_in(text: str, letters: str) -> dict[str, str]:
     one = f"[{letters}]"
     strict = re.search(rf"answer is \(?({one})\b\)?", text)
     if strict:
-        return Extracted(strict[1], strict[1])
+        return {"strict": strict[1], "flexible": strict[1]}
     named = re.findall(rf"[aA]nswer:\s*\(?({one})\b", text)
     alone = re.findall(rf"\b({one})\b", text)
     last = (named or alone or [""])[-1]
-    return Extracted("", last)
+    return {"strict": "", "flexible": last}

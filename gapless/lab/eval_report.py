@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.lab.eval_questions import MATCHES, RULES, Extracted, Question, find, is_right
-from gapless.lab.eval_run import Answered, EvalFlags, prompt_hash
+from gapless.lab.eval_questions import MATCHES, RULES, Question, find, is_right
+from gapless.lab.eval_run import EvalFlags, prompt_hash
+from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
@@ -21,24 +22,6 @@ Z95 = 1.959963984540054
 SHOWN = 40
 """Characters of what was extracted, in a row of the list."""
 TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
-
-
-class Marked(NamedTuple):
-    """A question, what was answered, and what either rule makes of it. An answer with an error is wrong."""
-
-    question: Question
-    prompt_sha256: str
-    answered: Answered
-    found: Extracted
-
-    def right(self, match: str) -> bool:
-        return not self.answered.error and is_right(getattr(self.found, match), self.question)
-
-
-def mark(questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Answered]) -> list[Marked]:
-    """The answers, marked; in the order of the questions."""
-    rows = zip(questions, contents, answers, strict=True)
-    return [Marked(q, prompt_hash(c), a, Extracted("", "") if a.error else find(q, a.text)) for q, c, a in rows]
 
 
 class Share(NamedTuple):
@@ -72,58 +55,48 @@ class Share(NamedTuple):
         return {"n": self.n, "correct": self.right, **numbers}
 
 
-class EvalResult(NamedTuple):
-    """One evaluation."""
+class EvalResult:
+    """One evaluation: its questions and their answers, marked. An answer with an error is wrong."""
 
-    flags: EvalFlags
-    marked: Sequence[Marked]
-
-    @property
-    def match(self) -> str:
+    def __init__(
+        self, flags: EvalFlags, questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]
+    ) -> None:
+        self.flags = flags
+        self.match = flags.match
         """The rule that decides."""
-        return self.flags.match
-
-    @property
-    def other(self) -> str:
-        """The rule that does not."""
-        return MATCHES[self.match == MATCHES[0]]
+        self.other = MATCHES[self.match == MATCHES[0]]
+        self.kinds = sorted({"choice" if question.options else "number" for question in questions})
+        """The entries of RULES that the questions need: number, choice or both."""
+        asked = zip(questions, contents, answers, strict=True)
+        self.records = [_record(question, content, answer, self.match) for question, content, answer in asked]
+        """What the file keeps of each question: how it was answered, and what either rule makes of that."""
+        self.errors = [row for row in self.records if row["error"]]
+        self.cut = sum(row["finish_reason"] == "length" for row in self.records)
+        self.total = self.share(self.match)
 
     def share(self, match: str, category: str | None = None) -> Share:
         """Count who is right by a rule, in one category or in all."""
-        chosen = [one.right(match) for one in self.marked if category in (None, one.question.category)]
+        chosen = [is_right(row[match], row["gold"]) for row in self.records if category in (None, row["category"])]
         return Share(sum(chosen), len(chosen))
-
-    @property
-    def total(self) -> Share:
-        return self.share(self.match)
-
-    @property
-    def errors(self) -> list[Marked]:
-        return [one for one in self.marked if one.answered.error]
-
-    @property
-    def cut(self) -> int:
-        return sum(one.answered.finish == "length" for one in self.marked)
 
     def rows(self) -> list[tuple[str, Share, Share]]:
         """(category, by the deciding rule, by the other), sorted by name, the whole last."""
-        names = sorted({one.question.category for one in self.marked})
+        names = sorted({row["category"] for row in self.records})
         rows = [(name, self.share(self.match, name), self.share(self.other, name)) for name in names]
         return [*rows, ("all", self.total, self.share(self.other))]
 
-    def lines(self) -> list[str]:
+    def lines(self) -> Iterator[str]:
         """The table, and what went wrong."""
         rows = self.rows()
         if len(rows) == 2:
             rows = rows[1:]
         width = max(len("category"), *(len(name) for name, _, _ in rows))
-        head = (
-            f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}  {'95 % interval':>15}  {self.other:>9}"
-        )
-        lines = [head, "-" * len(head)]
-        lines += [_line(name, width, share, beside) for name, share, beside in rows]
-        lines += [f"note: {note}" for note in self.notes()]
-        return lines + [f"error: {one.question.id}: {one.answered.error}" for one in self.errors]
+        head = f"{'category':<{width}}  {'n':>6}  {self.match:>9}  {'± s.e.':>7}"
+        head += f"  {'95 % interval':>15}  {self.other:>9}"
+        yield from (head, "-" * len(head))
+        yield from (_line(name, width, share, beside) for name, share, beside in rows)
+        yield from (f"note: {note}" for note in self.notes())
+        yield from (f"error: {row['id']}: {row['error']}" for row in self.errors)
 
     def notes(self) -> list[str]:
         found = []
@@ -136,11 +109,10 @@ class EvalResult(NamedTuple):
     def json(self) -> dict[str, Any]:
         """The result's JSON, to which the caller adds date, data and target."""
         task = self.flags
-        kinds = sorted({"choice" if one.question.options else "number" for one in self.marked})
         asked = {
             **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
             **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
-            **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in kinds}},
+            **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in self.kinds}},
         }
         results = {
             **self.total.json(),
@@ -148,8 +120,7 @@ class EvalResult(NamedTuple):
             **{"errors": len(self.errors), "cut": self.cut},
             "by_category": {name: share.json() for name, share, _ in self.rows()[:-1]},
         }
-        questions = [_record(one, self.match) for one in self.marked]
-        return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": questions}
+        return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": self.records}
 
 
 def _line(name: str, width: int, share: Share, beside: Share) -> str:
@@ -159,48 +130,47 @@ def _line(name: str, width: int, share: Share, beside: Share) -> str:
     return f"{name:<{width}}  {share.n:>6}  {numbers}  {100 * beside.accuracy:>8.2f}%"
 
 
-def _record(one: Marked, match: str) -> Mapping[str, Any]:
-    question, answered = one.question, one.answered
+def _record(question: Question, content: Content, answer: Sample, match: str) -> dict[str, Any]:
+    found = find(question, "" if answer.error else answer.text)
     return {
-        **{"id": question.id, "category": question.category, "prompt_sha256": one.prompt_sha256},
-        **{"text": answered.text, "extracted": getattr(one.found, match), "gold": question.gold},
-        **{"correct": one.right(match), "strict": one.found.strict, "flexible": one.found.flexible},
-        **{"finish_reason": answered.finish, "output_tokens": answered.output_tokens, "error": answered.error},
+        **{"id": question.id, "category": question.category, "prompt_sha256": prompt_hash(content)},
+        **{"text": answer.text, "extracted": found[match], "gold": question.gold},
+        **{"correct": is_right(found[match], question.gold), **found},
+        **{"finish_reason": answer.finish, "output_tokens": answer.output_tokens, "error": answer.error},
     }
 
 
-class Flip(NamedTuple):
-    """A question that one of the two got right. `a` and `b` are what was extracted."""
+class Comparison:
+    """Two result files, matched by question id. Counts are over the questions that both hold.
 
-    id: str
-    category: str
-    gold: str
-    a: str
-    b: str
-    a_right: bool
+    Raises ConfigError when they share none.
+    """
 
-
-class Comparison(NamedTuple):
-    """Counts are over the questions that both files hold."""
-
-    both_right: int
-    both_wrong: int
-    flips: tuple[Flip, ...]
-    other_prompt: int
-    """Questions that were asked in other words."""
-    same_text: int
-    only_a: int
-    """Questions that B does not hold."""
-    only_b: int
-
-    @property
-    def n(self) -> int:
-        return self.both_right + self.both_wrong + len(self.flips)
+    def __init__(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+        left, right = ({row["id"]: row for row in result["questions"]} for result in (a, b))
+        pairs = [(row, right[name]) for name, row in left.items() if name in right]
+        if not pairs:
+            raise ConfigError("the two files have no question in common")
+        self.n = len(pairs)
+        self.both_right = sum(x["correct"] and y["correct"] for x, y in pairs)
+        self.both_wrong = sum(not x["correct"] and not y["correct"] for x, y in pairs)
+        self.flips = [
+            {key: x[key] for key in ("id", "category", "gold")}
+            | {"a": x["extracted"], "b": y["extracted"], "a_right": x["correct"]}
+            for x, y in pairs
+            if x["correct"] != y["correct"]
+        ]
+        """Questions that one of the two got right. `a` and `b` are what was extracted."""
+        self.other_prompt = sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs)
+        """Questions that were asked in other words."""
+        self.same_text = sum(x["text"] == y["text"] for x, y in pairs)
+        self.only_a, self.only_b = len(left) - len(pairs), len(right) - len(pairs)
+        """Questions that the other does not hold."""
 
     @property
     def lost(self) -> int:
         """Right in A alone."""
-        return sum(flip.a_right for flip in self.flips)
+        return sum(flip["a_right"] for flip in self.flips)
 
     @property
     def gained(self) -> int:
@@ -216,25 +186,25 @@ class Comparison(NamedTuple):
     def p_value(self) -> float:
         return mcnemar(self.lost, self.gained)
 
-    def lines(self, a: str, b: str) -> list[str]:
+    def lines(self, a: str, b: str) -> Iterator[str]:
         delta, error = self.difference
-        share_a, share_b = (Share(self.both_right + more, self.n) for more in (self.lost, self.gained))
-        lines = [
-            f"A: {a}: {100 * share_a.accuracy:.2f} % ± {100 * share_a.stderr:.2f}",
-            f"B: {b}: {100 * share_b.accuracy:.2f} % ± {100 * share_b.stderr:.2f}",
+        for name, file, more in (("A", a, self.lost), ("B", b, self.gained)):
+            share = Share(self.both_right + more, self.n)
+            yield f"{name}: {file}: {100 * share.accuracy:.2f} % ± {100 * share.stderr:.2f}"
+        yield (
             f"{self.n} questions in both: {self.both_right} right in both, {self.both_wrong} wrong in both, "
-            f"{self.lost} right in A alone, {self.gained} right in B alone",
-            f"B - A: {100 * delta:+.2f} points ± {100 * error:.2f}; McNemar's exact p-value {self.p_value:.4g}",
-            f"same text: {self.same_text} of {self.n}",
-        ]
+            f"{self.lost} right in A alone, {self.gained} right in B alone"
+        )
+        yield f"B - A: {100 * delta:+.2f} points ± {100 * error:.2f}; McNemar's exact p-value {self.p_value:.4g}"
+        yield f"same text: {self.same_text} of {self.n}"
         if self.other_prompt:
-            lines.append(f"note: {self.other_prompt} questions were not asked in the same words")
+            yield f"note: {self.other_prompt} questions were not asked in the same words"
         if self.only_a or self.only_b:
-            lines.append(f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone")
+            yield f"note: left out: {self.only_a} questions of A alone, {self.only_b} of B alone"
         for flip in self.flips:
-            who = "A" if flip.a_right else "B"
-            lines.append(f"{flip.id} ({flip.category}): gold {flip.gold}, A {_cut(flip.a)}, B {_cut(flip.b)}: {who}")
-        return lines
+            who = "A" if flip["a_right"] else "B"
+            said = f"gold {flip['gold']}, A {_cut(flip['a'])}, B {_cut(flip['b'])}"
+            yield f"{flip['id']} ({flip['category']}): {said}: {who}"
 
     def json(self) -> dict[str, Any]:
         delta, error = self.difference
@@ -244,7 +214,7 @@ class Comparison(NamedTuple):
             "kind": f"{KIND}-compare",
             **{name: getattr(self, name) for name in counts},
             **tested,
-            "flips": [flip._asdict() for flip in self.flips],
+            "flips": self.flips,
         }
 
 
@@ -257,28 +227,6 @@ def mcnemar(lost: int, gained: int) -> float:
     n = lost + gained
     tail: int = sum(math.comb(n, k) for k in range(min(lost, gained) + 1))
     return min(1.0, float(2 * tail / 2**n))
-
-
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """Match two result files by question id. Raises ConfigError when they share none."""
-    left, right = ({row["id"]: row for row in result["questions"]} for result in (a, b))
-    pairs = [(row, right[name]) for name, row in left.items() if name in right]
-    if not pairs:
-        raise ConfigError("the two files have no question in common")
-    flips = [
-        Flip(x["id"], x["category"], x["gold"], x["extracted"], y["extracted"], x["correct"])
-        for x, y in pairs
-        if x["correct"] != y["correct"]
-    ]
-    return Comparison(
-        both_right=sum(x["correct"] and y["correct"] for x, y in pairs),
-        both_wrong=sum(not x["correct"] and not y["correct"] for x, y in pairs),
-        flips=tuple(flips),
-        other_prompt=sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs),
-        same_text=sum(x["text"] == y["text"] for x, y in pairs),
-        only_a=len(left) - len(pairs),
-        only_b=len(right) - len(pairs),
-    )
 
 
 def read_result(path: Path) -> dict[str, Any]:

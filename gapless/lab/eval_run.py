@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gapless.base.config import flag
 from gapless.base.errors import QueueFullError, RequestError
@@ -16,8 +16,10 @@ from gapless.base.params import SamplingParams
 from gapless.lab import probe
 from gapless.lab.datasets import Prompt
 from gapless.lab.eval_questions import MATCHES, Question, chat_messages, completion_prompt, examples_for
-from gapless.lab.http import Client, Connect
-from gapless.lab.load import Advance, run_load
+from gapless.lab.http import Client
+from gapless.lab.load import run_load
+from gapless.lab.progress import Advance
+from gapless.lab.records import Sample
 from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
 
 if TYPE_CHECKING:
@@ -70,45 +72,35 @@ class EvalFlags(RequestFlags):
         return chat_messages(question, shots, self.shots_as_turns) if self.chat else completion_prompt(question, shots)
 
 
-class Answered(NamedTuple):
-    """One answer. `error` says why there is none, or only a part of one."""
-
-    text: str
-    finish: str = ""
-    output_tokens: int = 0
-    error: str = ""
-
-
 def prompt_hash(content: Content) -> str:
     """SHA-256 of the prompt's JSON, in hex: equal hashes were asked the same."""
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 
 async def ask_server(
-    target: Target, flags: EvalFlags, contents: Sequence[Content], advance: Advance, connect: Connect | None = None
-) -> tuple[Target, list[Answered]]:
+    client: Client, flags: EvalFlags, contents: Sequence[Content], advance: Advance
+) -> tuple[Target, Sequence[Sample]]:
     """The target with its model's name, and an answer to each prompt in order. Nothing is asked twice.
 
     Raises ServerError when the server is not there, has no such model, or refuses a first question in any form.
     """
-    async with Client(target, connect) as client:
-        model = await probe.pick_model(client)
-        stop = {"stop": list(flags.stop)} if flags.stop else {}
-        body = {"temperature": flags.temperature, **stop, **target.extra_body}
-        client.target = replace(target, model=model.name, ignore_eos=False, extra_body=body)
-        client.target = target = await probe.try_fields(client, "Hello", 1)
-        prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
-        zeros = [0.0] * len(prompts)
-        run = await run_load(target, prompts, zeros, concurrency=flags.concurrency, advance=advance, client=client)
-    return target, [Answered(s.text, s.finish, s.output_tokens, s.error) for s in run.samples]
+    target, model = client.target, await probe.pick_model(client)
+    stop = {"stop": list(flags.stop)} if flags.stop else {}
+    body = {"temperature": flags.temperature, **stop, **target.extra_body}
+    client.target = replace(target, model=model.name, ignore_eos=False, extra_body=body)
+    client.target = target = await probe.try_fields(client, "Hello", 1)
+    prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
+    zeros = [0.0] * len(prompts)
+    run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance)
+    return target, run.samples
 
 
-async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], advance: Advance) -> list[Answered]:
+async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], advance: Advance) -> list[Sample]:
     """An answer to each prompt in order, at most `flags.concurrency` under way. Raises EngineError when it dies."""
     params = SamplingParams(temperature=flags.temperature, max_tokens=flags.max_tokens, stop=flags.stop)
     gate, done = asyncio.Semaphore(flags.concurrency), 0
 
-    async def one(content: Content) -> Answered:
+    async def one(content: Content) -> Sample:
         nonlocal done
         async with gate:
             answered = await _answer(llm, content, params)
@@ -119,7 +111,7 @@ async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content
     return list(await asyncio.gather(*map(one, contents)))
 
 
-async def _answer(llm: AsyncLLM, content: Content, params: SamplingParams) -> Answered:
+async def _answer(llm: AsyncLLM, content: Content, params: SamplingParams) -> Sample:
     texts, tokens, finish = list[str](), 0, ""
     try:
         prompt = content if isinstance(content, str) else await llm.chat_prompt([dict(m) for m in content])  # type: ignore[arg-type]
@@ -127,6 +119,7 @@ async def _answer(llm: AsyncLLM, content: Content, params: SamplingParams) -> An
             texts.append(delta.text)
             tokens += len(delta.token_ids)
             finish = delta.finish_reason or finish
+        failed = "the model's numbers were not finite" if finish == "error" else ""
     except (RequestError, QueueFullError) as error:
-        return Answered("".join(texts), finish, tokens, str(error))
-    return Answered("".join(texts), finish, tokens, "the model's numbers were not finite" if finish == "error" else "")
+        failed = str(error)
+    return Sample(text="".join(texts), finish=finish, output_tokens=tokens, error=failed)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gapless.base.errors import ServerError
 from gapless.lab.target import Target
 
+T = TypeVar("T")
 MANY_FILES = 1 << 16
 MAX_HEAD = 64 << 10
 MAX_CHUNK = 64 << 20
@@ -262,6 +263,12 @@ class Client:
             return await self._connect(lambda: Connection(clock))
         except OSError as error:
             raise HttpError(f"cannot connect: {error}; is a server running there? (gapless serve)") from error
+
+
+async def with_client(target: Target, ask: Callable[[Client], Awaitable[T]]) -> T:
+    """Return what `ask` does with a client of its own."""
+    async with Client(target) as client:
+        return await ask(client)
 
 
 def _raise_file_limit() -> None:

@@ -11,40 +11,22 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.lab.datasets import Prompt
-from gapless.lab.http import Client, Connect, HttpAnswer, HttpError
+from gapless.lab.http import Client, HttpAnswer, HttpError
+from gapless.lab.progress import Advance
 from gapless.lab.records import ClientUse, LoadRun, Sample
-from gapless.lab.reply import Reply, read_reply
-from gapless.lab.stats import spread
-from gapless.lab.target import Target
-
-Advance = Callable[[int], None]
-"""Called with the number of requests that have ended."""
+from gapless.lab.reply import read_reply
+from gapless.lab.stats import Spread
 
 SIDE_PROMPT = "Hi"
 HEARTBEAT = 0.05
 """Seconds between two looks at how late the event loop runs."""
 HELD_BYTES = 1 << 29
 """Answers are read after the run; beyond this much they are read at once, so that memory stays bounded."""
-
-
-class _Raw(NamedTuple):
-    """One exchange. Times are the loop's."""
-
-    prompt: Prompt
-    scheduled: float
-    released: float
-    sent: float
-    outcome: HttpAnswer | Reply
-    """An answer that is not read yet, or what it said."""
-    ended: float
-
-    def reply(self) -> Reply:
-        return self.outcome if isinstance(self.outcome, Reply) else read_reply(self.outcome)
 
 
 class _Gate:
@@ -82,20 +64,21 @@ class _Run:
         self._loop = asyncio.get_running_loop()
         self.late: list[float] = []
         self._held = 0
-        self._raws: list[_Raw] = []
+        self._ended: list[tuple[Sample, HttpAnswer | None]] = []
+        """What has ended, each with its answer where that is not read yet. Times are the loop's."""
         self._next = {prompt.follows: prompt for prompt in prompts if prompt.follows >= 0}
         target = client.target
         # Made before the clock runs: the JSON of a long prompt takes a while.
         self._data = {p.place: target.generation(p.content, p.output_len) for p in prompts if p.follows < 0}
 
-    async def play(self, prompts: Sequence[Prompt], times: Sequence[float]) -> tuple[list[_Raw], float]:
-        """All exchanges, and the loop's time at the start."""
-        start = self._loop.time()
+    async def play(self, timed: Sequence[tuple[Prompt, float]]) -> None:
+        """Send each prompt at its time, seconds after `start`, then those that follow it, and wait for all answers."""
+        self.start = self._loop.time()
         heart = self._loop.create_task(self._beat())
         tasks = []
         try:
-            for prompt, at in sorted(zip(prompts, times, strict=True), key=lambda pair: pair[1]):
-                scheduled = start + at
+            for prompt, at in sorted(timed, key=lambda pair: pair[1]):
+                scheduled = self.start + at
                 if (wait := scheduled - self._loop.time()) > 0:
                     await asyncio.sleep(wait)
                 tasks.append(self._loop.create_task(self._conversation(prompt, scheduled)))
@@ -104,7 +87,11 @@ class _Run:
             for task in (heart, *tasks):
                 task.cancel()
             await asyncio.gather(heart, *tasks, return_exceptions=True)
-        return self._raws, start
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Read the answers. Returns the samples in the order of the prompts."""
+        read = [sample if answer is None else read_reply(answer, sample) for sample, answer in self._ended]
+        return tuple(sorted((sample.later(-self.start) for sample in read), key=lambda sample: sample.place))
 
     async def _beat(self) -> None:
         """How late the loop wakes is how wrong a time of arrival may be."""
@@ -119,51 +106,48 @@ class _Run:
         said: list[Mapping[str, Any]] = []
         error = ""
         while prompt is not None:
-            now = self._loop.time()
-            if error:
-                skipped = Reply(ended=now, error=f"the turn before failed: {error}")
-                raw = _Raw(prompt, scheduled, now, now, skipped, now)
-            else:
-                raw = await self._one(prompt, scheduled, said)
-            self._raws.append(raw)
-            if self._advance is not None:
-                self._advance(len(self._raws))
             follower = self._next.get(prompt.place)
+            if error:
+                now = self._loop.time()
+                skipped = f"the turn before failed: {error}"
+                sample, answer = Sample(prompt.place, scheduled, now, ended=now, error=skipped, released=now), None
+            else:
+                sample, answer = await self._one(prompt, scheduled, said)
+            ended = sample.ended
+            if answer is not None and (follower is not None or self._held >= HELD_BYTES):
+                sample, answer = read_reply(answer, sample), None
+            self._ended.append((sample, answer))
+            if self._advance is not None:
+                self._advance(len(self._ended))
             if follower is not None:
-                reply = raw.reply()
-                error = reply.error
-                said += [{"role": "user", "content": prompt.content}, {"role": "assistant", "content": reply.text}]
-                scheduled = raw.ended + follower.pause
+                error = sample.error
+                said += [{"role": "user", "content": prompt.content}, {"role": "assistant", "content": sample.text}]
+                scheduled = ended + follower.pause
                 if not error and follower.pause > 0:
                     await asyncio.sleep(scheduled - self._loop.time())
             prompt = follower
 
-    async def _one(self, prompt: Prompt, scheduled: float, said: Sequence[Mapping[str, Any]]) -> _Raw:
+    async def _one(
+        self, prompt: Prompt, scheduled: float, said: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sample, HttpAnswer | None]:
+        """Send a request, and return its times or its error, and the answer, which is not read yet."""
         data = self._data.pop(prompt.place, None)
         if data is None:
             content = (*said, {"role": "user", "content": prompt.content})
             data = self._client.target.generation(content, prompt.output_len)
         released = max(scheduled, await self._gate.enter(scheduled))
         sent = ended = self._loop.time()
-        outcome: HttpAnswer | Reply
+        answer: HttpAnswer | None = None
+        error = ""
         try:
-            outcome = await self._client.send(data)
-            ended = outcome.ended
-            self._held += sum(len(piece.data) for piece in outcome.pieces)
+            answer = await self._client.send(data)
+            ended = answer.ended
+            self._held += sum(len(piece.data) for piece in answer.pieces)
         except HttpError as failure:
-            ended = self._loop.time()
-            outcome = Reply(ended=ended, error=str(failure))
+            ended, error = self._loop.time(), str(failure)
         finally:
             self._gate.leave(ended)
-        raw = _Raw(prompt, scheduled, released, sent, outcome, ended)
-        return raw if self._held < HELD_BYTES else raw._replace(outcome=raw.reply())
-
-
-def _sample(raw: _Raw, start: float) -> Sample:
-    reply = raw.reply()
-    reply = reply._replace(events=tuple(at - start for at in reply.events), ended=reply.ended - start)
-    scheduled, released, sent = (at - start for at in (raw.scheduled, raw.released, raw.sent))
-    return Sample(place=raw.prompt.place, scheduled=scheduled, released=released, sent=sent, **reply._asdict())
+        return Sample(prompt.place, scheduled, sent, ended=ended, error=error, released=released), answer
 
 
 @contextmanager
@@ -180,54 +164,30 @@ def _no_collection() -> Iterator[None]:
 
 
 async def run_load(
-    target: Target,
+    client: Client,
     prompts: Sequence[Prompt],
     times: Sequence[float],
     *,
     concurrency: int | None = None,
     advance: Advance | None = None,
-    client: Client | None = None,
-    connect: Connect | None = None,
 ) -> LoadRun:
-    """Send every prompt at its time (seconds from the start; a prompt's own `at` comes first), streaming.
+    """Stream an answer to every prompt, each sent to the client's target at its time.
 
-    At most `concurrency` requests are under way; others that are due wait for room. Times that are all 0 with a
-    limit are a closed loop. A turn that follows another takes its time from that one, whatever `times` says.
-    `client` reuses connections that are open already. Samples are in the order of the prompts; a failed request is a
+    Times are seconds from the start; a prompt's own `at` comes first. At most `concurrency` requests are under way;
+    others that are due wait for room. Times that are all 0 with a limit are a closed loop. A turn that follows another
+    takes its time from that one, whatever `times` says. Samples are in the order of the prompts; a failed request is a
     sample with an error, never an exception.
     """
-    if client is None:
-        async with Client(target, connect) as own:
-            return await run_load(target, prompts, times, concurrency=concurrency, advance=advance, client=own)
     firsts = [(p, at if p.at is None else p.at) for p, at in zip(prompts, times, strict=True) if p.follows < 0]
     run = _Run(client, prompts, concurrency, advance)
     with _no_collection():
         began, cpu = time.perf_counter(), time.process_time()
-        raws, start = await run.play([p for p, _ in firsts], [at for _, at in firsts])
+        await run.play(firsts)
         wall, busy = time.perf_counter() - began, time.process_time() - cpu
-    samples = sorted((_sample(raw, start) for raw in raws), key=lambda sample: sample.place)
+    samples = run.samples()
     use = ClientUse(busy, wall, tuple(run.late))
     first = min((s.sent for s in samples), default=0.0)
-    return LoadRun(tuple(samples), max((s.ended for s in samples), default=0.0) - first, use, start)
-
-
-class SideResult(NamedTuple):
-    """Latencies in milliseconds."""
-
-    latencies: tuple[float, ...]
-    failed: int
-
-    def numbers(self) -> tuple[float, float, float]:
-        """Median, P99 and the most."""
-        found = spread(self.latencies, (50.0, 99.0, 100.0))
-        median, p99, most = (value for _, value in found.percentiles)
-        return median, p99, most
-
-    def json(self) -> dict[str, Any]:
-        """The keys of `vllm bench serve --probe-request-rate`."""
-        keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
-        counts = {"probe_completed": len(self.latencies), "probe_failed": self.failed}
-        return {**counts, **dict(zip(keys, self.numbers(), strict=True))}
+    return LoadRun(samples, max((s.ended for s in samples), default=0.0) - first, use, run.start)
 
 
 class SideLoad:
@@ -242,10 +202,14 @@ class SideLoad:
         self._failed = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def stop(self) -> SideResult:
+    async def stop(self) -> dict[str, float]:
+        """Return the result under the keys of `vllm bench serve --probe-request-rate`. Latencies are milliseconds."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        return SideResult(tuple(self._latencies), self._failed)
+        keys = ("probe_median_e2el_ms", "probe_p99_e2el_ms", "probe_max_e2el_ms")
+        values = (value for _, value in Spread(self._latencies, (50.0, 99.0, 100.0)).percentiles)
+        counts = {"probe_completed": len(self._latencies), "probe_failed": self._failed}
+        return {**counts, **dict(zip(keys, values, strict=True))}
 
     async def _run(self) -> None:
         loop, data = asyncio.get_running_loop(), self._client.target.generation(SIDE_PROMPT, 1)

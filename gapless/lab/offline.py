@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
-from gapless.lab.datasets import IdSource, Prompt
-from gapless.lab.stats import spread
+from gapless.lab.datasets import Prompt, Source
+from gapless.lab.progress import Advance
+from gapless.lab.stats import Spread
 
 if TYPE_CHECKING:
     from gapless.engine.llm import LLM
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
 PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 
 
-class OfflineReport(NamedTuple):
-    """What was measured: the lines that the command of this name of `vllm bench` prints, and the keys of its file."""
-
-    lines: list[str]
-    json: dict[str, Any]
+Report = tuple[list[str], dict[str, Any]]
+"""What was measured: the lines that the command of this name of `vllm bench` prints, and the keys of its file."""
 
 
-def throughput(llm: LLM, prompts: Sequence[Prompt], *, temperature: float = 0.0, bar: bool = False) -> OfflineReport:
+def throughput(llm: LLM, prompts: Sequence[Prompt], *, temperature: float = 0.0, bar: bool = False) -> Report:
     """All prompts at once, every answer of its full length. Raises RequestError for one that does not fit."""
     params = [_params(p.output_len, temperature) for p in prompts]
     contents = [_content(p) for p in prompts]
@@ -48,7 +46,7 @@ def throughput(llm: LLM, prompts: Sequence[Prompt], *, temperature: float = 0.0,
         "tokens_per_second": total,
         "output_tokens_per_second": output,
     }
-    return OfflineReport(lines, result)
+    return lines, result
 
 
 def _content(prompt: Prompt) -> str | list[int]:
@@ -72,11 +70,9 @@ class OfflineBatch(NamedTuple):
     seed: int = 0
 
 
-def latency(
-    llm: LLM, batch: OfflineBatch, *, warmups: int, iterations: int, advance: Callable[[int], None]
-) -> OfflineReport:
+def latency(llm: LLM, batch: OfflineBatch, *, warmups: int, iterations: int, advance: Advance) -> Report:
     """Time one batch shape repeatedly. Every iteration has new prompts, so that no prefix cache shortens it."""
-    source, rng = IdSource(range(llm.info.vocab_size)), random.Random(f"latency {batch.seed}")
+    source, rng = Source(range(llm.info.vocab_size)), random.Random(f"latency {batch.seed}")
     params = _params(batch.output_len, batch.temperature)
     spent = []
     for done in range(warmups + iterations):
@@ -85,7 +81,7 @@ def latency(
         llm.generate(prompts, params, use_tqdm=False)
         spent.append(time.perf_counter() - start)
         advance(done + 1)
-    found = spread(spent[warmups:], PERCENTS)
+    found = Spread(spent[warmups:], PERCENTS)
     lines = [
         f"Avg latency: {found.mean} seconds",
         f"Std latency: {found.std} seconds",
@@ -97,4 +93,4 @@ def latency(
         "latencies": spent[warmups:],
         "percentiles": {f"{p:g}": value for p, value in found.percentiles},
     }
-    return OfflineReport(lines, result)
+    return lines, result

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from gapless.base.errors import ServerError
-from gapless.lab.arms import Arm, Live
-from gapless.lab.bench import LoadPlan, check_prompts, fitted, raised_priority, schedule_name
-from gapless.lab.datasets import Prompt
-from gapless.lab.http import Client
-from gapless.lab.load import run_load
+from gapless.lab.arms import LETTERS, Live
+from gapless.lab.bench import BenchResult, LoadPlan, check_prompts, fitted, measure, raised_priority, schedule_name
+from gapless.lab.datasets import Prompt, Source, Workload, build
+from gapless.lab.http import Client, with_client
 from gapless.lab.probe import one_reply, pick_model, try_fields
-from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, remarks, result_json, summarise
+from gapless.lab.progress import progress
 from gapless.lab.target import Target
-from gapless.lab.workload import PromptSource, build, cut, find_source
+from gapless.lab.workload import cut, find_source
 
-T = TypeVar("T")
 TOKEN_IDS = "return_token_ids"
 """A field that makes servers send the ids of what they generate."""
-
-
-class Played(NamedTuple):
-    """One run. `notes` are what a reader must know of it."""
-
-    load: LoadRun
-    metrics: dict[str, float]
-    notes: tuple[str, ...] = ()
 
 
 class PairedLoad:
@@ -40,32 +29,30 @@ class PairedLoad:
     seed + k.
     """
 
-    def __init__(self, plan: LoadPlan, arms: Sequence[Arm], priority: str = "none") -> None:
+    def __init__(self, plan: LoadPlan, priority: str = "none") -> None:
         self.plan = plan
-        self._arms = arms
         self._priority = priority
         self._targets: list[Target] = []
-        self._found: PromptSource | None = None
+        self._found: Source | None = None
         self._made: tuple[int, list[Prompt]] | None = None
         """The latest pair, and its prompts."""
 
-    def meet(self, servers: Sequence[Live]) -> None:
+    async def meet(self, servers: Sequence[Live]) -> None:
         """Ask both servers for their models and for the fields they refuse; a field that one refuses neither gets.
 
         Raises ServerError and ConfigError as bench_serve does.
         """
-        asyncio.run(self._meet(servers))
-
-    async def _meet(self, servers: Sequence[Live]) -> None:
         named = [replace(self.plan.target, base_url=server.url, api_key=server.api_key) for server in servers]
-        models = [await _asked(target, pick_model) for target in named]
+        models = [await with_client(target, pick_model) for target in named]
         smallest = min(models, key=lambda model: model.max_len or 1 << 40)
         self.plan = fitted(self.plan, smallest, lambda text: None)
         named = [replace(target, model=model.name) for target, model in zip(named, models, strict=True)]
         if self._found is None:
-            self._found = await _asked(named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer))
+            self._found = await with_client(
+                named[0], partial(find_source, self.plan.work, tokenizer=self.plan.tokenizer)
+            )
         check_prompts(self.plan, self.prompts(0), smallest)
-        found = [await _asked(target, self._fields) for target in named]
+        found = [await with_client(target, self._fields) for target in named]
         omit = {name for target in found for name in target.omit}
         body = min((target.extra_body for target in found), key=len)
         self._targets = [replace(target, omit=tuple(sorted(omit)), extra_body=body) for target in found]
@@ -81,28 +68,29 @@ class PairedLoad:
     def prompts(self, pair: int) -> list[Prompt]:
         """Return the prompts of both runs of a pair; texts are not cut to their lengths yet."""
         assert self._found is not None, "meet() comes first"
-        return build(replace(self.plan.work, seed=self.seed(pair)), self._found.source)
+        return build(self._work(pair), self._found)
 
     def seed(self, pair: int) -> int:
         return self.plan.work.seed + pair
 
-    def play(self, arm: int, pair: int) -> Played:
+    def _work(self, pair: int) -> Workload:
+        return replace(self.plan.work, seed=self.seed(pair))
+
+    def play(self, arm: int, pair: int) -> BenchResult:
         """One run of load on arm 0 or 1. Raises ServerError when no request succeeded."""
+        target = self._targets[arm]
         if self._made is None or self._made[0] != pair:
             # The arm that comes first is asked: with ABBA each arm is, equally often.
             assert self._found is not None, "meet() comes first"
             cutting = partial(cut, self.plan.work, self._found, self.prompts(pair))
-            self._made = pair, asyncio.run(_asked(self._targets[arm], cutting))
-        prompts = self._made[1]
-        times = self.plan.arrivals.times(len(prompts), self.seed(pair))
-        target = self._targets[arm]
+            self._made = pair, asyncio.run(with_client(target, cutting))
+        plan = replace(self.plan, target=target, work=self._work(pair))
         with raised_priority(self._priority):
-            run = asyncio.run(run_load(target, prompts, times, concurrency=self.plan.concurrency))
-        if all(sample.error for sample in run.samples):
-            raise ServerError(f"arm {self._arms[arm].letter}: all requests failed: {run.samples[0].error}")
-        summary = summarise(run, prompts)
-        notes = remarks(summary, run, prompts, exact_outputs=target.full_answers)
-        return Played(run, figures(summary, run), tuple(notes))
+            measuring = partial(measure, plan, self._made[1], [], partial(progress, wanted=False))
+            result = asyncio.run(with_client(target, measuring))
+        if not result.summary.totals["completed"]:
+            raise ServerError(f"arm {LETTERS[arm]}: all requests failed: {result.run.samples[0].error}")
+        return result
 
     def described(self) -> dict[str, Any]:
         """What every run plays, for the report."""
@@ -120,16 +108,3 @@ class PairedLoad:
             "extra_body": dict(target.extra_body),
             "not_sent": list(target.omit),
         }
-
-
-async def _asked(target: Target, ask: Callable[[Client], Awaitable[T]]) -> T:
-    """Return what `ask` does with a client of its own."""
-    async with Client(target) as client:
-        return await ask(client)
-
-
-def figures(summary: LoadSummary, run: LoadRun) -> dict[str, float]:
-    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
-    held = [name for name in METRICS if summary.spreads[name].n]
-    values = result_json(summary, run, held)
-    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import Client, HttpAnswer, Piece
-from gapless.lab.reply import EventReader, Reply, error_text, read_reply
+from gapless.lab.http import Client, HttpAnswer, Piece, with_client
+from gapless.lab.records import Sample
+from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target
 
 POLL_SECONDS = 0.5
@@ -49,12 +51,7 @@ async def get(client: Client, path: str) -> HttpAnswer:
 
 def fetch(target: Target, path: str) -> bytes:
     """Return the body of one GET. Raises ServerError. Runs an event loop of its own."""
-
-    async def body() -> bytes:
-        async with Client(target) as client:
-            return (await get(client, path)).body
-
-    return asyncio.run(body())
+    return asyncio.run(with_client(target, partial(get, path=path))).body
 
 
 def _check(target: Target, path: str, answer: HttpAnswer) -> None:
@@ -143,7 +140,7 @@ async def wait_ready(client: Client, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Reply]:
+async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Sample]:
     """Make one generation request that is not part of a run. Raises ServerError."""
     answer = await client.send(client.target.generation(content, output_len))
     return answer, read_reply(answer)
@@ -187,3 +184,14 @@ async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
     fields = {"model": client.target.model, "tokens": list(tokens)}
     text = (await ask(client, "POST", "/detokenize", fields)).get("prompt")
     return text if isinstance(text, str) else None
+
+
+class Codec(NamedTuple):
+    """Text to tokens and back, by a server or on this machine; None if there is no tokenizer to ask."""
+
+    encode: Callable[[Client, str], Awaitable[list[int] | None]] = tokenize
+    decode: Callable[[Client, Sequence[int]], Awaitable[str | None]] = detokenize
+
+    async def length(self, client: Client, text: str) -> int | None:
+        tokens = await self.encode(client, text)
+        return None if tokens is None else len(tokens)

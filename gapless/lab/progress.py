@@ -12,6 +12,7 @@ from typing import IO
 REDRAW_SECONDS = 0.5
 LINE_SECONDS = 10.0
 Advance = Callable[[int], None]
+"""Called with the number of what is done so far."""
 
 
 @contextmanager
@@ -21,10 +22,10 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
     if not wanted or not total:
         yield lambda done: None
     elif stream.isatty() and find_spec("rich"):
-        with _bar(what, total, stream) as advance:
-            yield advance
+        with _bar(what, total, stream) as draw:
+            yield _now_and_then(draw, REDRAW_SECONDS)
     else:
-        yield _lines(what, total, stream)
+        yield _now_and_then(lambda done: print(f"{what}: {done} of {total}", file=stream, flush=True), LINE_SECONDS)
 
 
 @contextmanager
@@ -35,25 +36,18 @@ def _bar(what: str, total: int, stream: IO[str]) -> Iterator[Advance]:
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     # Drawn by hand: a thread that redraws would take the interpreter lock from the readings.
     with Progress(*columns, console=Console(file=stream), transient=True, auto_refresh=False) as bar:
-        task, drawn = bar.add_task(what, total=total), 0.0
-
-        def advance(done: int) -> None:
-            nonlocal drawn
-            bar.update(task, completed=done)
-            if time.monotonic() - drawn > REDRAW_SECONDS:
-                bar.refresh()
-                drawn = time.monotonic()
-
-        yield advance
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done, refresh=True)
 
 
-def _lines(what: str, total: int, stream: IO[str]) -> Advance:
-    shown = time.monotonic()
+def _now_and_then(draw: Advance, seconds: float) -> Advance:
+    """Call `draw` once in `seconds` at most."""
+    drawn = time.monotonic()
 
     def advance(done: int) -> None:
-        nonlocal shown
-        if time.monotonic() - shown > LINE_SECONDS:
-            print(f"{what}: {done} of {total}", file=stream, flush=True)
-            shown = time.monotonic()
+        nonlocal drawn
+        if time.monotonic() - drawn > seconds:
+            draw(done)
+            drawn = time.monotonic()
 
     return advance

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """One request. Times are seconds from the start of the run; 0.0 where it did not come to that."""
+    """One request and its answer. Times are seconds from the start of the run; 0.0 where it did not come to that."""
 
-    place: int
+    place: int = 0
     """Number of the prompt in the data set, the same in every arm and run that uses the same seed."""
-    scheduled: float
+    scheduled: float = 0.0
     """When the arrival process wanted it to leave."""
-    sent: float
+    sent: float = 0.0
     """When the client began to send it (a connection that had to be opened is part of the latency)."""
-    events: tuple[float, ...]
+    events: tuple[float, ...] = ()
     """When each stream event with new text or tokens arrived."""
-    ended: float
-    prompt_tokens: int
-    output_tokens: int
+    ended: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
     """The count of the server's usage; the number of events if it sends none."""
-    text: str
+    text: str = ""
     token_ids: tuple[int, ...] = ()
     """Ids of the generated tokens, if the server sends them."""
     error: str = ""
@@ -59,7 +60,15 @@ class Sample(NamedTuple):
     @property
     def itls(self) -> tuple[float, ...]:
         """Seconds between events."""
-        return tuple(after - before for before, after in zip(self.events, self.events[1:], strict=False))
+        return tuple(after - before for before, after in pairwise(self.events))
+
+    def later(self, seconds: float) -> Sample:
+        """Return the sample on a clock that began `seconds` earlier."""
+        scheduled, sent, ended, released = (
+            at + seconds for at in (self.scheduled, self.sent, self.ended, self.released)
+        )
+        events = tuple(at + seconds for at in self.events)
+        return self._replace(scheduled=scheduled, sent=sent, events=events, ended=ended, released=released)
 
 
 class ClientUse(NamedTuple):

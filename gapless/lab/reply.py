@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from gapless.base.errors import ServerError
 from gapless.lab.http import HttpAnswer, Piece
+from gapless.lab.records import Sample
 
 TEXT_KEYS = ("content", "reasoning", "reasoning_content")
-
-
-class Reply(NamedTuple):
-    """Contents and times of an answer. `counted`: the server sent no usage, so output tokens are events."""
-
-    events: tuple[float, ...] = ()
-    ended: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    counted: bool = False
-    text: str = ""
-    token_ids: tuple[int, ...] = ()
-    finish: str = ""
-    error: str = ""
 
 
 class EventReader:
@@ -66,10 +53,11 @@ def parse_event(data: bytes) -> dict[str, Any]:
     return event
 
 
-def read_reply(answer: HttpAnswer) -> Reply:
-    """Read the answer to a streaming request; `error` says what is wrong with it."""
+def read_reply(answer: HttpAnswer, asked: Sample | None = None) -> Sample:
+    """Complete the sample of a streaming request with its answer; `error` says what is wrong with that."""
+    asked = asked or Sample()
     if answer.status != 200:
-        return Reply(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
+        return asked._replace(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")
     events, texts, ids = list[float](), list[str](), list[int]()
     last: float | None = None
     usage: dict[str, Any] = {}
@@ -96,7 +84,7 @@ def read_reply(answer: HttpAnswer) -> Reply:
     elif not error and not finish:
         error = "the stream broke off: no finish_reason"
     tokens = int(usage.get("completion_tokens") or 0)
-    return Reply(
+    return asked._replace(
         events=tuple(events),
         ended=answer.ended if last is None else last,
         prompt_tokens=int(usage.get("prompt_tokens") or 0),

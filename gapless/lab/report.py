@@ -8,10 +8,10 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     workload    what every run played
     arms        two of {letter, name, url, flags, own_flags, server, completed, failed, duration_s: [least, most], ...}
     host        cpu, vector, cores, memory_bytes, system, python, gpus
-    metrics     one object a metric: gapless.lab.compare.MetricRow, the metric's own fields laid in
+    metrics     one object a metric, as gapless.lab.compare.compare describes it
     runs        one object a run, in the order of time
     requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say
-    tokens      gapless.lab.same_tokens.Sameness
+    tokens      what gapless.lab.same_tokens.compare_tokens found
     warnings    texts
     rules       what --fail-if said: {rule, failed, why}
 """
@@ -19,15 +19,15 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gapless
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
-from gapless.lab.same_tokens import Sameness, compare_tokens
+from gapless.lab.compare import ArmRun, Pair, compare
+from gapless.lab.same_tokens import compare_tokens
 from gapless.lab.stats import percentile
 from gapless.lab.summary import METRICS, request_figures
 
@@ -73,10 +73,10 @@ def judge(
         "workload": dict(workload),
         "arms": [_arm(*side, runs) for side in zip(setup.arms, servers, strict=True)],
         "host": environment.describe_host(),
-        "metrics": [_metric(row) for row in rows],
+        "metrics": rows,
         "runs": [_run(run) for run in runs],
         "requests": {name: _requests(runs, name) for name in METRICS},
-        "tokens": {**tokens._asdict(), "first": tokens.first._asdict() if tokens.first else None},
+        "tokens": tokens,
         "warnings": [
             *_not_judged(flags.judged, rows),
             *_about_runs(runs, flags.quiet),
@@ -115,14 +115,6 @@ def _mean_std(values: Sequence[float]) -> list[float]:
 
 def _range(values: Sequence[float]) -> list[float] | None:
     return [round(min(values), 4), round(max(values), 4)] if values else None
-
-
-def _metric(row: MetricRow) -> dict[str, Any]:
-    fields = row._asdict()
-    metric = fields.pop("metric")
-    for name in ("drift", "a_tail", "b_tail"):
-        fields[name] = fields[name]._asdict() if fields[name] is not None else None
-    return {**metric._asdict(), **fields}
 
 
 def _run(run: ArmRun) -> dict[str, Any]:
@@ -172,63 +164,53 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
     }
 
 
-def _not_judged(asked: Sequence[str], rows: Sequence[MetricRow]) -> list[str]:
-    judged = {row.metric.key for row in rows}
-    lost = [key for key in asked if key not in judged]
-    return [f"not judged, since a run has no such figure: {', '.join(lost)}"] if lost else []
+def _not_judged(asked: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    judged = {row["key"] for row in rows}
+    if lost := [key for key in asked if key not in judged]:
+        yield f"not judged, since a run has no such figure: {', '.join(lost)}"
 
 
-def _about_runs(runs: Sequence[ArmRun], quiet: float) -> list[str]:
-    found = []
+def _about_runs(runs: Sequence[ArmRun], quiet: float) -> Iterator[str]:
     samples = {letter: [s for run in runs if run.letter == letter for s in run.load.samples] for letter in LETTERS}
     errors = {letter: [s.error for s in each if s.error] for letter, each in samples.items()}
     for letter, each in errors.items():
         if each:
-            found.append(f"{len(each)} requests of arm {letter} failed, the first with: {each[0]}")
-    noted = [run for run in runs if run.notes]
-    if noted:
+            yield f"{len(each)} requests of arm {letter} failed, the first with: {each[0]}"
+    if noted := [run for run in runs if run.notes]:
         first = f"{noted[0].letter} of pair {noted[0].pair + 1}: {noted[0].notes[0]}"
-        found.append(f"{len(noted)} of {len(runs)} runs carry notes of the load generator, the first {first}")
-    busy = sum(run.busy_before is not None and run.busy_before > quiet for run in runs)
-    if busy:
-        found.append(
+        yield f"{len(noted)} of {len(runs)} runs carry notes of the load generator, the first {first}"
+    if busy := sum(run.busy_before is not None and run.busy_before > quiet for run in runs):
+        yield (
             f"{busy} of {len(runs)} runs began while other processes kept more than {quiet:.0%} of the "
             "processors busy: expect more noise than the machine has when quiet"
         )
     a, b = (sum(s.output_tokens for s in samples[letter] if not s.error) for letter in LETTERS)
     if not any(errors.values()) and a != b:
-        found.append(
-            f"the arms generated different numbers of tokens ({a} and {b}): latencies of whole requests do not compare"
-        )
-    return found
+        counts = f"different numbers of tokens ({a} and {b})"
+        yield f"the arms generated {counts}: latencies of whole requests do not compare"
 
 
-def _about_rows(rows: Sequence[MetricRow]) -> list[str]:
-    found = []
+def _about_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
-        if row.a_tail and row.a_tail.behind_a_run < 3:
-            worst = "worst one" if row.a_tail.behind_a_run == 1 else f"{row.a_tail.behind_a_run} worst"
-            found.append(
-                f"{row.metric.label} of a run is its {worst} of "
-                f"{row.a_tail.samples // row.n} samples: more requests a run make it a tail"
+        label, tail, drift = row["label"], row["a_tail"], row["drift"]
+        if tail and tail["behind_a_run"] < 3:
+            worst = "worst one" if tail["behind_a_run"] == 1 else f"{tail['behind_a_run']} worst"
+            samples = tail["samples"] // row["n"]
+            yield f"{label} of a run is its {worst} of {samples} samples: more requests a run make it a tail"
+        if drift and drift["p"] < 0.01 and abs(drift["slope"]) * row["n"] > 0.02:
+            yield (
+                f"{label} drifted by {drift['slope'] * (row['n'] - 1):+.1%} over the experiment "
+                f"(p = {drift['p']:.2g}); ABBA order keeps a steady drift out of Δ"
             )
-        if row.drift and row.drift.p < 0.01 and abs(row.drift.slope) * row.n > 0.02:
-            found.append(
-                f"{row.metric.label} drifted by {row.drift.slope * (row.n - 1):+.1%} over the experiment "
-                f"(p = {row.drift.p:.2g}); ABBA order keeps a steady drift out of Δ"
-            )
-    if any(row.verdict == "unknown" for row in rows):
-        found.append("too few runs to judge: at least 4 an arm are needed")
-    return found
+    if any(row["verdict"] == "unknown" for row in rows):
+        yield "too few runs to judge: at least 4 an arm are needed"
 
 
-def _about_tokens(tokens: Sameness) -> list[str]:
-    found = []
-    if tokens.differ:
-        found.append(
-            f"{tokens.differ} of {tokens.compared} answers differ between the arms. Where a batch's size changes the "
-            "rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
+def _about_tokens(tokens: Mapping[str, Any]) -> Iterator[str]:
+    if tokens["differ"]:
+        yield (
+            f"{tokens['differ']} of {tokens['compared']} answers differ between the arms. Where a batch's size changes "
+            "the rounding (bfloat16), that alone can do it: compare with --max-concurrency 1, or an arm with itself"
         )
-    if tokens.compared == 0:
-        found.append("no answer could be compared between the arms")
-    return found
+    if tokens["compared"] == 0:
+        yield "no answer could be compared between the arms"

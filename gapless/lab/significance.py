@@ -155,47 +155,39 @@ def _p_of(value: float, error: float, df: float) -> float:
     return t_two_sided(value / error, df)
 
 
-class Tail(NamedTuple):
-    """A high quantile of all runs of an arm, pooled."""
-
-    quantile: float
-    value: float
-    low: float
-    """95 % interval, by resampling whole runs."""
-    high: float
-    samples: int
-    behind: int
-    """Samples at or beyond the quantile, in all runs."""
-    behind_a_run: int
-    """Samples there in the smallest run; 1 means that the run's quantile is its one worst sample."""
-
-
 def behind(samples: int, quantile: float) -> int:
     """How many of `samples` lie at or beyond a high quantile: a P99 of 384 is 4 samples."""
     return math.ceil(round(samples * (1.0 - quantile), 9))
 
 
-def tail(runs: Sequence[Sequence[float]], quantile: float, seed: int = 0) -> Tail:
-    """The pooled quantile with a percentile-bootstrap interval over runs (Davison and Hinkley, section 3.8).
+class Tail:
+    """A high quantile of all runs of an arm, pooled, with a percentile-bootstrap interval over runs.
 
-    Runs are resampled, not requests: those of one run share its hiccups. With fewer than about ten runs such an
-    interval is too narrow, as every bootstrap over few groups is.
+    Runs are resampled, not requests (Davison and Hinkley, section 3.8): those of one run share its hiccups. With fewer
+    than about ten runs such an interval is too narrow, as every bootstrap over few groups is.
     """
-    # Falling values with the run they came from: a resample gives each run a weight, and is walked from the top.
-    falling = sorted(((value, k) for k, run in enumerate(runs) for value in run), reverse=True)
-    sizes = [len(run) for run in runs]
-    rng = random.Random(seed)
-    values = []
-    for _ in range(_RESAMPLES):
-        weights = [0] * len(runs)
-        for k in rng.choices(range(len(runs)), k=len(runs)):
-            weights[k] += 1
-        values.append(_from_top(falling, weights, sizes, quantile))
-    values.sort()
-    low, high = values[int(0.025 * _RESAMPLES)], values[int(0.975 * _RESAMPLES)]
-    total = sum(sizes)
-    value = _from_top(falling, [1] * len(runs), sizes, quantile)
-    return Tail(quantile, value, low, high, total, behind(total, quantile), behind(min(sizes), quantile))
+
+    def __init__(self, runs: Sequence[Sequence[float]], quantile: float) -> None:
+        # Falling values with the run they came from: a resample gives each run a weight, and is walked from the top.
+        falling = sorted(((value, k) for k, run in enumerate(runs) for value in run), reverse=True)
+        sizes = [len(run) for run in runs]
+        rng = random.Random(0)
+        values = []
+        for _ in range(_RESAMPLES):
+            weights = [0] * len(runs)
+            for k in rng.choices(range(len(runs)), k=len(runs)):
+                weights[k] += 1
+            values.append(_from_top(falling, weights, sizes, quantile))
+        values.sort()
+        self.quantile = quantile
+        self.value = _from_top(falling, [1] * len(runs), sizes, quantile)
+        self.low, self.high = values[int(0.025 * _RESAMPLES)], values[int(0.975 * _RESAMPLES)]
+        """95 % interval."""
+        self.samples = sum(sizes)
+        self.behind = behind(self.samples, quantile)
+        """Samples at or beyond the quantile, in all runs."""
+        self.behind_a_run = behind(min(sizes), quantile)
+        """Samples there in the smallest run; 1 means that the run's quantile is its one worst sample."""
 
 
 def _from_top(

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
-
-class Spread(NamedTuple):
-    """`std` is the population's (divided by n), as in vLLM's files. All 0.0 for an empty list."""
-
-    n: int
-    mean: float
-    median: float
-    std: float
-    percentiles: tuple[tuple[float, float], ...]
-    """(percentile, value)"""
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -28,10 +16,16 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
-def spread(values: Iterable[float], percents: Sequence[float] = (99.0,)) -> Spread:
-    ordered = sorted(values)
-    count = len(ordered)
-    mean = math.fsum(ordered) / count if count else 0.0
-    variance = math.fsum((value - mean) ** 2 for value in ordered) / count if count else 0.0
-    found = tuple((p, percentile(ordered, p)) for p in percents)
-    return Spread(count, mean, percentile(ordered, 50.0), math.sqrt(variance), found)
+class Spread:
+    """Mean, median, standard deviation and `percents` of values; all 0.0 where there are none."""
+
+    def __init__(self, values: Iterable[float], percents: Sequence[float] = (99.0,)) -> None:
+        ordered = sorted(values)
+        self.n = len(ordered)
+        self.mean = math.fsum(ordered) / self.n if self.n else 0.0
+        self.median = percentile(ordered, 50.0)
+        variance = math.fsum((value - self.mean) ** 2 for value in ordered) / self.n if self.n else 0.0
+        self.std = math.sqrt(variance)
+        """The population's (divided by n), as in vLLM's files."""
+        self.percentiles = tuple((p, percentile(ordered, p)) for p in percents)
+        """(percentile, value)"""

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.lab.datasets import Prompt
-from gapless.lab.load import SideResult
 from gapless.lab.records import LoadRun, Sample
-from gapless.lab.stats import Spread, percentile, spread
+from gapless.lab.stats import Spread, percentile
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
@@ -35,46 +34,17 @@ SHARE_THAT_MATTERS = 0.1
 BUSY_CLIENT = 0.8
 
 
-class Lag(NamedTuple):
-    """What the client itself did to the figures. Milliseconds; `cpu_share` is of one core."""
-
-    p50: float
-    p99: float
-    max: float
-    loop_p99: float
-    loop_max: float
-    cpu_share: float
-
-
 class LoadSummary(NamedTuple):
-    """One run. `spreads` are in milliseconds, by name of the metric."""
+    """One run. Failed requests count in no latency and no throughput."""
 
-    completed: int
-    failed: int
-    duration: float
-    input_tokens: int
-    output_tokens: int
-    goodput: float | None
-    """Requests a second that met every objective; None when there was none."""
-    peak_tokens: float
-    """Most output tokens in one second."""
-    peak_concurrency: int
+    totals: Mapping[str, Any]
+    """Counts and rates, by the keys of `vllm bench serve`. `request_goodput` is None where there was no objective."""
     spreads: Mapping[str, Spread]
-    lag: Lag
+    """Milliseconds, by name of the metric."""
+    client: Mapping[str, float]
+    """What the client itself did to the figures. `cpu_share` is of one core."""
     input_lens: tuple[int, ...]
     """Prompt tokens by place: the server's count, or the planned length if it sends none."""
-
-    @property
-    def request_throughput(self) -> float:
-        return self.completed / self.duration if self.duration else 0.0
-
-    @property
-    def output_throughput(self) -> float:
-        return self.output_tokens / self.duration if self.duration else 0.0
-
-    @property
-    def total_throughput(self) -> float:
-        return (self.input_tokens + self.output_tokens) / self.duration if self.duration else 0.0
 
 
 def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
@@ -110,29 +80,33 @@ def summarise(
     percents: Sequence[float] = (99.0,),
     goodput: Mapping[str, float] | None = None,
 ) -> LoadSummary:
-    """Failed requests count in no latency and no throughput."""
     good = [s for s in run.samples if not s.error]
     planned = {prompt.place: prompt.input_len for prompt in prompts}
     lens = tuple(0 if s.error else s.prompt_tokens or planned.get(s.place, 0) for s in run.samples)
+    made = sum(s.output_tokens for s in good)
     series = {
         **request_figures(good),
         "client_queue_time": [s.queued * MS for s in good],
         "e2el_including_client_queue": [(s.latency + s.queued) * MS for s in good],
     }
-    met = sum(_meets(s, goodput) for s in good) if goodput else 0
-    return LoadSummary(
-        completed=len(good),
-        failed=len(run.samples) - len(good),
-        duration=run.duration,
-        input_tokens=sum(lens),
-        output_tokens=sum(s.output_tokens for s in good),
-        goodput=met / run.duration if goodput and run.duration else None,
-        peak_tokens=peak_tokens(good),
-        peak_concurrency=peak_concurrency(good),
-        spreads={name: spread(values, percents) for name, values in series.items()},
-        lag=_lag(run),
-        input_lens=lens,
-    )
+
+    def rate(count: int) -> float:
+        return count / run.duration if run.duration else 0.0
+
+    totals = {
+        "duration": run.duration,
+        "completed": len(good),
+        "failed": len(run.samples) - len(good),
+        "total_input_tokens": sum(lens),
+        "total_output_tokens": made,
+        "request_throughput": rate(len(good)),
+        "request_goodput": rate(sum(_meets(s, goodput) for s in good)) if goodput and run.duration else None,
+        "output_throughput": rate(made),
+        "total_token_throughput": rate(sum(lens) + made),
+        "max_output_tokens_per_s": peak_tokens(good),
+        "max_concurrent_requests": peak_concurrency(good),
+    }
+    return LoadSummary(totals, {name: Spread(values, percents) for name, values in series.items()}, _client(run), lens)
 
 
 def request_figures(samples: Sequence[Sample]) -> dict[str, list[float]]:
@@ -151,12 +125,15 @@ def _meets(sample: Sample, limits: Mapping[str, float]) -> bool:
     return all(seconds[name] * MS <= limit for name, limit in limits.items())
 
 
-def _lag(run: LoadRun) -> Lag:
+def _client(run: LoadRun) -> dict[str, float]:
     lags = sorted(s.lag * MS for s in run.samples)
     late = sorted(delay * MS for delay in run.client.late)
-    share = run.client.cpu / run.client.wall if run.client.wall else 0.0
-    p50, p99, most = (percentile(lags, p) for p in (50, 99, 100))
-    return Lag(p50, p99, most, percentile(late, 99), percentile(late, 100), share)
+    return {
+        **{f"send_lag_{name}_ms": percentile(lags, p) for name, p in (("p50", 50), ("p99", 99), ("max", 100))},
+        **{f"loop_delay_{name}_ms": percentile(late, p) for name, p in (("p99", 99), ("max", 100))},
+        "cpu_share": run.client.cpu / run.client.wall if run.client.wall else 0.0,
+        "tokens_counted_as_events": sum(s.counted and not s.error for s in run.samples),
+    }
 
 
 def peak_tokens(samples: Sequence[Sample]) -> float:
@@ -176,33 +153,21 @@ def peak_concurrency(samples: Sequence[Sample]) -> int:
     return max(itertools.accumulate(step for _, step in steps), default=0)
 
 
-def result_json(summary: LoadSummary, run: LoadRun, metrics: Sequence[str]) -> dict[str, Any]:
+def result_json(summary: LoadSummary, metrics: Sequence[str]) -> dict[str, Any]:
     """The keys that `vllm bench serve` writes, and `client` for what only we say."""
-    result: dict[str, Any] = {
-        "duration": summary.duration,
-        "completed": summary.completed,
-        "failed": summary.failed,
-        "total_input_tokens": summary.input_tokens,
-        "total_output_tokens": summary.output_tokens,
-        "request_throughput": summary.request_throughput,
-        "request_goodput": summary.goodput,
-        "output_throughput": summary.output_throughput,
-        "total_token_throughput": summary.total_throughput,
-        "max_output_tokens_per_s": summary.peak_tokens,
-        "max_concurrent_requests": summary.peak_concurrency,
-    }
+    result = dict(summary.totals)
     for name in metrics:
         found = summary.spreads[name]
         result |= {f"mean_{name}_ms": found.mean, f"median_{name}_ms": found.median, f"std_{name}_ms": found.std}
         result |= {f"p{percent_word(p)}_{name}_ms": value for p, value in found.percentiles}
-    result["client"] = {
-        **{f"send_lag_{name}_ms": getattr(summary.lag, name) for name in ("p50", "p99", "max")},
-        "loop_delay_p99_ms": summary.lag.loop_p99,
-        "loop_delay_max_ms": summary.lag.loop_max,
-        "cpu_share": summary.lag.cpu_share,
-        "tokens_counted_as_events": sum(s.counted and not s.error for s in run.samples),
-    }
-    return result
+    return {**result, "client": dict(summary.client)}
+
+
+def figures(summary: LoadSummary) -> dict[str, float]:
+    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
+    held = [name for name in METRICS if summary.spreads[name].n]
+    values = result_json(summary, held)
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def detailed_json(summary: LoadSummary, run: LoadRun) -> dict[str, Any]:
@@ -227,61 +192,67 @@ def percent_word(percent: float) -> str:
     return str(int(percent)) if percent == int(percent) else str(percent)
 
 
-def row(label: str, value: int | float) -> str:
-    shown = f"{value:<10}" if isinstance(value, int) else f"{value:<10.2f}"
-    return f"{label:<40} {shown}"
-
-
 def block(
     summary: LoadSummary,
     metrics: Sequence[str],
     *,
     concurrency: int | None = None,
     rate: float = math.inf,
-    side: SideResult | None = None,
+    side: Mapping[str, float] | None = None,
 ) -> Iterator[str]:
     """Yield the lines of the block."""
+    totals, client = summary.totals, summary.client
+    rows = {
+        "Successful requests:": totals["completed"],
+        "Failed requests:": totals["failed"],
+        "Maximum request concurrency:": concurrency,
+        "Request rate configured (RPS):": None if math.isinf(rate) else float(rate),
+        "Benchmark duration (s):": totals["duration"],
+        "Total input tokens:": totals["total_input_tokens"],
+        "Total generated tokens:": totals["total_output_tokens"],
+        "Request throughput (req/s):": totals["request_throughput"],
+        "Request goodput (req/s):": totals["request_goodput"],
+        "Output token throughput (tok/s):": totals["output_throughput"],
+        "Peak output token throughput (tok/s):": totals["max_output_tokens_per_s"],
+        "Peak concurrent requests:": float(totals["max_concurrent_requests"]),
+        "Total token throughput (tok/s):": totals["total_token_throughput"],
+    }
     yield f"{' Serving Benchmark Result ':=^50}"
-    yield row("Successful requests:", summary.completed)
-    yield row("Failed requests:", summary.failed)
-    if concurrency is not None:
-        yield row("Maximum request concurrency:", concurrency)
-    if not math.isinf(rate):
-        yield row("Request rate configured (RPS):", float(rate))
-    yield row("Benchmark duration (s):", summary.duration)
-    yield row("Total input tokens:", summary.input_tokens)
-    yield row("Total generated tokens:", summary.output_tokens)
-    yield row("Request throughput (req/s):", summary.request_throughput)
-    if summary.goodput is not None:
-        yield row("Request goodput (req/s):", summary.goodput)
-    yield row("Output token throughput (tok/s):", summary.output_throughput)
-    yield row("Peak output token throughput (tok/s):", summary.peak_tokens)
-    yield row("Peak concurrent requests:", float(summary.peak_concurrency))
-    yield row("Total token throughput (tok/s):", summary.total_throughput)
-    yield from _side_lines(side) if side else ()
+    yield from _rows({label: value for label, value in rows.items() if value is not None})
+    if side:
+        yield f"{'Probe Requests':-^50}"
+        yield from _rows(
+            {
+                "Probe requests completed:": side["probe_completed"],
+                "Probe requests failed:": side["probe_failed"],
+                "Median probe E2EL (ms):": side["probe_median_e2el_ms"],
+                "P99 probe E2EL (ms):": side["probe_p99_e2el_ms"],
+                "Max probe E2EL (ms):": side["probe_max_e2el_ms"],
+            }
+        )
     for name in metrics:
         short, title = TITLES[name]
         found = summary.spreads[name]
         yield f"{title:-^50}"
-        yield row(f"Mean {short} (ms):", found.mean)
-        yield row(f"Median {short} (ms):", found.median)
-        for p, value in found.percentiles:
-            yield row(f"P{percent_word(p)} {short} (ms):", value)
+        yield from _rows({f"Mean {short} (ms):": found.mean, f"Median {short} (ms):": found.median})
+        yield from _rows({f"P{percent_word(p)} {short} (ms):": value for p, value in found.percentiles})
     yield f"{'Load Generator':-^50}"
-    yield row("Median send lag (ms):", summary.lag.p50)
-    yield row("P99 send lag (ms):", summary.lag.p99)
-    yield row("Max send lag (ms):", summary.lag.max)
-    yield row("P99 event loop delay (ms):", summary.lag.loop_p99)
-    yield row("Client processor share (%):", summary.lag.cpu_share * 100)
+    yield from _rows(
+        {
+            "Median send lag (ms):": client["send_lag_p50_ms"],
+            "P99 send lag (ms):": client["send_lag_p99_ms"],
+            "Max send lag (ms):": client["send_lag_max_ms"],
+            "P99 event loop delay (ms):": client["loop_delay_p99_ms"],
+            "Client processor share (%):": client["cpu_share"] * 100,
+        }
+    )
     yield "=" * 50
 
 
-def _side_lines(side: SideResult) -> Iterator[str]:
-    yield f"{'Probe Requests':-^50}"
-    yield row("Probe requests completed:", len(side.latencies))
-    yield row("Probe requests failed:", side.failed)
-    for name, value in zip(("Median", "P99", "Max"), side.numbers(), strict=True):
-        yield row(f"{name} probe E2EL (ms):", value)
+def _rows(values: Mapping[str, float]) -> Iterator[str]:
+    for label, value in values.items():
+        shown = f"{value:<10}" if isinstance(value, int) else f"{value:<10.2f}"
+        yield f"{label:<40} {shown}"
 
 
 def remarks(summary: LoadSummary, run: LoadRun, prompts: Sequence[Prompt], *, exact_outputs: bool) -> list[str]:
@@ -320,14 +291,15 @@ def _token_remarks(run: LoadRun, prompts: Sequence[Prompt], exact_outputs: bool)
 
 
 def _client_remarks(summary: LoadSummary) -> Iterator[str]:
-    lag, ttft = summary.lag, summary.spreads["ttft"].median
-    if lag.p99 > max(LAG_FLOOR_MS, SHARE_THAT_MATTERS * ttft):
+    client, ttft = summary.client, summary.spreads["ttft"].median
+    lag, delay, share = client["send_lag_p99_ms"], client["loop_delay_p99_ms"], client["cpu_share"]
+    if lag > max(LAG_FLOOR_MS, SHARE_THAT_MATTERS * ttft):
         yield (
-            f"the client was late: P99 of send lag is {lag.p99:.1f} ms (median TTFT {ttft:.1f} ms), so less load was "
+            f"the client was late: P99 of send lag is {lag:.1f} ms (median TTFT {ttft:.1f} ms), so less load was "
             "offered than planned; use an idle machine, --client-priority rt, or a lower rate"
         )
     step = min((summary.spreads[name].median for name in ("tpot", "itl") if summary.spreads[name].median), default=0.0)
-    if lag.loop_p99 > max(LOOP_FLOOR_MS, SHARE_THAT_MATTERS * step):
-        yield f"the client read late: times of arrival may be off by {lag.loop_p99:.1f} ms (P99 of event loop delay)"
-    if lag.cpu_share > BUSY_CLIENT:
-        yield f"the client used {lag.cpu_share:.0%} of a core: it may be the bottleneck"
+    if delay > max(LOOP_FLOOR_MS, SHARE_THAT_MATTERS * step):
+        yield f"the client read late: times of arrival may be off by {delay:.1f} ms (P99 of event loop delay)"
+    if share > BUSY_CLIENT:
+        yield f"the client used {share:.0%} of a core: it may be the bottleneck"

@@ -90,78 +90,56 @@ def _quantile(counts: Sequence[tuple[float, float]], rank: float) -> float:
     return low
 
 
-class TopView(NamedTuple):
-    """What a server did. Rates are per second, shares from 0 to 1; None when the server does not say."""
+class TopView:
+    """What a server did in the `seconds` between two of its pages.
 
-    models: tuple[str, ...]
-    running: float | None
-    waiting: float | None
-    prompt_rate: float | None
-    generation_rate: float | None
-    finished: dict[str, float]
-    """Rate by finish reason, of those that occurred."""
-    ttft: Quantiles | None
-    itl: Quantiles | None
-    e2e: Quantiles | None
-    kv_usage: float | None
-    hit_rate: float | None
-    preemptions: float | None
-    depth: float | None
-    in_flight: float | None
-    busy: float | None
-    no_work: float | None
-    bubbles: dict[str, float]
-    """Share of the device's time by cause; empty where the server has no such series."""
-    http: dict[str, float]
-    """Answers by class of status ("2xx")."""
-    refused: float | None
+    Rates are per second, shares from 0 to 1; None when the server does not say.
+    """
 
+    def __init__(self, before: Page, now: Page, seconds: float) -> None:
+        def grew(*names: str) -> float | None:
+            return grown(before.total(*names), now.total(*names))
 
-def view(before: Page, now: Page, seconds: float) -> TopView:
-    """Compute what happened in the `seconds` between two pages of one server."""
+        def rate(*names: str) -> float | None:
+            growth = grew(*names)
+            return growth / seconds if growth is not None else None
 
-    def grew(*names: str) -> float | None:
-        return grown(before.total(*names), now.total(*names))
+        def grew_by(name: str, label: str) -> dict[str, float]:
+            earlier = before.by(name, label)
+            return {key: grown(earlier.get(key), value) or 0.0 for key, value in now.by(name, label).items()}
 
-    def rate(*names: str) -> float | None:
-        growth = grew(*names)
-        return growth / seconds if growth is not None else None
+        def seen(*names: str) -> Quantiles | None:
+            return quantiles(before.buckets(*names), now.buckets(*names))
 
-    def grew_by(name: str, label: str) -> dict[str, float]:
-        earlier = before.by(name, label)
-        return {key: grown(earlier.get(key), value) or 0.0 for key, value in now.by(name, label).items()}
-
-    def seen(*names: str) -> Quantiles | None:
-        return quantiles(before.buckets(*names), now.buckets(*names))
-
-    finished = {reason: n / seconds for reason, n in grew_by("vllm:request_success_total", "finished_reason").items()}
-    busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
-    bubbles = grew_by("gapless:gpu_bubble_seconds_total", "cause")
-    accounted = busy + idle + sum(bubbles.values()) if busy is not None and idle is not None else 0.0
-    return TopView(
-        models=tuple(sorted(now.by("vllm:num_requests_running", "model_name"))),
-        running=now.total("vllm:num_requests_running"),
-        waiting=now.total("vllm:num_requests_waiting"),
-        prompt_rate=rate("vllm:prompt_tokens_total"),
-        generation_rate=rate("vllm:generation_tokens_total"),
-        finished={reason: n for reason, n in finished.items() if n},
-        ttft=seen("vllm:time_to_first_token_seconds"),
-        itl=seen("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-        e2e=seen("vllm:e2e_request_latency_seconds"),
-        kv_usage=_mean(now, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-        hit_rate=_share(
+        self.models = tuple(sorted(now.by("vllm:num_requests_running", "model_name")))
+        self.running = now.total("vllm:num_requests_running")
+        self.waiting = now.total("vllm:num_requests_waiting")
+        self.prompt_rate = rate("vllm:prompt_tokens_total")
+        self.generation_rate = rate("vllm:generation_tokens_total")
+        ended = grew_by("vllm:request_success_total", "finished_reason")
+        self.finished = {reason: n / seconds for reason, n in ended.items() if n}
+        """Rate by finish reason, of those that occurred."""
+        self.ttft = seen("vllm:time_to_first_token_seconds")
+        self.itl = seen("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+        self.e2e = seen("vllm:e2e_request_latency_seconds")
+        self.kv_usage = _mean(now, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+        self.hit_rate = _share(
             grew("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
             grew("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-        ),
-        preemptions=grew("vllm:num_preemptions_total"),
-        depth=now.total("gapless:depth"),
-        in_flight=now.total("gapless:steps_in_flight"),
-        busy=_share(busy, accounted),
-        no_work=_share(idle, accounted),
-        bubbles={cause: seconds / accounted for cause, seconds in bubbles.items()} if accounted else {},
-        http=grew_by("http_requests_total", "status"),
-        refused=grew("vllm:admission_rejections_total"),
-    )
+        )
+        self.preemptions = grew("vllm:num_preemptions_total")
+        self.depth = now.total("gapless:depth")
+        self.in_flight = now.total("gapless:steps_in_flight")
+        busy, idle = grew("gapless:gpu_busy_seconds_total"), grew("gapless:gpu_idle_seconds_total")
+        bubbles = grew_by("gapless:gpu_bubble_seconds_total", "cause")
+        accounted = busy + idle + sum(bubbles.values()) if busy is not None and idle is not None else 0.0
+        self.busy = _share(busy, accounted)
+        self.no_work = _share(idle, accounted)
+        self.bubbles = {cause: lost / accounted for cause, lost in bubbles.items()} if accounted else {}
+        """Share of the device's time by cause; empty where the server has no such series."""
+        self.http = grew_by("http_requests_total", "status")
+        """Answers by class of status ("2xx")."""
+        self.refused = grew("vllm:admission_rejections_total")
 
 
 def known(page: Page) -> bool:

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -51,14 +51,6 @@ class _Step(msgspec.Struct, forbid_unknown_fields=True):
     step: list[_Int64]
     group: Annotated[int, msgspec.Meta(ge=0)]
     chunks: list[tuple[_Int64, _Int64, _Int64]] = []
-
-
-class _GroupLine(msgspec.Struct, forbid_unknown_fields=True):
-    group: list[_Int64]
-
-
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
-    request: RequestRecord
 
 
 class _Head(msgspec.Struct):
@@ -105,9 +97,9 @@ def raw_lines(recording: Recording) -> bytes:
         keys = tuple(decode.tolist())
         if keys not in known:
             known[keys] = len(known)
-            lines.append(_GroupLine(list(keys)))
+            lines.append({"group": keys})
         lines.append(_Step(list(numbers), known[keys], [(chunk.key, chunk.start, chunk.size) for chunk in chunks]))
-    lines += [_Request(request) for request in recording.requests]
+    lines += [{"request": request} for request in recording.requests]
     return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
@@ -117,13 +109,13 @@ def read_raw(data: bytes, where: str) -> Recording:
     head = _decode(first, _Head, f"{where}:1")
     if head.format != RAW_FORMAT:
         raise ConfigError(f"{where}:1: not a recording of this version ({RAW_FORMAT})")
-    steps, requests = [], []
+    steps, requests = list[StepRecord](), list[RequestRecord]()
     for number, line in enumerate(rest.splitlines(), 2):
         place = f"{where}:{number}"
         if line.startswith(b'{"group"'):
-            head.groups.append(_decode(line, _GroupLine, place).group)
+            head.groups += _decode(line, dict[Literal["group"], list[_Int64]], place).values()
         elif line.startswith(b'{"request"'):
-            requests.append(_decode(line, _Request, place).request)
+            requests += _decode(line, dict[Literal["request"], RequestRecord], place).values()
         elif line.strip():
             steps.append(_record(_decode(line, _Step, place), head, place))
     return Recording(StepTable.of(steps), requests)
@@ -164,72 +156,48 @@ def _decode(data: Any, kind: type[T], where: str) -> T:
         raise ConfigError(f"{where}: not a recording: {error}") from error
 
 
-class Idle(NamedTuple):
-    """Idle time of one cause, ns."""
+class TraceSummary:
+    """What `gapless trace summary` shows of a recording, with its `worst` longest bubbles. Times are ns."""
 
-    cause: str
-    total: int
-    gaps: int
-    longest: int
+    def __init__(self, recording: Recording, worst: int = 5) -> None:
+        steps = recording.steps
+        rows, gaps = steps.rows, all_gaps(steps)
+        self.steps = len(steps)
+        self.kinds = Counter(kind_of(step) for step in steps)
+        self.missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
+        """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
+        self.busy = int((rows["device_end"] - rows["device_start"]).sum())
+        self.span = self.busy + sum(gap.end - gap.start for gap in gaps)
+        """What the steps and the gaps between them cover."""
+        enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
+        self.enqueueing = int(enqueueing.clip(min=0).sum())
+        """The part of `busy` in which the host was still enqueueing that very step."""
+        self.idle = _idle(gaps)
+        """(cause, idle time, number of gaps, the longest), the worst cause first."""
+        bubbles = [gap for gap in gaps if gap.cause != "no_work"]
+        self.worst = sorted(bubbles, key=lambda gap: gap.start - gap.end)[:worst]
+        self.start = steps[0].planning_at if steps else 0
+        phases = PHASES.items() if steps else ()
+        self.phases = {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in phases}
+        """Median and 99th percentile of a step."""
+        self.requests = len(recording.requests)
 
-
-class TraceSummary(NamedTuple):
-    """What `gapless trace summary` shows. Times are ns."""
-
-    steps: int
-    kinds: dict[str, int]
-    missing: int
-    """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
-    span: int
-    busy: int
-    enqueueing: int
-    """The part of `busy` in which the host was still enqueueing that very step."""
-    idle: list[Idle]
-    worst: list[Gap]
-    start: int
-    phases: dict[str, tuple[float, float]]
-    """Median and 99th percentile of a step."""
-    requests: int
-
-
-def summarise(recording: Recording, worst: int = 5) -> TraceSummary:
-    """Numbers of a recording. The span is what its steps and the gaps between them cover."""
-    steps: StepTable = recording.steps
-    rows, gaps = steps.rows, all_gaps(steps)
-    busy = int((rows["device_end"] - rows["device_start"]).sum())
-    enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
-    missing = steps[-1].step - steps[0].step + 1 - len(steps) if steps else 0
-    return TraceSummary(
-        len(steps),
-        dict(Counter(kind_of(step) for step in steps)),
-        missing,
-        busy + sum(gap.end - gap.start for gap in gaps),
-        busy,
-        int(enqueueing.clip(min=0).sum()),
-        _idle(gaps),
-        sorted((gap for gap in gaps if gap.cause != "no_work"), key=lambda gap: gap.start - gap.end)[:worst],
-        steps[0].planning_at if steps else 0,
-        {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in PHASES.items()} if steps else {},
-        len(recording.requests),
-    )
+    def __str__(self) -> str:
+        """Write the summary for a terminal."""
+        return "\n".join(_lines(self))
 
 
-def _idle(gaps: Sequence[Gap]) -> list[Idle]:
+def _idle(gaps: Sequence[Gap]) -> list[tuple[str, int, int, int]]:
     lengths: dict[str, list[int]] = {}
     for gap in gaps:
         lengths.setdefault(gap.cause, []).append(gap.end - gap.start)
-    found = [Idle(cause, sum(each), len(each), max(each)) for cause, each in lengths.items()]
-    return sorted(found, key=lambda idle: -idle.total)
+    found = [(cause, sum(each), len(each), max(each)) for cause, each in lengths.items()]
+    return sorted(found, key=lambda idle: -idle[1])
 
 
 def _spread(values: Sequence[int]) -> tuple[float, float]:
     ordered = sorted(values)
     return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
-
-
-def text_of(summary: TraceSummary) -> str:
-    """The summary for a terminal."""
-    return "\n".join(_lines(summary))
 
 
 def _lines(found: TraceSummary) -> Iterator[str]:

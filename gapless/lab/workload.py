@@ -8,24 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median_high
-from typing import NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.lab import probe
-from gapless.lab.datasets import (
-    IdSource,
-    Lengths,
-    Prompt,
-    Source,
-    WordSource,
-    Workload,
-    custom_prompts,
-    multi_turn_prompts,
-    prefix_prompts,
-    random_prompts,
-    sharegpt_prompts,
-    trace_prompts,
-)
+from gapless.lab.datasets import Lengths, Prompt, Source, Workload, random_prompts
 from gapless.lab.http import Client
 from gapless.lab.target import Content
 
@@ -54,24 +40,15 @@ WARM_UP_SEED = 1 << 40
 """Warm-up prompts share nothing with those that are measured, or the prefix cache would know them."""
 
 
-class PromptSource(NamedTuple):
-    """`note` says what the lengths rest on, where that is not obvious."""
-
-    source: Source
-    note: str = ""
-    codec: Codec | None = None
-    """Set when texts have to be cut to their length."""
-
-
-async def id_source(client: Client, tokenizer: str | None) -> PromptSource:
+async def id_source(client: Client, tokenizer: str | None) -> Source:
     """Token ids of a tokenizer's directory, or those that the server lists."""
     if tokenizer is not None:
-        return PromptSource(IdSource(_vocabulary(_tokenizer_file(tokenizer))))
+        return Source(_vocabulary(_tokenizer_file(tokenizer)))
     ids = await probe.server_vocabulary(client)
     if ids is not None:
-        return PromptSource(IdSource(ids))
+        return Source(ids)
     note = f"the server does not tell its vocabulary: prompts use ids {SAFE_IDS.start} to {SAFE_IDS.stop - 1}"
-    return PromptSource(IdSource(SAFE_IDS), f"{note} (--tokenizer widens that)")
+    return Source(SAFE_IDS, note=f"{note} (--tokenizer widens that)")
 
 
 def _tokenizer_file(name: str) -> Path:
@@ -96,18 +73,7 @@ def _vocabulary(file: Path) -> list[int]:
     return found
 
 
-class Codec(NamedTuple):
-    """Text to tokens and back, by a server or on this machine; None if there is no tokenizer to ask."""
-
-    encode: Callable[[Client, str], Awaitable[list[int] | None]] = probe.tokenize
-    decode: Callable[[Client, Sequence[int]], Awaitable[str | None]] = probe.detokenize
-
-    async def length(self, client: Client, text: str) -> int | None:
-        tokens = await self.encode(client, text)
-        return None if tokens is None else len(tokens)
-
-
-def local_codec(tokenizer: str) -> Codec:
+def local_codec(tokenizer: str) -> probe.Codec:
     """The codec of a tokenizer.json on this machine. Raises ConfigError."""
     file = _tokenizer_file(tokenizer)
     try:
@@ -125,27 +91,25 @@ def local_codec(tokenizer: str) -> Codec:
     async def decode(client: Client, tokens: Sequence[int]) -> str:
         return str(backend.decode(list(tokens), skip_special_tokens=False))
 
-    return Codec(encode, decode)
+    return probe.Codec(encode, decode)
 
 
-async def word_source(client: Client, tokenizer: str | None) -> PromptSource:
+async def word_source(client: Client, tokenizer: str | None) -> Source:
     """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
-    codec = local_codec(tokenizer) if tokenizer else Codec()
+    codec = local_codec(tokenizer) if tokenizer else probe.Codec()
     words = await single_tokens(partial(codec.length, client), WORDS)
     if len(words) >= ENOUGH_WORDS:
-        return PromptSource(WordSource(words))
+        return Source(words)
     scale = await _tokens_per_word(partial(codec.length, client))
     if scale is not None:
-        return PromptSource(WordSource(WORDS, scale), codec=codec)
+        return Source(WORDS, scale, codec=codec)
     scale = await _tokens_per_word(partial(_count_by_usage, client))
     if scale is None:
-        return PromptSource(WordSource(WORDS), "tokens cannot be counted here: a word is taken for one")
-    return PromptSource(
-        WordSource(WORDS, scale), f"prompts are words of {scale:.2f} tokens on average: lengths are not exact"
-    )
+        return Source(WORDS, note="tokens cannot be counted here: a word is taken for one")
+    return Source(WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
 
 
-async def _cut(codec: Codec, client: Client, prompt: Prompt) -> Content:
+async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> Content:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
     longer = " ".join([prompt.content, *rng.choices(WORDS, k=8 + want // 8)])
@@ -187,34 +151,17 @@ async def _count_by_usage(client: Client, text: str) -> int | None:
     return reply.prompt_tokens or None
 
 
-async def find_source(work: Workload, client: Client, tokenizer: str | None) -> PromptSource:
+async def find_source(work: Workload, client: Client, tokenizer: str | None) -> Source:
     """Return where made-up prompts come from: token ids, or words where the API or the data set needs text."""
     wants_text = work.dataset == "multi_turn" or client.target.chat
     return await (word_source if wants_text else id_source)(client, tokenizer)
 
 
-async def cut(work: Workload, found: PromptSource, prompts: list[Prompt], client: Client) -> list[Prompt]:
+async def cut(work: Workload, found: Source, prompts: list[Prompt], client: Client) -> list[Prompt]:
     """Cut made-up texts to their lengths, where tokens can be counted; one that cannot be cut stays as it is."""
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
     return [p._replace(content=await _cut(found.codec, client, p)) if p.input_len else p for p in prompts]
-
-
-def build(work: Workload, source: Source) -> list[Prompt]:
-    """The prompts of a workload. Raises ConfigError for a file that is wrong."""
-    if work.dataset == "custom":
-        return custom_prompts(work)
-    if work.dataset == "sharegpt":
-        return sharegpt_prompts(work)
-    if work.dataset == "timed_trace":
-        return trace_prompts(source, work)
-    if work.dataset == "multi_turn":
-        return multi_turn_prompts(source, work)
-    if work.dataset == "shared_prefix":
-        return prefix_prompts(source, work)
-    return random_prompts(
-        source, work.num_prompts, work.inputs, work.outputs, prefix_len=work.prefix_len, seed=work.seed
-    )
 
 
 def warm_up_prompts(prompts: list[Prompt], source: Source, count: int) -> list[Prompt]:

@@ -10,10 +10,9 @@ from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Live, arms_from_flags
 from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import ArmRun
-from gapless.lab.paired_load import figures
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.report import judge
-from gapless.lab.summary import summarise
+from gapless.lab.summary import figures, summarise
 
 TOKENS = 8
 
@@ -34,9 +33,7 @@ def load_run(gap: float, requests: int = 16, rng: random.Random | None = None) -
 
 
 def arm_run(letter: str, pair: int, first: bool, run: LoadRun) -> ArmRun:
-    return ArmRun(
-        letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(summarise(run, []), run)
-    )
+    return ArmRun(letter, pair, first, pair, 2.0 * pair + (not first), 0.02, 0.5, (), run, figures(summarise(run, [])))
 
 
 def made_runs(pairs: int = 6, effect: float = 0.0, noise: float = 0.01, seed: int = 1) -> list[ArmRun]:

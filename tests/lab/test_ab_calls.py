@@ -73,7 +73,7 @@ def test_200_aa_runs_are_called_a_difference_in_about_5_percent() -> None:
     """The whole way of a report: rows, Holm over one metric, verdicts."""
     rng = random.Random(2)
     called = sum(
-        compare(experiment(rng, 10, 0.01), [KEY], Rules())[0].verdict in ("better", "worse") for _ in range(200)
+        compare(experiment(rng, 10, 0.01), [KEY], Rules())[0]["verdict"] in ("better", "worse") for _ in range(200)
     )
     low, high = binomial_bounds(200, 0.05)
     assert low <= called <= high

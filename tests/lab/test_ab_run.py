@@ -22,9 +22,8 @@ from gapless.lab import ab, environment
 from gapless.lab.ab import run_experiment
 from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Arm, Live, arms_from_flags, arms_from_urls
-from gapless.lab.bench import LoadPlan
+from gapless.lab.bench import BenchResult, LoadPlan
 from gapless.lab.datasets import Workload
-from gapless.lab.paired_load import Played, figures
 from gapless.lab.summary import summarise
 from gapless.lab.target import Target
 from gapless.testing.core import FakeCore
@@ -93,11 +92,11 @@ def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
 class Made:
     """In the place of PairedLoad: no server, runs of known length. B is 5 % slower."""
 
-    def __init__(self, plan: LoadPlan, arms: object, priority: str) -> None:
+    def __init__(self, plan: LoadPlan, priority: str) -> None:
         self.plan = plan
         self.rng = random.Random(1)
 
-    def meet(self, servers: object) -> None: ...
+    async def meet(self, servers: object) -> None: ...
 
     def described(self) -> dict[str, Any]:
         return {}
@@ -105,9 +104,9 @@ class Made:
     def seed(self, pair: int) -> int:
         return 100 + pair
 
-    def play(self, arm: int, pair: int) -> Played:
+    def play(self, arm: int, pair: int) -> BenchResult:
         run = load_run(0.01 * (1 + 0.05 * arm + self.rng.gauss(0, 0.002)))
-        return Played(run, figures(summarise(run, []), run))
+        return BenchResult(self.plan, run, [], summarise(run, []), ())
 
 
 @pytest.fixture

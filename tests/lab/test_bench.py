@@ -15,7 +15,7 @@ from gapless.base.errors import ConfigError, ServerError
 from gapless.lab import probe, workload
 from gapless.lab.arrivals import Arrivals, Burst, Ramp
 from gapless.lab.bench import LoadPlan, bench_serve, raised_priority
-from gapless.lab.datasets import Prompt, WordSource, Workload
+from gapless.lab.datasets import Prompt, Source, Workload
 from gapless.lab.http import Client
 from gapless.lab.target import Target
 
@@ -31,7 +31,7 @@ def no_bar(what, total):
 def bench(model, **fields):
     said = []
     plan = LoadPlan(**{"target": TARGET, "work": WORK, "concurrency": 2, **fields})
-    report = play(bench_serve(plan, said.append, no_bar, Network(model)))
+    report = play(bench_serve(Client(plan.target, Network(model)), plan, said.append, no_bar))
     # Virtual seconds cost no processor time of their own, so the client seems busy.
     return report._replace(notes=tuple(note for note in report.notes if "of a core" not in note)), said
 
@@ -40,7 +40,7 @@ def test_a_measurement_reports_its_requests_and_their_times():
     model = Model(ttft=0.05, itl=0.01)
     report, said = bench(model, num_warmups=3, goodput={"ttft": 51.0})
     assert said == ["6 requests of random to m at http://there:1: all at once, at most 2 at a time"]
-    assert report.notes == () and report.summary.completed == 6
+    assert report.notes == () and report.summary.totals["completed"] == 6
     assert len(model.asked) == 1 + 3 + 6  # the first request finds out what the server takes
     assert [len(r.body["prompt"]) for r in model.asked] == [20] * 10
     assert {i for r in model.asked for i in r.body["prompt"]} <= set(range(499))  # no special token
@@ -81,7 +81,7 @@ def test_what_may_be_wrong_with_a_server():
     locked = Model()
     locked.key = "k"
     fails(r"answered 401: no key; give the server's key with --api-key or \$OPENAI_API_KEY", locked)
-    assert bench(locked, target=replace(TARGET, api_key="k"))[0].summary.completed == 6
+    assert bench(locked, target=replace(TARGET, api_key="k"))[0].summary.totals["completed"] == 6
     for answer, message in (((404, {"error": "x"}), "answered 404: x"), ((200, {"data": []}), "lists no model")):
         other = Model()
         other.routes["/v1/models"] = answer
@@ -93,7 +93,7 @@ def test_what_may_be_wrong_with_a_server():
     with pytest.raises(
         ServerError, match=r"http://there:1: cannot connect: .*is a server running there\? \(gapless serve\)"
     ):
-        play(bench_serve(LoadPlan(TARGET), print, no_bar, refuse))
+        play(bench_serve(Client(TARGET, refuse), LoadPlan(TARGET), print, no_bar))
 
 
 def test_a_first_request_that_fails_ends_it():
@@ -111,11 +111,11 @@ def test_fields_that_a_server_refuses_are_left_out(names):
     model = Model()
     model.refuses = names
     report, _ = bench(model)
-    assert report.summary.completed == 6 and set(report.plan.target.omit) == names
+    assert report.summary.totals["completed"] == 6 and set(report.plan.target.omit) == names
     assert report.json()["not_sent"] == sorted(names, reverse=True)
     assert any(note.endswith("not sent") for note in report.notes)
     assert ("stream_options" in names) == any("counted events" in note for note in report.notes)
-    assert report.summary.output_tokens == 24
+    assert report.summary.totals["total_output_tokens"] == 24
 
 
 def test_a_field_of_the_users_own_is_not_dropped():
@@ -132,7 +132,7 @@ def test_a_server_that_loads_is_waited_for():
 
     fails("still loading", Loading(), ready_seconds=2.0)
     report, _ = bench(Loading(), ready_seconds=30.0)
-    assert report.summary.completed == 6
+    assert report.summary.totals["completed"] == 6
 
 
 def test_default_lengths_shrink_to_the_model_and_given_ones_do_not():
@@ -203,7 +203,7 @@ def test_a_cut_text_is_counted_again():
     prompts = [Prompt(0, "some words", 7, 1), Prompt(1, "as it is", 0, 1)]
 
     def cut_by(decode):
-        source = workload.PromptSource(WordSource(["x"]), codec=workload.Codec(encode, decode))
+        source = Source(["x"], codec=probe.Codec(encode, decode))
         return play(workload.cut(WORK, source, prompts, None))
 
     cut, whole = cut_by(decode)
@@ -242,14 +242,14 @@ def test_words_that_are_one_token():
 
     assert play(workload.single_tokens(unanswered, workload.WORDS)) == []
     assert len(set(workload.WORDS)) == len(workload.WORDS) > 150
-    assert WordSource(["x"]).draw(random.Random(0), 0) == ()
+    assert Source(["x"]).draw(random.Random(0), 0) == ()
 
 
 def test_a_conversation_through_completions_repeats_its_earlier_turns():
     model = Model()
     work = Workload("multi_turn", num_prompts=4, input_len=5, output_len=2, turns=2)
     report, _ = bench(model, work=work)
-    assert report.summary.completed == 4 and report.notes == ()
+    assert report.summary.totals["completed"] == 4 and report.notes == ()
     prompts = sorted((r.body["prompt"] for r in model.asked[1:]), key=len)
     assert prompts[2].startswith(tuple(prompts[:2])) and "t0 t1" in prompts[2]
 
@@ -261,7 +261,7 @@ def test_files_that_do_not_go_with_the_api(tmp_path):
     fails("token ids cannot be sent to chat", kind=ConfigError, target=CHAT, work=work)
     path.write_text('{"messages": [{"role": "user", "content": "x"}]}')
     fails("messages need the chat API", kind=ConfigError, work=work)
-    assert bench(Model(), target=CHAT, work=work)[0].summary.completed == 1
+    assert bench(Model(), target=CHAT, work=work)[0].summary.totals["completed"] == 1
 
 
 def test_traces_and_bursts_bring_their_own_times(tmp_path):
@@ -285,7 +285,7 @@ def test_another_client_asks_beside_the_load():
     slow = Slow()
     report, _ = bench(slow, probe_rate=10.0, concurrency=1, work=replace(WORK, num_prompts=2))
     # Two requests of 1.03 s each; a probe of 20 ms, a pause of 100 ms, and so on.
-    assert len(report.side.latencies) == 18 and report.side.failed == 0
+    assert report.side["probe_completed"] == 18 and report.side["probe_failed"] == 0
     result = report.json()
     assert (result["probe_completed"], result["completed"]) == (18, 2)
     assert result["probe_p99_e2el_ms"] == pytest.approx(20.0) and "Max probe E2EL (ms):" in report.block()

@@ -11,10 +11,10 @@ import pytest
 
 from gapless.base.errors import ConfigError
 from gapless.lab.datasets import (
-    IdSource,
     Lengths,
-    WordSource,
+    Source,
     Workload,
+    build,
     custom_prompts,
     multi_turn_prompts,
     prefix_prompts,
@@ -23,9 +23,9 @@ from gapless.lab.datasets import (
     trace_prompts,
     zipf_draws,
 )
-from gapless.lab.workload import WARM_UP_SEED, build, warm_up_prompts
+from gapless.lab.workload import WARM_UP_SEED, warm_up_prompts
 
-IDS = IdSource(range(100, 5000))
+IDS = Source(range(100, 5000))
 
 
 def test_random_prompts_have_their_lengths_and_nothing_in_common():
@@ -80,13 +80,13 @@ def test_shared_prefixes_are_drawn_by_zipf(exponent):
 
 
 def test_words_make_texts_of_the_length_that_their_tokens_give():
-    made = random_prompts(WordSource(["one", "two"], 2.0), 3, Lengths(20), Lengths(1))
+    made = random_prompts(Source(["one", "two"], 2.0), 3, Lengths(20), Lengths(1))
     assert [len(p.content.split()) for p in made] == [10, 10, 10]
 
 
 def test_turns_follow_each_other():
     work = Workload("multi_turn", 7, turns=3, input_len=4, output_len=2, pause=1.0)
-    made = multi_turn_prompts(WordSource(["x"]), work)
+    made = multi_turn_prompts(Source(["x"]), work)
     assert [p.follows for p in made] == [-1, 0, 1, -1, 3, 4, -1]
     assert [p.input_len for p in made] == [4, 0, 0, 4, 0, 0, 4] and made[1].pause == 1.0
 

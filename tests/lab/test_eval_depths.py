@@ -7,7 +7,7 @@ from typing import Any
 
 from gapless import AsyncLLM
 from gapless.lab.eval_questions import Question, demo_questions
-from gapless.lab.eval_report import EvalResult, compare, mark
+from gapless.lab.eval_report import Comparison, EvalResult
 from gapless.lab.eval_run import EvalFlags, ask_engine
 
 QUESTIONS = demo_questions(64, 11)
@@ -28,15 +28,15 @@ def evaluate(questions: list[Question], task: EvalFlags, **engine: Any) -> EvalR
 
     answers = asyncio.run(run())
     assert most == task.concurrency - 1, "one had just ended"
-    return EvalResult(task, mark(questions, contents, answers))
+    return EvalResult(task, questions, contents, answers)
 
 
 def test_depth_changes_no_answer() -> None:
     task = EvalFlags(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))
-    assert [a.answered for a in one.marked] == [b.answered for b in eight.marked]
-    found = compare(one.json(), eight.json())
-    assert found.flips == () and found.same_text == found.n == 64
+    assert one.records == eight.records
+    found = Comparison(one.json(), eight.json())
+    assert found.flips == [] and found.same_text == found.n == 64
     assert one.total.right >= 58 and not one.errors
 
 
@@ -45,5 +45,5 @@ def test_a_question_that_does_not_fit_is_wrong_and_the_others_are_answered() -> 
     report = evaluate(
         QUESTIONS[:16], EvalFlags(backend="openai-chat", concurrency=8, max_tokens=100), max_model_len=140
     )
-    assert report.errors and all("maximum context length is 140" in one.answered.error for one in report.errors)
+    assert report.errors and all("maximum context length is 140" in one["error"] for one in report.errors)
     assert 0 < report.total.right <= 16 - len(report.errors)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from lab.scripted import HEAD, Model, Network, Request, event, play, respond
 
 from gapless.base.errors import ConfigError, ServerError
 from gapless.lab.eval_questions import Question
-from gapless.lab.eval_report import EvalResult, Share, compare, mark, mcnemar, read_result
-from gapless.lab.eval_run import Answered, EvalFlags, ask_server, prompt_hash
+from gapless.lab.eval_report import Comparison, EvalResult, Share, mcnemar, read_result
+from gapless.lab.eval_run import EvalFlags, ask_server, prompt_hash
+from gapless.lab.http import Client
+from gapless.lab.records import Sample
 from gapless.lab.target import Target
 
 
@@ -42,12 +45,12 @@ class Knows(Model):
         yield 0.0, event(b"[DONE]") + b"0\r\n\r\n"
 
 
-def asked(model: Model, numbers: list[int], task: EvalFlags) -> tuple[Target, list[Answered]]:
+def asked(model: Model, numbers: list[int], task: EvalFlags) -> tuple[Target, Sequence[Sample]]:
     target = Target("http://h", backend="openai-chat" if task.chat else "openai")
     contents = [task.content(question(number), []) for number in numbers]
     done: list[int] = []
     network = Network(model)
-    found: tuple[Target, list[Answered]] = play(ask_server(target, task, contents, done.append, network))
+    found: tuple[Target, Sequence[Sample]] = play(ask_server(Client(target, network), task, contents, done.append))
     assert done == list(range(1, len(numbers) + 1))
     # The first connection looked at the server before.
     assert network.opened <= task.concurrency
@@ -75,24 +78,28 @@ def test_a_server_that_is_not_there_or_lacks_the_model() -> None:
         raise ConnectionRefusedError("no server")
 
     with pytest.raises(ServerError, match="is a server running there"):
-        asyncio.run(ask_server(Target("http://h"), EvalFlags(), ["x"], print, refused))
+        asyncio.run(ask_server(Client(Target("http://h"), refused), EvalFlags(), ["x"], print))
     with pytest.raises(ServerError, match="no model 'z'"):
-        play(ask_server(Target("http://h", "z"), EvalFlags(), ["x"], print, Network(Knows())))
+        play(ask_server(Client(Target("http://h", "z"), Network(Knows())), EvalFlags(), ["x"], print))
     with pytest.raises(ConfigError, match="concurrency must be a whole number from 1"):
         EvalFlags(concurrency=0)
 
 
-def report(rows: list[tuple[Question, Answered]], match: str = "flexible") -> EvalResult:
+def answered(text: str, finish: str = "", tokens: int = 0, error: str = "") -> Sample:
+    return Sample(text=text, finish=finish, output_tokens=tokens, error=error)
+
+
+def report(rows: list[tuple[Question, Sample]], match: str = "flexible") -> EvalResult:
     questions, answers = [one for one, _ in rows], [one for _, one in rows]
-    return EvalResult(EvalFlags(match=match), mark(questions, [one.text for one in questions], answers))
+    return EvalResult(EvalFlags(match=match), questions, [one.text for one in questions], answers)
 
 
 def test_what_counts_as_right() -> None:
     rows = [
-        (question(1, "b"), Answered("#### 1", "stop", 4)),
-        (question(2, "a"), Answered("it is 2", "length", 4)),
-        (question(3, "a"), Answered("#### 4", "stop", 4)),
-        (question(5, "a"), Answered("#### 5", "", 2, "the stream broke off")),
+        (question(1, "b"), answered("#### 1", "stop", 4)),
+        (question(2, "a"), answered("it is 2", "length", 4)),
+        (question(3, "a"), answered("#### 4", "stop", 4)),
+        (question(5, "a"), answered("#### 5", "", 2, "the stream broke off")),
     ]
     found = report(rows)
     assert (found.total, found.share("strict")) == (Share(2, 4), Share(1, 4))
@@ -117,7 +124,7 @@ def test_what_counts_as_right() -> None:
 
 
 def test_one_category_needs_no_row_of_its_own() -> None:
-    lines = report([(question(1), Answered("1"))]).lines()
+    lines = list(report([(question(1), answered("1"))]).lines())
     assert len(lines) == 3 and lines[2].startswith("all ")
 
 
@@ -142,27 +149,27 @@ def test_mcnemar_counts_every_way_to_fall(lost: int, gained: int) -> None:
 
 
 def result(answers: dict[int, str], prompt: str = "") -> dict[str, Any]:
-    rows = [(question(number), Answered(text)) for number, text in answers.items()]
-    marked = mark([one for one, _ in rows], [one.text + prompt for one, _ in rows], [one for _, one in rows])
-    return EvalResult(EvalFlags(), marked).json()
+    rows = [(question(number), answered(text)) for number, text in answers.items()]
+    questions, answers = [one for one, _ in rows], [one for _, one in rows]
+    return EvalResult(EvalFlags(), questions, [one.text + prompt for one in questions], answers).json()
 
 
 def test_two_results_are_compared_question_by_question() -> None:
     a = result({1: "1", 2: "2", 3: "3", 4: "0", 5: "0", 7: "7"})
     b = result({1: "1", 2: "it is 2", 3: "0", 4: "4", 5: "0", 6: "6"})
-    found = compare(a, b)
+    found = Comparison(a, b)
     assert (found.n, found.both_right, found.both_wrong, found.lost, found.gained) == (5, 2, 1, 1, 1)
     assert (found.only_a, found.only_b, found.same_text, found.other_prompt) == (1, 1, 2, 0)
-    assert [(flip.id, flip.a, flip.b, flip.a_right) for flip in found.flips] == [
+    assert [(flip["id"], flip["a"], flip["b"], flip["a_right"]) for flip in found.flips] == [
         ("q3", "3", "0", True),
         ("q4", "0", "4", False),
     ]
     assert found.difference == pytest.approx((0.0, math.sqrt(2) / 5)) and found.p_value == 1.0
     text = "\n".join(found.lines("a.json", "b.json"))
     assert "q3 (all): gold 3, A '3', B '0': A" in text and "left out: 1 questions of A alone, 1 of B alone" in text
-    assert compare(a, result({1: "1"}, "!")).other_prompt == 1
+    assert Comparison(a, result({1: "1"}, "!")).other_prompt == 1
     with pytest.raises(ConfigError, match="no question in common"):
-        compare(a, result({99: "1"}))
+        Comparison(a, result({99: "1"}))
 
 
 def test_a_broken_result_file_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from lab.scripted import Deadlock, Model, Network, play, respond
 
 from gapless.lab.arrivals import Arrivals
-from gapless.lab.datasets import IdSource, Lengths, Prompt, WordSource, Workload, multi_turn_prompts, random_prompts
+from gapless.lab.datasets import Lengths, Prompt, Source, Workload, multi_turn_prompts, random_prompts
+from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.summary import peak_concurrency, summarise
 from gapless.lab.target import Target
@@ -19,12 +20,12 @@ MS = 1e-3
 
 
 def prompts(count: int, output: int = 5) -> list[Prompt]:
-    return random_prompts(IdSource(range(500)), count, Lengths(16), Lengths(output))
+    return random_prompts(Source(range(500)), count, Lengths(16), Lengths(output))
 
 
 def load(model, wanted, times, delay=0.0, target=TARGET, **options):
     network = Network(model, delay)
-    return play(run_load(target, wanted, times, connect=network, **options)), network
+    return play(run_load(Client(target, network), wanted, times, **options)), network
 
 
 def test_known_delays_are_reported_exactly():
@@ -39,9 +40,9 @@ def test_known_delays_are_reported_exactly():
     assert run.duration == pytest.approx(0.4)
     assert [round(s.sent, 6) for s in run.samples] == [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
     found = summarise(run, wanted)
-    assert found.output_throughput == pytest.approx(8 * 6 / 0.4)
+    assert found.totals["output_throughput"] == pytest.approx(8 * 6 / 0.4)
     assert found.spreads["ttft"].percentiles == ((99.0, pytest.approx(50.0)),)
-    assert found.peak_concurrency == 2 and run.began == 1000.0
+    assert found.totals["max_concurrent_requests"] == 2 and run.began == 1000.0
     assert run.samples[0].text == "t0 t1 t2 t3 t4 t5 "
 
 
@@ -74,7 +75,7 @@ def test_a_client_that_is_late_says_so():
     assert [round(s.lag, 6) for s in run.samples] == [0.0, 0.0, 0.0, 0.29, 0.0]
     assert max(run.client.late) > 0.2
     found = summarise(run, prompts(5))
-    assert found.lag.max == pytest.approx(290.0) and found.lag.loop_max > 200.0
+    assert found.client["send_lag_max_ms"] == pytest.approx(290.0) and found.client["loop_delay_max_ms"] > 200.0
 
 
 def test_opening_a_connection_counts_against_the_server_and_is_kept():
@@ -135,13 +136,13 @@ def test_a_request_that_fails_is_a_sample():
         "",
     ]
     found = summarise(run, prompts(4))
-    assert (found.completed, found.failed, found.output_tokens) == (1, 3, 5)
+    assert [found.totals[key] for key in ("completed", "failed", "total_output_tokens")] == [1, 3, 5]
     assert found.spreads["ttft"].n == 1
 
 
 def turns(words, count, turns, **fields):
     work = Workload("multi_turn", count, turns=turns, **{"input_len": 2, "output_len": 1, **fields})
-    return multi_turn_prompts(WordSource(words), work)
+    return multi_turn_prompts(Source(words), work)
 
 
 def test_turns_wait_for_their_answers_and_carry_them():
@@ -194,7 +195,7 @@ def test_cancelling_leaves_no_connection():
     network = Network(model)
 
     async def main():
-        task = asyncio.create_task(run_load(TARGET, prompts(3), [0.0] * 3, connect=network))
+        task = asyncio.create_task(run_load(Client(TARGET, network), prompts(3), [0.0] * 3))
         await asyncio.sleep(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gapless.lab.top import Page, bar, block, duration, grown, known, line, quantiles, rows, view
+from gapless.lab.top import Page, TopView, bar, block, duration, grown, known, line, quantiles, rows
 
 TEXTS = [(Path(__file__).parent / f"vllm_0.32_page_{n}.txt").read_text(encoding="utf-8") for n in (1, 2)]
 BEFORE, NOW = map(Page, TEXTS)
@@ -81,7 +81,7 @@ def test_quantiles_of_histograms_equal_those_by_hand():
 
 
 def test_metrics_of_a_real_vllm_are_shown():
-    seen = view(BEFORE, NOW, 2.0)
+    seen = TopView(BEFORE, NOW, 2.0)
     assert seen.models == ("tiny",)
     assert (seen.running, seen.waiting) == (24.0, 0.0)
     assert seen.generation_rate == (11878 - 5412) / 2
@@ -106,13 +106,13 @@ def test_the_names_of_older_servers():
     Counter("vllm:gpu_prefix_cache_queries", "", list(label), registry=registry).labels(**label).inc(10)
     Counter("vllm:gpu_prefix_cache_hits", "", list(label), registry=registry).labels(**label).inc(4)
     Histogram("vllm:time_per_output_token_seconds", "", list(label), registry=registry).labels(**label).observe(0.02)
-    seen = view(Page(""), Page(generate_latest(registry).decode()), 1.0)
+    seen = TopView(Page(""), Page(generate_latest(registry).decode()), 1.0)
     assert (seen.running, seen.kv_usage, seen.hit_rate, seen.itl.n) == (2, 0.25, 0.4, 1)
     assert seen.generation_rate is None and seen.ttft is None
 
 
 def test_bubbles_are_shares_of_the_time():
-    seen = view(Page(OURS % (10, 50, 1, 1, 0)), Page(OURS % (17, 51, 1.5, 2.5, 2)), 10.0)
+    seen = TopView(Page(OURS % (10, 50, 1, 1, 0)), Page(OURS % (17, 51, 1.5, 2.5, 2)), 10.0)
     assert (seen.busy, seen.no_work) == (0.7, 0.1)
     assert seen.bubbles == {"depth": 0.05, "host_late": 0.15}
     shown = {row.kind: row for row in rows(seen)}
@@ -124,7 +124,7 @@ def test_bubbles_are_shares_of_the_time():
 def test_a_page_without_known_metrics_shows_nothing():
     assert known(NOW) and not known(Page("up 1\n"))
     still = Page(OURS % (1, 1, 1, 1, 0))
-    assert view(still, still, 1.0).bubbles == {}
+    assert TopView(still, still, 1.0).bubbles == {}
 
 
 def test_bars_and_durations_are_drawn_to_scale():

@@ -12,7 +12,7 @@ from gapless.base.errors import ConfigError
 from gapless.cli.main import main
 from gapless.engine.trace import COLUMNS, ChunkRecord, Recording, RequestRecord, StepRecord, StepTable, chrome_trace
 from gapless.lab import trace
-from gapless.lab.trace import summarise, text_of
+from gapless.lab.trace import TraceSummary
 
 KEYS = np.array([7, 2**62], np.int64)
 
@@ -153,22 +153,22 @@ def test_files_that_cannot_be_had(tmp_path, capsys):
 
 
 def test_a_summary_counts_steps_and_their_time():
-    found = summarise(recording(), worst=1)
+    found = TraceSummary(recording(), worst=1)
     assert (found.steps, found.missing, found.requests) == (5, 1, 2)
     assert found.kinds == {"prefill": 1, "mixed": 1, "decode": 3}
     assert found.busy == 4_000 + 900 + 2_000 + 1_000 + 1_000
     # 5,000 to 5,100 and 6,000 to 7,000; around the missing step nothing is known.
     assert found.span == found.busy + 100 + 1_000
-    assert {idle.cause: (idle.total, idle.gaps, idle.longest) for idle in found.idle} == {
-        "host_late": (90 + 990, 2, 990),
-        "launch": (10 + 10, 2, 10),
+    assert {cause: numbers for cause, *numbers in found.idle} == {
+        "host_late": [90 + 990, 2, 990],
+        "launch": [10 + 10, 2, 10],
     }
     (worst,) = found.worst
     assert (worst.cause, worst.end - worst.start, worst.step) == ("host_late", 990, 3)
     assert found.phases["plan"][0] == 100 and found.phases["commit"] == (50, 50)
     assert found.phases["on the device"] == (1_000, 4_000)
     late = Recording(StepTable.of([step(1, 0, 100, launched=40)]), [])
-    assert summarise(late).enqueueing == 40
+    assert TraceSummary(late).enqueueing == 40
 
 
 def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):
@@ -176,10 +176,10 @@ def test_the_summary_is_printed_in_the_terminal(tmp_path, capsys):
     trace.write(path, recording())
     assert main(["trace", "summary", str(path), "--worst", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.strip() == text_of(summarise(recording(), 2))
+    assert out.strip() == str(TraceSummary(recording(), 2))
     for words in ("5 steps (3 decode, 1 mixed, 1 prefill)", "device busy 89.00 %", "host_late", "1 steps are missing"):
         assert words in out
-    assert text_of(summarise(Recording(StepTable.of(), []))) == "no steps in this recording"
+    assert str(TraceSummary(Recording(StepTable.of(), []))) == "no steps in this recording"
 
 
 @pytest.mark.parametrize(
