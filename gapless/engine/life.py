@@ -69,9 +69,7 @@ class Pulse:
 class ParentWatch:
     """Reads stdin: the first line is the settings, the end is the death of the parent."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        """The socket: to be removed when the parent can not do it any more."""
+    def __init__(self) -> None:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
 
@@ -85,11 +83,4 @@ class ParentWatch:
             data += chunk
             if not whole and b"\n" in data:
                 self._lines.put(data)
-        self.tidy()
         os._exit(EXIT_ORPHANED)
-
-    def tidy(self) -> None:
-        """Remove the socket and its directory. Harmless when that has been done."""
-        for remove, what in ((os.unlink, self.address), (os.rmdir, os.path.dirname(self.address))):
-            with contextlib.suppress(OSError):
-                remove(what)

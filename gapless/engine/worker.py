@@ -1,8 +1,8 @@
 """The engine's process. `python -m gapless.engine.worker SOCKET` reads its settings as one JSON line on stdin.
 
-From the first line on, the end of stdin means that the parent is gone, and the process exits. Its stdout is a control
-pipe: an empty line each second says "alive", a JSON line is a Doing or a Died message. Everything else it
-says goes to stderr.
+SOCKET is the number of the socket that it inherits, over which messages go. From the first line on, the end of stdin
+means that the parent is gone, and the process exits. Its stdout is a control pipe: an empty line each second says
+"alive", a JSON line is a Doing or a Died message. Everything else it says goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from gapless.engine.seam import Core
 
 
-def main(address: str, build: Callable[[EngineConfig], Core]) -> int:
+def main(socket: int, build: Callable[[EngineConfig], Core]) -> int:
     """Boot, then drive the core that `build` makes until the parent says stop. Returns the exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
-    parent = ParentWatch(address)
+    parent = ParentWatch()
     control = Control()
     pulse = Pulse(control)
     # Imported only now, so that the watch over the parent covers the seconds that these imports take.
     from gapless.engine.worker_loop import serve
 
-    return 0 if serve(parent, control, pulse, build) else EXIT_FAILED
+    return 0 if serve(socket, parent, control, pulse, build) else EXIT_FAILED
 
 
 def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
-    """Be the engine's process; the first argument of the command line is the socket."""
-    code = main(sys.argv[1], build)
+    """Be the engine's process; the first argument of the command line is the socket's number."""
+    code = main(int(sys.argv[1]), build)
     sys.stderr.flush()
     os._exit(code)  # device threads of a failed engine must not hold the process
 

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -149,19 +149,13 @@ async def test_an_abort_ends_a_request():
         await sink.until(lambda: backend.stats().steps > 0 and backend.stats().running == 0, seconds=3)
 
 
-async def test_close_leaves_no_process_and_no_directory(monkeypatch):
-    with TemporaryDirectory() as parent:  # of a short path: a socket is made in it
-        monkeypatch.setattr(tempfile, "tempdir", parent)
-        await started_and_closed(Path(parent))
-
-
-async def started_and_closed(parent):
+async def test_close_leaves_no_process_and_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     async with running() as (backend, sink):
         pid = backend.pid
-        (mine,) = parent.glob("gapless-*")
-        assert mine.stat().st_mode & 0o777 == 0o700
+        assert tempfile.gettempdir() == str(tmp_path) and not list(tmp_path.iterdir())
     assert not alive(pid)
-    assert not mine.exists()
     assert not backend.ready()
     backend.submit(request(1))
     await sink.until(lambda: type(sink.refusals.get(1)) is EngineDeadError)
@@ -391,39 +385,28 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("when", ["ready", "booting"])
 def test_the_child_follows_its_parent(when):
-    with TemporaryDirectory() as folder:
-        ends_with_its_parent(when, Path(folder))
-
-
-def ends_with_its_parent(when, folder):
     parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with parent:
         pid = int(parent.stdout.readline())
-        (directory,) = folder.glob("gapless-*")
         assert alive(pid)
         parent.kill()
     end = time.monotonic() + 2.0
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(pid)
-    assert not directory.exists()
 
 
-def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():
+def test_a_child_whose_socket_hangs_up_ends():
     """A parent that dies ends stdin and the socket, and the child may see either first."""
-    directory = tempfile.mkdtemp(prefix="gapless-")
-    listener = wire.listen(f"{directory}/engine")
-    listener.settimeout(20)
-    command = [sys.executable, "-m", FAKE[0], f"{directory}/engine", FAKE[1], "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        assert process.stdin is not None
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", FAKE[0], str(theirs.fileno()), FAKE[1], "0"]
+    options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "pass_fds": (theirs.fileno(),)}
+    with theirs, subprocess.Popen(command, **options) as process:
+        theirs.close()
         process.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")
         process.stdin.flush()
-        connection, _ = listener.accept()
-        connection.close()
+        assert ours.recv(1), "it is ready"
+        ours.close()
         assert process.wait(20) == 0
-    listener.close()
-    assert not Path(directory).exists()
