@@ -303,26 +303,17 @@ class Core(Protocol):
     def close(self) -> None: ...
 
 
-class Sink(Protocol):
-    """Receives what a backend delivers. Every method runs on the thread of the event loop that started it."""
+class Sink(NamedTuple):
+    """Functions that take what a backend delivers, each on the thread of the event loop that started it."""
 
-    def started(self, item: Started) -> None: ...
-
-    def tokens(self, *steps: StepTokens) -> None:
-        """Take what these steps settled, oldest first: all of one delivery, so that it is passed on as one."""
-
-    def refused(self, key: int, error: Exception) -> None:
-        """The back would not take this request, or not go on with it (QueueFullError, RequestError)."""
-
-    def steps(self, steps: StepTable) -> None:
-        """Steps that have completed since the last call; only while MessageBackend.watch is on."""
-
-    def page_events(self, events: Sequence[PageEvent]) -> None:
-        """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
-
-    def answered(self, number: int, answer: EngineView | Exception | None) -> None:
-        """Take the answer to what the MessageBackend asked under this number: what `look` found, or the outcome of
-        `change_adapter` or `update_weights`."""
-
-    def died(self, error: Exception) -> None:
-        """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
+    started: Callable[[Started], None]
+    tokens: Callable[..., None]
+    """Takes what steps settled, oldest first: all of one delivery, so that it is passed on as one."""
+    refused: Callable[[int, Exception], None]
+    """The back would not take the request of this key, or not go on with it (QueueFullError, RequestError)."""
+    steps: Callable[[StepTable], None]
+    """Takes steps that have completed since the last call; only while MessageBackend.watch is on."""
+    page_events: Callable[[Sequence[PageEvent]], None]
+    """Takes what entered and left the prefix index; only after MessageBackend.send_page_events."""
+    died: Callable[[Exception], None]
+    """The engine is gone. Every open request ends with this error; the backend may come back by itself."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from gapless.base.errors import EngineDeadError
+from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
-from gapless.engine.questions import Questions
 from gapless.engine.seam import EngineView
 from gapless.loop.records import StepRing, StepTable
 
@@ -23,9 +24,8 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: MessageBackend, questions: Questions) -> None:
+    def __init__(self, backend: MessageBackend) -> None:
         self._backend = backend
-        self._questions = questions
         self._log = StepRing(LOG_STEPS)
         self.watchers = 0
 
@@ -65,7 +65,7 @@ class StepWatcher:
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                view: EngineView = await self._questions.ask(lambda number: self._backend.look(number, since))
+                view: EngineView = await self._backend.ask(partial(m.Look, since=since))
                 return view
         except TimeoutError:
             raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None

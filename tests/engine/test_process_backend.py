@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -63,9 +64,6 @@ class Recorder:
 
     def refused(self, key, error):
         self.refusals[key] = error
-        self._news.set()
-
-    def answered(self, number, answer):
         self._news.set()
 
     def died(self, error):
@@ -267,9 +265,12 @@ async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serve
 
 async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not():
     backend = ProcessBackend(CONFIG)
-    backend.sink, backend.info = Recorder(), FakeCore(VOCAB).info
+    backend.info = FakeCore(VOCAB).info
+    backend.sink = Recorder()
     for number, refusal, known in ((1, RequestError("no", "model_path"), None), (2, None, "weights 2")):
-        backend.update_weights(number, f"weights {number}")
+        asking = asyncio.create_task(backend.ask(partial(messages.UpdateWeights, path=f"weights {number}")))
+        await asyncio.sleep(0)
+        asking.cancel()
         backend.receive([messages.Changed(number, (), refusal)])
         assert backend.weights == known
     backend.receive([messages.Changed(3, (), None)])

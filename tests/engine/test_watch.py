@@ -11,12 +11,13 @@ from fronts import FRONT, TOKENIZER, core
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
+from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.backend import MessageBackend
 from gapless.engine.driver import StepFeed
 from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
-from gapless.engine.questions import Questions
-from gapless.engine.seam import EngineView, Stats
+from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepRecord, StepTable
@@ -29,35 +30,35 @@ def steps(*numbers):
     return StepTable.of(records)
 
 
-class Said:
+class Said(MessageBackend):
     """A backend that notes what it is asked."""
 
     def __init__(self):
+        super().__init__()
+        self.sink = None
         self.calls = []
 
-    def watch(self, on):
-        self.calls.append(on)
-
-    def look(self, number, since):
-        self.calls.append((number, since))
+    def _post(self, message):
+        self.calls.append(message)
+        return True
 
 
 def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
-    watch = StepWatcher(backend, Questions())
+    watch = StepWatcher(backend)
     watch.on_steps(steps(1))
     assert not watch.records() and watch.place == 0, "what comes late is of no use to anybody"
     with watch.open():
         with watch.open():
             watch.on_steps(steps(2))
-        assert backend.calls == [True]
+        assert backend.calls == [m.SetWatching(True)]
         assert [r.step for r in watch.records()] == [2]
-    assert backend.calls == [True, False]
+    assert backend.calls == [m.SetWatching(True), m.SetWatching(False)]
     assert not watch.records()
 
 
 def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
-    watch = StepWatcher(Said(), Questions())
+    watch = StepWatcher(Said())
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
             watch.on_steps(steps(*range(start, start + 64)))
@@ -72,27 +73,27 @@ def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
 
 
 async def test_a_look_gets_the_answer_with_its_number():
-    backend, questions = Said(), Questions()
-    watch = StepWatcher(backend, questions)
+    backend = Said()
+    watch = StepWatcher(backend)
     first, second = asyncio.create_task(watch.look(5)), asyncio.create_task(watch.look(6))
     await asyncio.sleep(0)
-    assert backend.calls == [(1, 5), (2, 6)]
-    questions.on_answer(2, EngineView(steps(), b"f"))
-    questions.on_answer(99, EngineView(steps(), b"x"))
+    assert backend.calls == [m.Look(1, 5), m.Look(2, 6)]
+    nothing = m.pack_steps(steps())
+    backend.receive([m.View(2, nothing, b"f"), m.View(99, nothing, b"x")])
     assert (await second).pages == b"f" and not first.done()
-    questions.on_death(lambda: EngineDeadError("gone"))
+    backend.forsake(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await first
-    assert not questions.waiting
+    assert not backend.asked
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
-    questions = Questions()
-    watch = StepWatcher(Said(), questions)
+    backend = Said()
+    watch = StepWatcher(backend)
     with pytest.raises(EngineDeadError, match="did not answer a status request"):
         await watch.look(0)
-    assert not questions.waiting
+    assert not backend.asked
 
 
 def test_the_feed_begins_with_the_steps_to_come(monkeypatch):

@@ -267,10 +267,15 @@ class Engine:
     def ready(self):
         return True
 
-    def look(self, number, since):
-        self.looks.append(since)
-        if self.answer:
-            asyncio.get_running_loop().call_soon(self.sink.answered, number, EngineView([], b"ffcoxfff"))
+    async def ask(self, question):
+        asked = question(1)
+        self.looks.append(asked.since)
+        if not self.answer:
+            await asyncio.Future()
+        return EngineView([], b"ffcoxfff")
+
+    def forsake(self, error):
+        pass
 
     def watch(self, on):
         pass
