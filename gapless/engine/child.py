@@ -84,7 +84,7 @@ class Child:
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
         with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
-            process.stdin.write(msgspec.json.encode(m.Boot(config)) + b"\n")
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
             await process.stdin.drain()
 
     def watch_silence(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import queue
+import sys
 import threading
 import time
 
@@ -66,21 +66,14 @@ class Pulse:
         os._exit(EXIT_STALLED)
 
 
-class ParentWatch:
-    """Reads stdin: the first line is the settings, the end is the death of the parent."""
+def read_settings() -> bytes:
+    """Return the first line of stdin. From then on the end of stdin, the death of the parent, ends this process."""
+    settings = sys.stdin.buffer.readline()
+    threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
+    return settings
 
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
 
-    def settings(self) -> bytes:
-        return self._lines.get()
-
-    def _run(self) -> None:
-        data = b""
-        while chunk := os.read(0, 65536):
-            whole = b"\n" in data
-            data += chunk
-            if not whole and b"\n" in data:
-                self._lines.put(data)
-        os._exit(EXIT_ORPHANED)
+def _follow_parent() -> None:
+    while os.read(0, 65536):
+        pass
+    os._exit(EXIT_ORPHANED)

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from gapless.base import errors
-from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
@@ -39,12 +38,6 @@ MAX_REASON = 2_000
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Base of every message between front and core; the tag is the class name."""
-
-
-class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The one JSON line on the child's stdin."""
-
-    engine: EngineConfig
 
 
 class Add(Message, frozen=True):

@@ -14,32 +14,27 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from gapless.engine.life import EXIT_FAILED, Control, ParentWatch, Pulse
+from gapless.engine.life import EXIT_FAILED, Control, Pulse, read_settings
 
 if TYPE_CHECKING:
     from gapless.base.config import EngineConfig
     from gapless.engine.seam import Core
 
 
-def main(socket: int, build: Callable[[EngineConfig], Core]) -> int:
-    """Boot, then drive the core that `build` makes until the parent says stop. Returns the exit code."""
+def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
+    """Be the engine's process: boot, then drive the core that `build` makes until the parent says stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
-    parent = ParentWatch()
+    settings = read_settings()
     control = Control()
     pulse = Pulse(control)
     # Imported only now, so that the watch over the parent covers the seconds that these imports take.
     from gapless.engine.worker_loop import serve
 
-    return 0 if serve(socket, parent, control, pulse, build) else EXIT_FAILED
-
-
-def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
-    """Be the engine's process; the first argument of the command line is the socket's number."""
-    code = main(int(sys.argv[1]), build)
+    served = serve(int(sys.argv[1]), settings, control, pulse, build)
     sys.stderr.flush()
-    os._exit(code)  # device threads of a failed engine must not hold the process
+    os._exit(0 if served else EXIT_FAILED)  # device threads of a failed engine must not hold the process
 
 
 if __name__ == "__main__":

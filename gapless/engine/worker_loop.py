@@ -14,19 +14,17 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import UserError
 from gapless.engine import messages as m
 from gapless.engine.driver import EngineDriver
-from gapless.engine.life import Control, ParentWatch, Pulse
+from gapless.engine.life import Control, Pulse
 from gapless.engine.ports import WirePort
 from gapless.engine.seam import Core
 from gapless.engine.wire import Wire
 
 
-def serve(
-    number: int, parent: ParentWatch, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]
-) -> bool:
+def serve(number: int, settings: bytes, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
         progress.show = lambda phase: control.say(msgspec.json.encode(m.Doing(phase)))
-        config = msgspec.json.decode(parent.settings(), type=m.Boot).engine
+        config = msgspec.json.decode(settings, type=EngineConfig)
         core = build(config)
         pulse.arm(max(config.watchdog_seconds, core.info.watchdog_seconds))
         port = WirePort(Wire(socket.socket(fileno=number)))

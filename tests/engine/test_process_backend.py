@@ -406,7 +406,7 @@ def test_a_child_whose_socket_hangs_up_ends():
     options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "pass_fds": (theirs.fileno(),)}
     with theirs, subprocess.Popen(command, **options) as process:
         theirs.close()
-        process.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")
+        process.stdin.write(msgspec.json.encode(CONFIG) + b"\n")
         process.stdin.flush()
         assert ours.recv(1), "it is ready"
         ours.close()
