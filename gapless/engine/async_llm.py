@@ -20,7 +20,7 @@ from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import RequestRecord
-from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_adapter, check_request_id
+from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
 from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
@@ -104,9 +104,7 @@ class AsyncLLM:
             died=self._on_death,
         )
         await self.backend.start(sink)
-        info = self.backend.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed, info.processors)
-        self.resolver = Resolver(self.front.tokenizer, limits)
+        self.resolver = Resolver(self.front, self.backend.info, self._seed)
 
     def _on_death(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: dead(error))

@@ -21,7 +21,7 @@ from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.history import KEPT_REQUESTS
-from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver, check_adapter
+from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.seam import Core, EngineInfo, Stats
 from gapless.engine.trace import Recording
@@ -60,9 +60,7 @@ class LLM:
         config, commit = locate(make_config(model, options))
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
-        info = self._core.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed, info.processors)
-        self.resolver = Resolver(self._front.tokenizer, limits)
+        self.resolver = Resolver(self._front, self._core.info, config.seed)
         self._tracker = Tracker(self._front.tokenizer, self._abort)
         self._parsers = (tool_call_parser, reasoning_parser)
         self._turn = threading.Lock()
@@ -86,12 +84,8 @@ class LLM:
         """
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, len(listed))
-        ranks = list(priority) if priority is not None else [0] * len(listed)
-        if len(ranks) != len(listed):
-            raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(ranks)}", "priority")
-        adapters = [adapter] * len(listed) if isinstance(adapter, str) else list(adapter)
-        if len(adapters) != len(listed):
-            raise RequestError(f"{len(listed)} prompts need as many adapters, got {len(adapters)}", "adapter")
+        ranks = _one_each(0 if priority is None else priority, len(listed), "priorities", "priority")
+        adapters = _one_each(adapter, len(listed), "adapters", "adapter")
         resolved: list[Resolved] = []
         for prompt, one, rank, name in zip(listed, params, ranks, adapters, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
@@ -191,12 +185,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * count
-        if len(given) != count:
-            raise RequestError(f"{count} prompts need as many sampling_params, got {len(given)}", "sampling_params")
-        return given
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        asked = self.get_default_sampling_params() if given is None else given
+        return _one_each(asked, count, "sampling_params", "sampling_params")
 
     def _run(
         self, resolved: Sequence[Resolved], advance: Callable[[int], None], check: Callable[[], None]
@@ -264,6 +255,14 @@ def _raise_for(key: int, error: Exception, resolved: Sequence[Resolved]) -> NoRe
     with _naming_prompt(next(index for index, own in enumerate(keys) if key in own), len(resolved)):
         raise error
     raise AssertionError("an error was raised")
+
+
+def _one_each(given: Any, count: int, what: str, field: str) -> list[Any]:
+    """Return what each prompt is given: the one thing for all, or its own of a sequence."""
+    each = [given] * count if isinstance(given, (str, int, SamplingParams)) else list(given)
+    if len(each) != count:
+        raise RequestError(f"{count} prompts need as many {what}, got {len(each)}", field)
+    return each
 
 
 @contextmanager
