@@ -17,9 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gapless.engine import messages
-from gapless.engine.core import EngineCore
 from gapless.engine.driver import StepFeed
-from gapless.engine.seam import EngineInfo
 from gapless.loop.loop import Loop
 from gapless.loop.timeline import Timeline
 
@@ -70,8 +68,7 @@ def record_us(loop: Loop, steps: int) -> float:
 def measure(rows: int, steps: int) -> tuple[float, ...]:
     device, loop = steady_loop(rows, 0, 2 * steps, 2, True)
     recorded = record_us(loop, steps)
-    core = EngineCore(device, loop, EngineInfo("null", "cpu", "", 8, 0, rows, 0, 0, 16, "2", 0))
-    feed, batch, timeline = StepFeed(core), core.steps_after(0)[-64:], Timeline()
+    feed, batch, timeline = StepFeed(loop.records.after), loop.records.after(0)[-64:], Timeline()
     packed = messages.pack_steps(batch)
     account = each_us(lambda: timeline.add(batch.rows), 100) / len(batch)
     a_step = recorded + CLOCKS * each_us(device.clock, 10_000) + account

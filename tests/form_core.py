@@ -66,18 +66,7 @@ class FormCore(FakeCore):
         return self._refused
 
     def stats(self):
-        counts = self._compiler.counts()
-        return (
-            super()
-            .stats()
-            ._replace(
-                grammars_waiting=counts.waiting,
-                grammars_compiled=counts.compiled,
-                grammars_ns=counts.compile_ns,
-                grammar_hits=counts.hits,
-                grammars_refused=counts.refused,
-            )
-        )
+        return super().stats()._replace(grammars_waiting=self._compiler.waiting, **self._compiler.totals())
 
     def close(self) -> None:
         self._compiler.close()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,28 +65,24 @@ MATCHER_SECONDS = 1.0
 
 
 class EngineCore:
-    """A loop over a loaded model. Implements `Core`; one thread drives it.
-
-    Without a compiler, requests with a form of output are refused.
-    """
+    """A loop over a loaded model. Implements `Core`; one thread drives it."""
 
     def __init__(
         self,
         device: Device,
         loop: Loop,
         info: EngineInfo,
-        watchdog_seconds: float = 0.0,
-        compiler: Compiler | None = None,
+        compiler: Compiler,
+        tiers: EngineTiers,
+        updates: WeightUpdates,
         changes: AdapterChanges | None = None,
-        tiers: EngineTiers | None = None,
-        updates: WeightUpdates | None = None,
     ) -> None:
         self.info = info
         self._tiers = tiers
         self.loop = loop
         self.bell = loop.bell
         self._device = device
-        self._compiler = compiler or Compiler(_no_vocabulary, loop.bell.ring, room=1)
+        self._compiler = compiler
         self._changes = changes
         self._updates = updates
         self._matched: deque[Request] = deque()
@@ -95,8 +91,8 @@ class EngineCore:
         self._allocations = 0
         """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
-        if watchdog_seconds and device.kind != "sim":
-            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
+        if info.watchdog_seconds and device.kind != "sim":
+            self._watchdog = Watchdog(info.watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
     def ready(self, startup_seconds: tuple[tuple[str, float], ...]) -> None:
@@ -108,7 +104,7 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
-            if not self.paused:
+            if not self._updates.waits:
                 self.loop.submit(request)
             elif len(self._matched) < self.loop.planner.waiting.limit:
                 self._matched.append(request)
@@ -135,23 +131,14 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        if self._updates is None:
-            answer(RequestError("this engine has no weights to replace", "model_path"))
-        else:
-            self._updates.begin(path, answer)
-
-    @property
-    def paused(self) -> bool:
-        """Return whether requests wait for new weights."""
-        return self._updates is not None and self._updates.waits
+        self._updates.begin(path, answer)
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        if self._tiers is not None:
-            self._tiers.wake = wake
+        self._tiers.wake = wake
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0 or (self._updates is not None and self._updates.under_way)
+        return self.loop.has_work() or waiting > 0 or self._updates.under_way
 
     def rest(self) -> bool:
         return self.loop.rest()
@@ -164,7 +151,7 @@ class EngineCore:
         """
         self._failures = self._admit()
         changed = self._changes is not None and self._changes.take()
-        changed = (self._updates is not None and self._updates.take()) or changed
+        changed = self._updates.take() or changed
         if not self.loop.has_work():
             if not (self._failures or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
@@ -189,7 +176,7 @@ class EngineCore:
                 refused.append(one)
             else:
                 self._matched.append(one)
-        while self._matched and not self.paused:
+        while self._matched and not self._updates.waits:
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:
@@ -204,18 +191,14 @@ class EngineCore:
         # Over all groups, so that the counts add up to the total, and are those of the page map.
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
-        grammars = self._compiler.counts()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched = len(self._matched)
+        matched, paused = len(self._matched), self._updates.waits
         return Stats(
             running=loop.planner.room.running,
-            waiting=len(loop.planner.waiting) + matched * self.paused,
+            waiting=len(loop.planner.waiting) + matched * paused,
             in_flight=loop.in_flight,
             pages_total=sum(pages),
-            pages_free=pages.free,
-            pages_cached=pages.cached,
-            pages_owned=pages.owned,
-            pages_fenced=pages.fenced,
+            **{f"pages_{state}": count for state, count in pages._asdict().items()},
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
             masks=loop.masks.written if loop.masks else 0,
@@ -225,11 +208,8 @@ class EngineCore:
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
             mask_ns=loop.masks.ns if loop.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
-            grammars_waiting=grammars.waiting + matched * (not self.paused),
-            grammars_compiled=grammars.compiled,
-            grammars_ns=grammars.compile_ns,
-            grammar_hits=grammars.hits,
-            grammars_refused=grammars.refused,
+            grammars_waiting=self._compiler.waiting + matched * (not paused),
+            **self._compiler.totals(),
             **(loop.transfers.totals() if loop.transfers else {}),
             generation_tokens=loop.generation_tokens,
             **vars(counters),
@@ -257,10 +237,8 @@ class EngineCore:
             self._watchdog.stop()
         if self.loop.masks is not None:
             self.loop.masks.close()
-        if self._tiers is not None:
-            self._tiers.close()
-        if self._updates:  # last: files that are being read take their time
-            self._updates.close()
+        self._tiers.close()
+        self._updates.close()  # last: files that are being read take their time
         self._device.close()
 
 
@@ -347,7 +325,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
     updates = WeightUpdates(loop, model, device, name)
-    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes, tiers, updates)
+    core = EngineCore(device, loop, info, compiler, tiers, updates, changes)
     try:
         if kernels.ahead is not None:
             with timer("kernels", "loading kernels (the first start compiles them)"):
@@ -383,10 +361,6 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: i
         learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None
         return Speculation(drafts, suffixes, most, learner=learner)
     return Speculation(drafts, None, most, load_drafter(config, model, rows))
-
-
-def _no_vocabulary() -> NoReturn:
-    raise RequestError("structured_outputs: this engine has no tokenizer to keep to a form with", "structured_outputs")
 
 
 def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:

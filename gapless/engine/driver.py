@@ -51,15 +51,15 @@ class Port(Protocol):
 class StepFeed:
     """Decides which step records to send, and when: in small batches, and only while a watcher is open."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, steps_after: Callable[[int], StepTable]) -> None:
         self.on = False
-        self._core = core
+        self._steps_after = steps_after
         self._last = 0
         self._due = 0.0
 
     def switch(self, on: bool) -> None:
         """Begin with the steps to come, or end."""
-        self._note(self._core.steps_after(0) if on else NO_STEPS)
+        self._note(self._steps_after(0) if on else NO_STEPS)
         self.on = on
 
     def take(self, all: bool = False) -> StepTable:
@@ -68,7 +68,7 @@ class StepFeed:
         if not (all or now >= self._due):
             return NO_STEPS
         self._due = now + SEND_STEPS_SECONDS
-        return self._note(self._core.steps_after(self._last))
+        return self._note(self._steps_after(self._last))
 
     def _note(self, steps: StepTable) -> StepTable:
         """These are sent, or are of no interest."""
@@ -88,7 +88,7 @@ class EngineDriver:
         self._core = core
         self._port = port
         self._pulse = pulse
-        self._feed = StepFeed(core)
+        self._feed = StepFeed(core.steps_after)
         self._out: list[m.FromCore] = [m.Ready(core.info)]
         self._page_events: PageEvents | None = None
         self._reported = 0.0

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gapless.base.errors import GaplessError, QueueFullError, RequestError
 from gapless.base.records import Request
@@ -33,18 +33,6 @@ class Refusal(NamedTuple):
 
     key: int
     error: GaplessError
-
-
-class GrammarCounts(NamedTuple):
-    """What the compiler has done: `compiled` grammars in `compile_ns`, requests served from `hits` of those kept, and
-    requests `refused`. `waiting` requests have no matcher yet.
-    """
-
-    waiting: int = 0
-    compiled: int = 0
-    compile_ns: int = 0
-    hits: int = 0
-    refused: int = 0
 
 
 class _Job:
@@ -132,11 +120,12 @@ class Compiler:
         self._refused += sum(isinstance(one, Refusal) for one in taken)
         return taken
 
-    def counts(self) -> GrammarCounts:
-        made = self.grammars
-        if made is None:
-            return GrammarCounts(len(self._waiting), refused=self._refused)
-        return GrammarCounts(len(self._waiting), made.compiled, made.compile_ns, made.hits, self._refused)
+    def totals(self) -> dict[str, Any]:
+        """Return what was compiled, served and refused, by the names of engine.seam.Stats."""
+        counts = {"grammars_refused": self._refused}
+        if (made := self.grammars) is not None:
+            counts |= {"grammars_compiled": made.compiled, "grammars_ns": made.compile_ns, "grammar_hits": made.hits}
+        return counts
 
     def close(self) -> None:
         """End the thread. Waits for what it does now, CLOSE_SECONDS at most."""

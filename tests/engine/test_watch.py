@@ -101,7 +101,7 @@ def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     fake = FakeCore()
     fake.records.extend(steps(1, 2))
-    feed = StepFeed(fake)
+    feed = StepFeed(fake.steps_after)
     feed.switch(True)
     assert not feed.take()
     fake.records.extend(steps(3))
