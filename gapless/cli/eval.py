@@ -17,10 +17,10 @@ from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
+from gapless.engine.progress import progress
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import EvalResult, compare, mark, read_result
 from gapless.lab.eval_run import DEMO_DATA, Answered, EvalFlags, ask_engine, ask_server
-from gapless.lab.progress import progress
 from gapless.lab.target import Content
 
 if TYPE_CHECKING:

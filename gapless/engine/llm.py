@@ -23,6 +23,7 @@ from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_asse
 from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
+from gapless.engine.progress import progress
 from gapless.engine.seam import Core, EngineInfo, Stats
 from gapless.engine.trace import Recording
 from gapless.engine.tracker import OpenRequest, Tracker
@@ -91,7 +92,8 @@ class LLM:
             with _naming_prompt(len(resolved), len(listed)):
                 check_adapter(name, self.info.adapters)
                 resolved.append(self.resolver.resolve(prompt, one, priority=rank, adapter=name))
-        with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
+        bar = progress("prompts", len(resolved), use_tqdm and sys.stderr.isatty())
+        with self._turn, bar as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
     def chat(
@@ -196,16 +198,13 @@ class LLM:
         core = self._up()
         requests = [self._open(one) for one in resolved]
         waiting = deque(child for one in resolved for child in one.requests)
-        done = 0
         try:
             while self._tracker.requests:
                 self._submit(core, waiting)
                 self._step(core)
                 for key, error in core.failures():
                     _raise_for(key, error, resolved)
-                ended = len(requests) - len(self._tracker.requests)
-                advance(ended - done)
-                done = ended
+                advance(len(requests) - len(self._tracker.requests))
                 check()
         except BaseException as error:
             self._abandon(core, alive=not isinstance(error, EngineError))
@@ -310,23 +309,3 @@ def _deferred_interrupt() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error when that is a terminal; the yielded function moves it on."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console  # only where a person looks
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("prompts", total=total)
-
-        def advance(count: int) -> None:
-            if count:
-                bar.advance(task, count)
-
-        yield advance

@@ -39,9 +39,8 @@ def _bar(what: str, total: int, stream: IO[str]) -> Iterator[Advance]:
 
         def advance(done: int) -> None:
             nonlocal drawn
-            bar.update(task, completed=done)
             if time.monotonic() - drawn > REDRAW_SECONDS:
-                bar.refresh()
+                bar.update(task, completed=done, refresh=True)
                 drawn = time.monotonic()
 
         yield advance
