@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from gapless.base.records import Request
-from gapless.grammar.compiler import Compiler, Refusal
+from gapless.grammar.compiler import Compiler
 from gapless.grammar.vocabulary import make_vocabulary
 from gapless.testing.core import FakeCore
 from gapless.text.tokenizer import Tokenizer
@@ -51,9 +51,8 @@ class FormCore(FakeCore):
         return super().has_work() or bool(self._matched) or self._compiler.waiting > 0
 
     def step(self):
-        taken = self._compiler.take()
-        self._refused = [one for one in taken if isinstance(one, Refusal)]
-        self._matched += [one for one in taken if not isinstance(one, Refusal)]
+        ready, self._refused = self._compiler.take()
+        self._matched += ready
         while self._matched and len(self._waiting) < QUEUE:
             super().submit(self._matched.popleft())
         if super().has_work():

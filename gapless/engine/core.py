@@ -33,7 +33,7 @@ from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stat
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
 from gapless.engine.tiers import EngineTiers
 from gapless.engine.updates import WeightUpdates
-from gapless.grammar.compiler import Compiler, Refusal
+from gapless.grammar.compiler import Compiler
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
 from gapless.loop.build import HostSizes, Sizes, build_loop
@@ -170,12 +170,8 @@ class EngineCore:
 
     def _admit(self) -> list[tuple[int, GaplessError]]:
         """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
-        refused: list[tuple[int, GaplessError]] = []
-        for one in self._compiler.take() if self._compiler.waiting else ():
-            if isinstance(one, Refusal):
-                refused.append(one)
-            else:
-                self._matched.append(one)
+        ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
+        self._matched += ready
         while self._matched and not self._updates.waits:
             try:
                 self.loop.submit(self._matched[0])

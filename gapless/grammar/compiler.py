@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gapless.base.errors import GaplessError, QueueFullError, RequestError
 from gapless.base.records import Request
@@ -26,13 +26,6 @@ MAX_SECONDS = 10.0
 CLOSE_SECONDS = 2.0
 STACK_BYTES = 64 << 20
 """What the thread that compiles has; a trial has a sixteenth of it."""
-
-
-class Refusal(NamedTuple):
-    """A request that was taken, and cannot be served after all."""
-
-    key: int
-    error: GaplessError
 
 
 class _Job:
@@ -106,19 +99,24 @@ class Compiler:
         """Requests that `take` has not returned yet."""
         return len(self._waiting)
 
-    def take(self) -> list[Request | Refusal]:
-        """Return the requests that are ready, with their matchers, and those that have to be refused."""
-        taken: list[Request | Refusal] = []
+    def take(self) -> tuple[list[Request], list[tuple[int, GaplessError]]]:
+        """Return the requests that are ready, with their matchers, and the keys of those refused, with the reasons."""
+        ready: list[Request] = []
+        refused: list[tuple[int, GaplessError]] = []
         while not self._done.empty():
             job, result = self._done.get()
-            if not job.dropped:
-                del self._waiting[job.request.key]
-                taken.append(result if isinstance(result, Request) else Refusal(job.request.key, result))
+            if job.dropped:
+                continue
+            del self._waiting[job.request.key]
+            if isinstance(result, Request):
+                ready.append(result)
+            else:
+                refused.append((job.request.key, result))
         for job in self._late():
             self.abort(job.request.key)
-            taken.append(Refusal(job.request.key, self._too_late(job)))
-        self._refused += sum(isinstance(one, Refusal) for one in taken)
-        return taken
+            refused.append((job.request.key, self._too_late(job)))
+        self._refused += len(refused)
+        return ready, refused
 
     def totals(self) -> dict[str, Any]:
         """Return what was compiled, served and refused, by the names of engine.seam.Stats."""
