@@ -119,8 +119,8 @@ class MessageBackend:
                 match message:
                     case m.Tokens(settled):
                         tokens.append(settled)
-                    case m.Admitted(started):
-                        sink.started(started)
+                    case m.Admitted(key, cached):
+                        sink.started(key, cached)
                     case m.Refused(key, error):  # it ends its siblings too, whose tokens came before
                         before, tokens = tokens, []
                         sink.tokens(*before)

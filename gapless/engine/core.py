@@ -21,7 +21,7 @@ from gapless.base.errors import (
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
-from gapless.base.records import Request, StepTokens
+from gapless.base.records import Request, Turn
 from gapless.device import Device, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
@@ -29,7 +29,7 @@ from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
 from gapless.engine.tiers import EngineTiers
 from gapless.engine.updates import WeightUpdates
@@ -87,7 +87,6 @@ class EngineCore:
         self._updates = updates
         self._matched: deque[Request] = deque()
         """Requests that have got their matchers, or wait for new weights, and are not in the loop's queue yet."""
-        self._failures: list[tuple[int, GaplessError]] = []
         self._allocations = 0
         """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
@@ -143,30 +142,26 @@ class EngineCore:
     def rest(self) -> bool:
         return self.loop.rest()
 
-    def step(self) -> tuple[list[Started], list[StepTokens]]:
+    def step(self) -> Turn:
         """Run one turn of the loop, or wait for a matcher or an adapter where there is nothing else to do.
 
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
         """
-        self._failures = self._admit()
+        refused = self._admit()
         changed = self._changes is not None and self._changes.take()
         changed = self._updates.take() or changed
         if not self.loop.has_work():
-            if not (self._failures or changed) and self.bell.wait(MATCHER_SECONDS):
+            if not (refused or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
-            return [], []
+            return Turn([], [], refused)
         try:
             turn = self.loop.turn()
         except EngineError:
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error
-        self._failures += turn.failed
-        return [Started(key, cached) for key, cached in turn.started], turn.tokens
-
-    def failures(self) -> list[tuple[int, GaplessError]]:
-        return self._failures
+        return turn._replace(failed=refused + turn.failed)
 
     def _admit(self) -> list[tuple[int, GaplessError]]:
         """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""

@@ -180,13 +180,13 @@ class EngineDriver:
     def _step(self) -> None:
         if self._pulse is not None:
             self._pulse.turn_began = time.monotonic()
-        started, tokens = self._core.step()
+        turn = self._core.step()
         if self._pulse is not None:
             self._pulse.turn_began = 0.0
         self._worked = True
-        self._out += map(m.Admitted, started)
-        self._out += map(m.Tokens, tokens)
-        self._out += [m.Refused(key, error) for key, error in self._core.failures()]
+        self._out += [m.Admitted(key, cached) for key, cached in turn.started]
+        self._out += map(m.Tokens, turn.tokens)
+        self._out += [m.Refused(key, error) for key, error in turn.failed]
 
     def _report(self, every: float) -> None:
         """Say the numbers when they are due, and at once when the last request has gone."""

@@ -201,8 +201,7 @@ class LLM:
         try:
             while self._tracker.requests:
                 self._submit(core, waiting)
-                self._step(core)
-                for key, error in core.failures():
+                for key, error in self._step(core):
                     _raise_for(key, error, resolved)
                 advance(len(requests) - len(self._tracker.requests))
                 check()
@@ -225,12 +224,14 @@ class LLM:
                 return
             waiting.popleft()
 
-    def _step(self, core: Core) -> None:
+    def _step(self, core: Core) -> Sequence[tuple[int, GaplessError]]:
+        """Run a step, and hand out what came of it. Returns the requests that failed."""
         assert core.has_work(), "requests are open, but the core has nothing to do"
-        started, settled = core.step()
-        for start in started:
-            self._tracker.on_started(start)
+        started, settled, failed = core.step()
+        for key, cached in started:
+            self._tracker.on_started(key, cached)
         self._tracker.on_tokens(*settled)
+        return failed
 
     def _abandon(self, core: Core, alive: bool) -> None:
         """End what is open and let its steps run out, so that the next call finds a quiet engine."""

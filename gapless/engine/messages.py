@@ -29,7 +29,7 @@ from gapless.base.records import (
     StepLogprobs,
     StepTokens,
 )
-from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
@@ -129,9 +129,10 @@ def _check_logprobs(step: int, columns: StepLogprobs) -> None:
 
 
 class Admitted(Message, frozen=True):
-    """Core to front: this request has left the queue."""
+    """Core to front: this request has left the queue; `cached` of its prompt tokens came from the prefix index."""
 
-    started: Started
+    key: int
+    cached: int
 
 
 class Refused(Message, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.base.bell import Bell
 from gapless.base.errors import GaplessError
-from gapless.base.records import CAUSES, PageEvent, Request, StepTokens
+from gapless.base.records import CAUSES, PageEvent, Request, Turn
 from gapless.loop.records import StepTable
 from gapless.memory.events import PageEvents
 
@@ -225,13 +225,6 @@ def _sum(one: Any, other: Any) -> Any:
 PHASES = ("plan", "prepare", "launch", "wait", "post", "copy")
 
 
-class Started(NamedTuple):
-    """A request left the queue; `cached` of its prompt tokens came from the prefix index."""
-
-    key: int
-    cached: int
-
-
 class EngineView(NamedTuple):
     """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
 
@@ -251,7 +244,7 @@ class Core(Protocol):
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError; RequestError when it can never fit.
 
-        One with a form of output is queued once its matcher is there; `failures` says so if there is none.
+        One with a form of output is queued once its matcher is there; a step ends it if there is none.
         """
 
     def abort(self, key: int) -> None:
@@ -279,11 +272,9 @@ class Core(Protocol):
     def rest(self) -> bool:
         """Look, without work, for something to prepare. Returns whether step() now has something to do."""
 
-    def step(self) -> tuple[list[Started], list[StepTokens]]:
+    def step(self) -> Turn:
         """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
-
-    def failures(self) -> Sequence[tuple[int, GaplessError]]:
-        """Return the requests that the last step ended by themselves, and why."""
+        ...
 
     def stats(self) -> Stats: ...
 
@@ -306,7 +297,8 @@ class Core(Protocol):
 class Sink(NamedTuple):
     """Functions that take what a backend delivers, each on the thread of the event loop that started it."""
 
-    started: Callable[[Started], None]
+    started: Callable[[int, int], None]
+    """Takes the key of a request that left the queue, and its prompt tokens from the prefix index."""
     tokens: Callable[..., None]
     """Takes what steps settled, oldest first: all of one delivery, so that it is passed on as one."""
     refused: Callable[[int, Exception], None]

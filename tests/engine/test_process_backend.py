@@ -44,8 +44,8 @@ class Recorder:
         self.deliveries = []
         self._news = asyncio.Event()
 
-    def started(self, item):
-        self.began.append(item.key)
+    def started(self, key, cached):
+        self.began.append(key)
         self._news.set()
 
     def tokens(self, *steps):
