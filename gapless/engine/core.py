@@ -244,32 +244,34 @@ def build_core(
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    timer = _Timer(spent)
-    with timer("device", "opening the device"):
+    parts = list(spent)
+    with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
         threads = config.threads or (1 if parameters(model_config) < SMALL_MODEL else 0)
         device = device or open_device(config.device, threads)
     try:
-        return _build_on(device, config, model_config, timer)
+        return _build_on(device, config, model_config, parts)
     except BaseException:
         device.close()
         raise
 
 
-def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+def _build_on(
+    device: Device, config: EngineConfig, model_config: ModelConfig, spent: list[tuple[str, float]]
+) -> EngineCore:
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     processors = import_processors(config.processors, device)
-    with timer("weights"):
+    with _timed(spent, "weights"):
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
         drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
-        with timer("adapters", "reading adapters"):
+        with _timed(spent, "adapters", "reading adapters"):
             adapters = Adapters(model.adapters, files.named())
-    with timer("memory", "sizing KV memory"):
+    with _timed(spent, "memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
         name = tiers.name(model_config, model, device.kind)
         depth = parse_depth(config.depth)
@@ -319,14 +321,14 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     core = EngineCore(device, loop, info, compiler, tiers, updates, changes)
     try:
         if kernels.ahead is not None:
-            with timer("kernels", "loading kernels (the first start compiles them)"):
+            with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
         if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
             step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)
-        with timer("warm-up", "warming up"):
+        with _timed(spent, "warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
-        with timer("graphs"):
+        with _timed(spent, "graphs"):
             loop.capture()
         if loop.masks is not None and device.kind != "sim":
             loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
@@ -334,7 +336,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     except BaseException:
         core.close()
         raise
-    core.ready(tuple(timer.spent))
+    core.ready(tuple(spent))
     return core
 
 
@@ -405,17 +407,11 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
         pool.forget()
 
 
-class _Timer:
-    """Measures how long each part of the start takes."""
-
-    def __init__(self, spent: Sequence[tuple[str, float]]) -> None:
-        self.spent = list(spent)
-
-    @contextmanager
-    def __call__(self, what: str, text: str = "") -> Iterator[None]:
-        """Time a phase, and say `text`; without it, what runs inside says more."""
-        if text:
-            tell(text)
-        begin = time.perf_counter()
-        yield
-        self.spent.append((what, round(time.perf_counter() - begin, 3)))
+@contextmanager
+def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
+    """Add the seconds of a part of the start, and say `text`; without it, what runs inside says more."""
+    if text:
+        tell(text)
+    begin = time.perf_counter()
+    yield
+    spent.append((what, round(time.perf_counter() - begin, 3)))
