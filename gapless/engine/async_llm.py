@@ -7,7 +7,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gapless.base.clock import monotonic
@@ -19,12 +18,12 @@ from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import RequestRecord
 from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
 from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.trace import RequestRecord
 from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
@@ -56,7 +55,7 @@ class AsyncLLM:
         self.front = front
         self.config = config
         self.watch = StepWatcher(backend)
-        self._on_page_events: OnPageEvents = _ignore
+        self._on_page_events: OnPageEvents = lambda events: None  # none come where none are asked for
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -134,9 +133,7 @@ class AsyncLLM:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 (the answer is False, not an exception)
@@ -333,10 +330,6 @@ class AsyncLLM:
     def _check_free(self, name: str) -> None:
         if name in self._tracker.requests:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
-
-
-def _ignore(events: Sequence[PageEvent]) -> None:
-    """Take page events where no one asked for them: there are none."""
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:

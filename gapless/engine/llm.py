@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import FrameType
+from typing import Any, Self
 
 from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
@@ -20,12 +20,11 @@ from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
 from gapless.engine.seam import Core, EngineInfo, Stats
-from gapless.engine.trace import Recording
+from gapless.engine.trace import KEPT_REQUESTS, Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.replies import ReplyForms
 from gapless.text.tokenizer import Tokenizer
@@ -182,9 +181,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -202,7 +199,9 @@ class LLM:
             while self._tracker.requests:
                 self._submit(core, waiting)
                 for key, error in self._step(core):
-                    _raise_for(key, error, resolved)
+                    index = next(i for i, one in enumerate(resolved) if key in [child.key for child in one.requests])
+                    with _naming_prompt(index, len(resolved)):
+                        raise error
                 advance(len(requests) - len(self._tracker.requests))
                 check()
         except BaseException as error:
@@ -247,14 +246,6 @@ class LLM:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
-
-
-def _raise_for(key: int, error: Exception, resolved: Sequence[Resolved]) -> NoReturn:
-    """Raise the error of a request that the engine ended, with the number of its prompt."""
-    keys = [{child.key for child in one.requests} for one in resolved]
-    with _naming_prompt(next(index for index, own in enumerate(keys) if key in own), len(resolved)):
-        raise error
-    raise AssertionError("an error was raised")
 
 
 def _one_each(given: Any, count: int, what: str, field: str) -> list[Any]:

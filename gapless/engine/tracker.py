@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from gapless.base.clock import monotonic
 from gapless.base.records import Flag, StepLogprobs, StepTokens
-from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
     CompletionOutput,
@@ -21,6 +20,7 @@ from gapless.engine.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
+from gapless.engine.trace import KEPT_REQUESTS, RequestRecord
 from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
 from gapless.text.tokenizer import Tokenizer

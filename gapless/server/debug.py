@@ -14,9 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
 from gapless.base.errors import RequestError
-from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.seam import Stats
-from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
+from gapless.engine.trace import KEPT_REQUESTS, STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError

@@ -15,10 +15,10 @@ from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.backend import MessageBackend
 from gapless.engine.driver import StepFeed
-from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.trace import KEPT_REQUESTS
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepRecord, StepTable
 from gapless.testing.core import FakeCore
