@@ -84,7 +84,7 @@ class EngineCore:
         self._device = device
         self._compiler = compiler
         self._changes = changes
-        self._updates = updates
+        self.updates = updates
         self._matched: deque[Request] = deque()
         """Requests that have got their matchers, or wait for new weights, and are not in the loop's queue yet."""
         self._allocations = 0
@@ -103,7 +103,7 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
-            if not self._updates.waits:
+            if not self.updates.waits:
                 self.loop.submit(request)
             elif len(self._matched) < self.loop.planner.waiting.limit:
                 self._matched.append(request)
@@ -130,14 +130,14 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        self._updates.begin(path, answer)
+        self.updates.begin(path, answer)
 
     def wakes(self, wake: Callable[[], None]) -> None:
         self._tiers.wake = wake
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0 or self._updates.under_way
+        return self.loop.has_work() or waiting > 0 or self.updates.under_way
 
     def rest(self) -> bool:
         return self.loop.rest()
@@ -150,7 +150,7 @@ class EngineCore:
         """
         refused = self._admit()
         changed = self._changes is not None and self._changes.take()
-        changed = self._updates.take() or changed
+        changed = self.updates.take() or changed
         if not self.loop.has_work():
             if not (refused or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
@@ -167,7 +167,7 @@ class EngineCore:
         """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
         ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
         self._matched += ready
-        while self._matched and not self._updates.waits:
+        while self._matched and not self.updates.waits:
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:
@@ -183,7 +183,7 @@ class EngineCore:
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched, paused = len(self._matched), self._updates.waits
+        matched, paused = len(self._matched), self.updates.waits
         return Stats(
             running=loop.planner.room.running,
             waiting=len(loop.planner.waiting) + matched * paused,
@@ -229,7 +229,7 @@ class EngineCore:
         if self.loop.masks is not None:
             self.loop.masks.close()
         self._tiers.close()
-        self._updates.close()  # last: files that are being read take their time
+        self.updates.close()  # last: files that are being read take their time
         self._device.close()
 
 

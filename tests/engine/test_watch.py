@@ -11,10 +11,11 @@ from fronts import FRONT, TOKENIZER, core
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
+from gapless.base.records import Turn
 from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.backend import MessageBackend
-from gapless.engine.driver import StepFeed
+from gapless.engine.driver import EngineDriver
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
@@ -96,22 +97,65 @@ async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     assert not backend.asked
 
 
-def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
+class Written(FakeCore):
+    """A core whose steps are those that the test writes, busy until the test says otherwise."""
+
+    busy = True
+
+    def has_work(self):
+        return self.busy
+
+    def step(self):
+        return Turn([], [], [])
+
+
+class Hand:
+    """A port whose messages come and go by hand."""
+
+    open = clear = True
+
+    def __init__(self):
+        self.coming, self.seen = [], []
+
+    def ring_with(self, ring):
+        pass
+
+    wake = None
+
+    def receive(self, seconds):
+        coming, self.coming = self.coming, []
+        return coming
+
+    def send(self, messages):
+        self.seen += [record.step for one in messages if isinstance(one, m.Steps) for record in m.unpack_steps(one)]
+
+
+def test_what_watchers_see_begins_with_the_steps_to_come(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    fake = FakeCore()
-    fake.records.extend(steps(1, 2))
-    feed = StepFeed(fake.steps_after)
-    feed.switch(True)
-    assert not feed.take()
-    fake.records.extend(steps(3))
-    assert not feed.take(), "not before its time"
+    core, port = Written(), Hand()
+    core.records.extend(steps(1, 2))
+    driver = EngineDriver(core, port)
+
+    def turns(*messages):
+        port.coming = [*messages]
+        driver.turn()
+        driver.turn()  # what a turn has to say goes out with the next one
+        seen, port.seen = port.seen, []
+        return seen
+
+    assert turns() == turns(m.SetWatching(True)) == []
+    core.records.extend(steps(3))
+    assert turns() == [], "not before its time"
     now[0] += 1
-    assert [r.step for r in feed.take()] == [3]
-    fake.records.extend(steps(4))
-    assert [r.step for r in feed.take(all=True)] == [4]
-    feed.switch(False)
-    assert not feed.on
+    assert turns() == [3]
+    core.records.extend(steps(4))
+    core.busy = False
+    assert turns() == [4], "all of them, where the engine comes to rest"
+    now[0] += 1
+    turns(m.SetWatching(False))
+    core.records.extend(steps(5))
+    assert turns() == []
 
 
 async def collect(llm, steps):
