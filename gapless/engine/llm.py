@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from types import FrameType
 from typing import Any, Self
@@ -16,7 +17,6 @@ from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
@@ -61,10 +61,10 @@ class LLM:
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
         self.resolver = Resolver(self._front, self._core.info, config.seed)
-        self._tracker = Tracker(self._front.tokenizer, self._abort)
+        self._tracker = Tracker(self._front.tokenizer, lambda key: self._up().abort(key))
         self._parsers = (tool_call_parser, reasoning_parser)
         self._turn = threading.Lock()
-        self._count = 0
+        self._names = map(str, itertools.count(1))
 
     def generate(
         self,
@@ -193,11 +193,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submit what the queue takes, step, and again, until all have ended."""
         core = self._up()
-        requests = [self._open(one) for one in resolved]
+        requests = [OpenRequest(next(self._names), one, self._front.tokenizer, monotonic()) for one in resolved]
+        for request in requests:
+            self._tracker.open(request)
         waiting = deque(child for one in resolved for child in one.requests)
         try:
             while self._tracker.requests:
-                self._submit(core, waiting)
+                with suppress(QueueFullError):
+                    while waiting:
+                        core.submit(waiting[0])
+                        waiting.popleft()
                 for key, error in self._step(core):
                     index = next(i for i, one in enumerate(resolved) if key in [child.key for child in one.requests])
                     with _naming_prompt(index, len(resolved)):
@@ -208,20 +213,6 @@ class LLM:
             self._abandon(core, alive=not isinstance(error, EngineError))
             raise
         return [request.snapshot() for request in requests]
-
-    def _open(self, resolved: Resolved) -> OpenRequest:
-        self._count += 1
-        request = OpenRequest(str(self._count), resolved, self._front.tokenizer, monotonic())
-        self._tracker.open(request)
-        return request
-
-    def _submit(self, core: Core, waiting: deque[Request]) -> None:
-        while waiting:
-            try:
-                core.submit(waiting[0])
-            except QueueFullError:
-                return
-            waiting.popleft()
 
     def _step(self, core: Core) -> Sequence[tuple[int, GaplessError]]:
         """Run a step, and hand out what came of it. Returns the requests that failed."""
@@ -238,9 +229,6 @@ class LLM:
             self._tracker.abort(request_id)
         while alive and core.has_work():
             self._step(core)
-
-    def _abort(self, key: int) -> None:
-        self._up().abort(key)
 
     def _up(self) -> Core:
         if self._core is None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import takewhile
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -28,16 +29,16 @@ STACK_BYTES = 64 << 20
 """What the thread that compiles has; a trial has a sixteenth of it."""
 
 
+@dataclass(eq=False)
 class _Job:
     """A request that waits for its matcher."""
 
-    def __init__(self, request: Request, form: StructuredOutputs) -> None:
-        self.request = request
-        self.form = form
-        self.came = time.monotonic()
-        self.begun = False
-        self.dropped = False
-        """No request waits for the result."""
+    request: Request
+    form: StructuredOutputs
+    came: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    dropped: bool = False
+    """No request waits for the result."""
 
 
 class Compiler:
