@@ -107,7 +107,7 @@ class AsyncLLM:
 
     def _on_death(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: dead(error))
-        self.watch.on_death()
+        self.watch.log.clear()  # the numbers of the next engine's steps begin again
 
     def send_page_events(self, take: OnPageEvents) -> None:
         """Have `take` called, on this loop, with what enters and leaves the prefix index. Call it before `start`."""

@@ -58,7 +58,7 @@ class EngineDriver:
         self._port = port
         self._pulse = pulse
         self._seen: int | None = None
-        """The last step that watchers know of; None while nobody watches"""
+        """The last step that watchers know of; None while no client watches"""
         self._due = 0.0
         self._out: list[m.FromCore] = [m.Ready(core.info)]
         self._page_events: PageEvents | None = None

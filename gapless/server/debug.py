@@ -73,11 +73,11 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
     """Return the steps of the next seconds; the newest MAX_TRACE_STEPS of them."""
     seen = StepTable.of()
     with watch.open():
-        place, end = watch.place, time.monotonic() + seconds
+        place, end = watch.log.ended, time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, EVENT_SECONDS))
             seen = (seen + watch.after(place, LOG_STEPS)[0])[-MAX_TRACE_STEPS:]
-            place = watch.place
+            place = watch.log.ended
     return seen
 
 
@@ -99,7 +99,7 @@ async def requests(call: HttpCall) -> ASGIApp:
     """Answer with the latest requests: counts and times, no text. Chunks are there while a client watches the steps."""
     limit = _number(call, "limit", 100, 1, KEPT_REQUESTS)
     llm = call.state.llm
-    log = llm.watch.records()
+    log = llm.watch.log.table(0)
     chunks: dict[int, list[list[int]]] = {}
     for step in log:
         for chunk in step.chunks:
@@ -171,11 +171,11 @@ class StepEvents:
                 await write(send, b"", more=False)
 
     async def _pump(self, send: Send) -> None:
-        place, last = self._watch.place, StepTable.of()
+        place, last = self._watch.log.ended, StepTable.of()
         said, columns = 0.0, True
         while True:
             new, skipped = self._watch.after(place, MAX_STEPS)
-            place = self._watch.place
+            place = self._watch.log.ended
             now = time.monotonic()
             if new or columns or now - said >= QUIET_SECONDS:
                 rows, gaps = step_rows((last or new[:1]) + new)

@@ -48,14 +48,14 @@ def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
     watch = StepWatcher(backend)
     watch.on_steps(steps(1))
-    assert not watch.records() and watch.place == 0, "what comes late is of no use to anybody"
+    assert not watch.log.table(0) and watch.log.ended == 0, "what comes late is of no use to anybody"
     with watch.open():
         with watch.open():
             watch.on_steps(steps(2))
         assert backend.calls == [m.SetWatching(True)]
-        assert [r.step for r in watch.records()] == [2]
+        assert [r.step for r in watch.log.table(0)] == [2]
     assert backend.calls == [m.SetWatching(True), m.SetWatching(False)]
-    assert not watch.records()
+    assert not watch.log.table(0)
 
 
 def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
@@ -63,13 +63,13 @@ def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
             watch.on_steps(steps(*range(start, start + 64)))
-        assert len(watch.records()) == LOG_STEPS, "the log is bounded"
+        assert len(watch.log.table(0)) == LOG_STEPS, "the log is bounded"
         new, skipped = watch.after(0, 10)
         assert [r.step for r in new] == list(range(LOG_STEPS * 2 - 10, LOG_STEPS * 2))
         assert skipped == LOG_STEPS * 2 - 10
-        new, skipped = watch.after(watch.place, 10)
+        new, skipped = watch.after(watch.log.ended, 10)
         assert not new and skipped == 0
-        new, skipped = watch.after(watch.place - 3, 10)
+        new, skipped = watch.after(watch.log.ended - 3, 10)
         assert len(new) == 3 and skipped == 0
 
 
@@ -160,7 +160,7 @@ def test_what_watchers_see_begins_with_the_steps_to_come(monkeypatch):
 
 async def collect(llm, steps):
     async with asyncio.timeout(20):
-        while not llm.watch.records() or llm.watch.records()[-1].step < steps:
+        while not llm.watch.log.table(0) or llm.watch.log.table(0)[-1].step < steps:
             await asyncio.sleep(0.005)
 
 
@@ -169,19 +169,19 @@ async def watched(llm):
     params = Params(max_tokens=30, ignore_eos=True)
     async for _ in llm.generate("abc", params):
         pass
-    assert not llm.watch.records()
+    assert not llm.watch.log.table(0)
     with llm.watch.open():
         await asyncio.sleep(0.05)
         async for _ in llm.generate("abc", params):
             pass
         await collect(llm, 60)
-        seen = llm.watch.records()
+        seen = llm.watch.log.table(0)
         assert [r.step for r in seen] == list(range(31, 61)), "from the first step after the start, all of them"
         (key,) = llm.latest_requests(1)[0].keys
         assert seen[-1].decode.tolist() == [key]
     async for _ in llm.generate("abc", params):
         pass
-    assert llm.watch.place == 30, "without a watcher nothing comes"
+    assert llm.watch.log.ended == 30, "without a watcher nothing comes"
     view = await llm.watch.look(seen[-1].committed_at + 1)
     assert [r.step for r in view.steps] == list(range(61, 91))
 
@@ -203,7 +203,7 @@ async def test_a_core_in_another_process_and_its_successor_can_be_watched():
             async for _ in llm.generate("abc", Params(max_tokens=5, ignore_eos=True)):
                 pass
             await collect(llm, 5)
-            assert [r.step for r in llm.watch.records()] == [1, 2, 3, 4, 5]
+            assert [r.step for r in llm.watch.log.table(0)] == [1, 2, 3, 4, 5]
 
 
 async def test_the_latest_requests_are_bounded_and_hold_no_text():

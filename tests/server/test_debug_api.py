@@ -109,9 +109,9 @@ def test_steps_arrive_while_a_client_watches(server, client):
     assert set(last["totals"]) == {"wall_ns", "busy_ns", "idle_ns", "host_ns"}
     assert last["now"] > steps[-1]["committed_at"] and all(event["skipped"] == 0 for event in watcher.events)
     server.until(lambda: server.llm.watch.watchers == 0)
-    place = server.llm.watch.place
+    place = server.llm.watch.log.ended
     ask(client)
-    assert server.llm.watch.place == place, "the page is closed and the engine still sends"
+    assert server.llm.watch.log.ended == place, "the page is closed and the engine still sends"
 
 
 def test_an_event_comes_at_least_every_second(client, monkeypatch):
@@ -196,9 +196,9 @@ def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, 
     def ask_when_it_records():
         try:
             server.until(lambda: server.llm.watch.watchers == 1)
-            before = server.llm.watch.place
+            before = server.llm.watch.log.ended
             ask(client, "abc", 33)
-            server.until(lambda: server.llm.watch.place >= before + 33)
+            server.until(lambda: server.llm.watch.log.ended >= before + 33)
         finally:
             recorded.set()
 
