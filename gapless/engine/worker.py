@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
     """Be the engine's process: boot, then drive the core that `build` makes until the parent says stop."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides when to drain
+    for ignored in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ignored, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
+    number = int(sys.argv[1])
+    os.set_inheritable(number, False)  # the socket is not for the processes that this one starts
     settings = read_settings()
     control = Control()
     pulse = Pulse(control)
     # Imported only now, so that the watch over the parent covers the seconds that these imports take.
     from gapless.engine.worker_loop import serve
 
-    served = serve(int(sys.argv[1]), settings, control, pulse, build)
+    served = serve(number, settings, control, pulse, build)
     sys.stderr.flush()
     os._exit(0 if served else EXIT_FAILED)  # device threads of a failed engine must not hold the process
 
