@@ -31,7 +31,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.frontdoor import ModelAssets, open_assets
-from gapless.engine.inputs import ModelLimits, Resolver
+from gapless.engine.inputs import Resolver
 from gapless.lab.environment import describe_host
 from gapless.server.config import ServerConfig
 from gapless.server.run import serve
@@ -240,7 +240,7 @@ def whole(kind: str, streams: int, tokens: int, pace: float, rounds: int, waves:
 
 
 def _requests(front: ModelAssets, streams: int, tokens: int) -> list[Request]:
-    resolver = Resolver(front.tokenizer, ModelLimits(front.tokenizer.vocab_size, 1024, front.eos_ids, 0))
+    resolver = Resolver(front, FakeCore(front.tokenizer.vocab_size).info)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     return [resolver.resolve(PROMPT, params).requests[0] for _ in range(streams)]
 

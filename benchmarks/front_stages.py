@@ -30,7 +30,7 @@ from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.backend import MessageBackend
 from gapless.engine.frontdoor import open_assets
-from gapless.engine.seam import EngineInfo, Sink, Started
+from gapless.engine.seam import EngineInfo, Sink
 from gapless.lab.environment import describe_host
 from gapless.server.app import App
 from gapless.server.config import ServerConfig
@@ -59,7 +59,7 @@ class Hand(MessageBackend):
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.Add):
             self.keys.append(message.key)
-            self.receive([m.Admitted(Started(message.key, 0))])
+            self.receive([m.Admitted(message.key, 0)])
             if len(self.keys) == self._streams:
                 self.all_open.set()
         return True

@@ -149,7 +149,7 @@ def tails(engine: Callable[..., EngineCore], rows: int, tokens: int) -> None:
         while core.loop.requests:
             if kind == "copying":
                 pump.look()
-            _, settled = core.step()
+            settled = core.step().tokens
             now = time.perf_counter()
             if settled and last and turn > 1:
                 found[kind] += [(now - last) / len(settled)] * len(settled)

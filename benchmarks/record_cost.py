@@ -10,6 +10,7 @@ pays for one look at a flag.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import sys
 import time
@@ -17,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gapless.engine import messages
-from gapless.engine.core import EngineCore
-from gapless.engine.driver import StepFeed
-from gapless.engine.seam import EngineInfo
+from gapless.engine.driver import EngineDriver
+from gapless.engine.ports import QueuePort
 from gapless.loop.loop import Loop
 from gapless.loop.timeline import Timeline
+from gapless.testing.core import FakeCore
 
 sys.path.insert(0, str(Path(__file__).parent))
 from host_step import steady_loop
@@ -70,12 +71,12 @@ def record_us(loop: Loop, steps: int) -> float:
 def measure(rows: int, steps: int) -> tuple[float, ...]:
     device, loop = steady_loop(rows, 0, 2 * steps, 2, True)
     recorded = record_us(loop, steps)
-    core = EngineCore(device, loop, EngineInfo("null", "cpu", "", 8, 0, rows, 0, 0, 16, "2", 0))
-    feed, batch, timeline = StepFeed(core), core.steps_after(0)[-64:], Timeline()
+    batch, timeline = loop.records.after(0)[-64:], Timeline()
+    driver = EngineDriver(FakeCore(), QueuePort(asyncio.new_event_loop(), print))
     packed = messages.pack_steps(batch)
     account = each_us(lambda: timeline.add(batch.rows), 100) / len(batch)
     a_step = recorded + CLOCKS * each_us(device.clock, 10_000) + account
-    unseen = each_us(lambda: feed.on and feed.take(), 10_000)
+    unseen = each_us(driver.show, 10_000)
     send = each_us(lambda: messages.pack_steps(batch), 100) / len(batch)
     receive = each_us(lambda: messages.unpack_steps(packed), 100) / len(batch)
     device.close()

@@ -7,8 +7,8 @@ from collections import deque
 
 import numpy as np
 
-from gapless.base.records import Request
-from gapless.grammar.compiler import Compiler, Refusal
+from gapless.base.records import Request, Turn
+from gapless.grammar.compiler import Compiler
 from gapless.grammar.vocabulary import make_vocabulary
 from gapless.testing.core import FakeCore
 from gapless.text.tokenizer import Tokenizer
@@ -26,7 +26,6 @@ class FormCore(FakeCore):
     def __init__(self, tokenizer: Tokenizer, plain=lambda request, count: 0, freely: int = 12, seconds: float = 10.0):
         super().__init__(tokenizer.vocab_size, script=self._next_token, max_queue=QUEUE)
         self.vocabularies = 0
-        self._refused = []
         self._matched = deque()
         self._tokenizer = tokenizer
         self._plain, self._freely = plain, freely
@@ -51,33 +50,18 @@ class FormCore(FakeCore):
         return super().has_work() or bool(self._matched) or self._compiler.waiting > 0
 
     def step(self):
-        taken = self._compiler.take()
-        self._refused = [one for one in taken if isinstance(one, Refusal)]
-        self._matched += [one for one in taken if not isinstance(one, Refusal)]
+        ready, refused = self._compiler.take()
+        self._matched += ready
         while self._matched and len(self._waiting) < QUEUE:
             super().submit(self._matched.popleft())
         if super().has_work():
-            return super().step()
-        if not self._refused and self.bell.wait(0.05):
+            return super().step()._replace(failed=refused)
+        if not refused and self.bell.wait(0.05):
             self.bell.clear()
-        return [], []
-
-    def failures(self):
-        return self._refused
+        return Turn([], [], refused)
 
     def stats(self):
-        counts = self._compiler.counts()
-        return (
-            super()
-            .stats()
-            ._replace(
-                grammars_waiting=counts.waiting,
-                grammars_compiled=counts.compiled,
-                grammars_ns=counts.compile_ns,
-                grammar_hits=counts.hits,
-                grammars_refused=counts.refused,
-            )
-        )
+        return super().stats()._replace(grammars_waiting=self._compiler.waiting, **self._compiler.totals())
 
     def close(self) -> None:
         self._compiler.close()

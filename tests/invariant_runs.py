@@ -77,8 +77,8 @@ def play(core: EngineCore, work: list[Job], at_once: int = 0, scored: bool = Tru
             now, waiting = (waiting[:at_once], waiting[at_once:]) if at_once else (waiting, [])
             for job in now:
                 core.submit(job.request(scored))
-        started, settled = core.step()
-        cached += sum(start.cached for start in started)
+        started, settled, _ = core.step()
+        cached += sum(count for _, count in started)
         for step in settled:
             for key, token, _ in step.entries():
                 tokens[key].append(token)

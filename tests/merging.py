@@ -1,13 +1,19 @@
 """Cores that settle several steps at a time, so that these are delivered together."""
 
+from gapless.base.records import Turn
+
 
 def together(core, size):
     """The core, settling this many steps in each of its own."""
     step = core.step
 
     def several():
-        news = [step() for _ in range(size) if core.has_work()]
-        return [item for started, _ in news for item in started], [item for _, tokens in news for item in tokens]
+        whole = Turn([], [], [])
+        for _ in range(size):
+            if core.has_work():
+                for gathered, more in zip(whole, step(), strict=True):
+                    gathered += more
+        return whole
 
     core.step = several
     return core

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gapless.base.errors import RequestError
+from gapless.base.errors import GaplessError, RequestError
 from gapless.base.params import SamplingParams
 
 Int32s = npt.NDArray[np.int32]
@@ -292,6 +292,17 @@ class StepTokens(NamedTuple):
         """(key, token, flag) of each token: all but a row's last are live. One that failed has a negative token."""
         lines = zip(self.keys.tolist(), self.tokens.tolist(), self.flags.tolist(), strict=True)
         return lines if self.tokens.ndim == 1 else _one_by_one(lines)
+
+
+class Turn(NamedTuple):
+    """The result of one turn of the loop."""
+
+    started: list[tuple[int, int]]
+    """(key, prompt tokens that came from the prefix index) of requests that left the queue, for the first time or
+    again."""
+    tokens: list[StepTokens]
+    failed: list[tuple[int, GaplessError]]
+    """Requests that the back ended by itself, by key, and why"""
 
 
 def _one_by_one(lines: Iterable[tuple[int, list[int], int]]) -> Iterator[tuple[int, int, int]]:

@@ -13,9 +13,9 @@ from gapless.base.progress import starting
 from gapless.cli.bench_flags import DATA_SETS
 from gapless.cli.flags import Command, Settings, number
 from gapless.cli.output import check_writable, write_text
+from gapless.engine.progress import progress
 from gapless.lab import offline, startup
 from gapless.lab.datasets import Source, Workload, build
-from gapless.lab.progress import progress
 
 MOST = (1 << 31) - 1
 OFFLINE_DATASETS = ("random", "prefix_repetition", "shared_prefix", "custom", "sharegpt")

@@ -15,12 +15,12 @@ from gapless.cli.bench_flags import DATA_SETS, BenchFlags
 from gapless.cli.errors import FAILED, UsageError, nearest
 from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, make_folder, say, write_text
+from gapless.engine.progress import progress
 from gapless.hub.names import is_hub_name
 from gapless.lab.arrivals import parse_arrivals
 from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
 from gapless.lab.datasets import Workload
 from gapless.lab.http import with_client
-from gapless.lab.progress import progress
 from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
 from gapless.lab.target import Target, key_values
 

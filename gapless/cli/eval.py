@@ -17,11 +17,11 @@ from gapless.base.progress import starting
 from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
+from gapless.engine.progress import progress
 from gapless.lab.eval_questions import Question, demo_questions, demo_shots, load_questions, split_shots
 from gapless.lab.eval_report import Comparison, EvalResult, read_result
 from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
 from gapless.lab.http import with_client
-from gapless.lab.progress import progress
 from gapless.lab.records import Sample
 from gapless.lab.target import Content
 

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gapless.base.clock import monotonic
@@ -15,16 +14,16 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER, KVTransfer, PageEvent
-from gapless.engine.backend import MessageBackend
+from gapless.engine import messages as m
+from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import RequestRecord
-from gapless.engine.inputs import ModelLimits, Prompt, Resolver, check_adapter, check_request_id
+from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.questions import Questions
-from gapless.engine.seam import AdapterChange, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.trace import RequestRecord
 from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
 from gapless.text.tokenizer import Tokenizer
@@ -55,9 +54,8 @@ class AsyncLLM:
         self.backend = backend
         self.front = front
         self.config = config
-        self._questions = Questions()
-        self.watch = StepWatcher(backend, self._questions)
-        self._on_page_events: OnPageEvents = _ignore
+        self.watch = StepWatcher(backend)
+        self._on_page_events: OnPageEvents = lambda events: None  # none come where none are asked for
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -96,10 +94,20 @@ class AsyncLLM:
         await asyncio.shield(self._start)
 
     async def _bring_up(self) -> None:
-        await self.backend.start(TrackerSink(self._tracker, self.watch, self._questions, self._on_page_events))
-        info = self.backend.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self.front.eos_ids, self._seed, info.processors)
-        self.resolver = Resolver(self.front.tokenizer, limits)
+        sink = Sink(
+            started=self._tracker.on_started,
+            tokens=self._tracker.on_tokens,
+            refused=self._tracker.fail,
+            steps=self.watch.on_steps,
+            page_events=self._on_page_events,
+            died=self._on_death,
+        )
+        await self.backend.start(sink)
+        self.resolver = Resolver(self.front, self.backend.info, self._seed)
+
+    def _on_death(self, error: Exception) -> None:
+        self._tracker.fail_all(lambda: dead(error))
+        self.watch.log.clear()  # the numbers of the next engine's steps begin again
 
     def send_page_events(self, take: OnPageEvents) -> None:
         """Have `take` called, on this loop, with what enters and leaves the prefix index. Call it before `start`."""
@@ -113,7 +121,7 @@ class AsyncLLM:
         if self._start is not None:
             self._start.cancel()
         self._tracker.fail_all(lambda: EngineDeadError("the engine was closed"))
-        self._questions.on_death(lambda: EngineDeadError("the engine was closed"))
+        self.backend.forsake(lambda: EngineDeadError("the engine was closed"))
         await self.backend.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -125,9 +133,7 @@ class AsyncLLM:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 (the answer is False, not an exception)
@@ -224,7 +230,7 @@ class AsyncLLM:
         while draining.
         """
         self._check_up()
-        await self._questions.ask(lambda number: self.backend.change_adapter(number, change))
+        await self.backend.ask(partial(m.ChangeAdapter, change=change))
 
     async def update_weights(self, path: str) -> None:
         """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
@@ -235,7 +241,7 @@ class AsyncLLM:
         Raises RequestError for what is refused, which changes nothing, EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
-        await self._questions.ask(lambda number: self.backend.update_weights(number, path))
+        await self.backend.ask(partial(m.UpdateWeights, path=path))
 
     # Text
 
@@ -326,40 +332,7 @@ class AsyncLLM:
             raise RequestError(f"request_id {name!r} is open already", "request_id", "duplicate_request_id")
 
 
-def _ignore(events: Sequence[PageEvent]) -> None:
-    """Take page events where no one asked for them: there are none."""
-
-
-class TrackerSink:
-    """Receives what the backend delivers."""
-
-    def __init__(
-        self, tracker: Tracker, watch: StepWatcher, questions: Questions, on_page_events: OnPageEvents = _ignore
-    ) -> None:
-        self._tracker = tracker
-        self._watch = watch
-        self._questions = questions
-        self.answered = questions.on_answer
-        self.steps = watch.on_steps
-        self.started = tracker.on_started
-        self.tokens = tracker.on_tokens
-        self.refused = tracker.fail
-        self.page_events = on_page_events
-
-    def died(self, error: Exception) -> None:
-        self._tracker.fail_all(lambda: _dead(error))
-        self._watch.on_death()
-        self._questions.on_death(lambda: _dead(error))
-
-
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """{"prompt": text, "prompt_token_ids": ids}; the template writes the special tokens itself."""
     text = resolver.tokenizer.chat(messages, **options)
     return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False)}
-
-
-def _dead(error: Exception) -> EngineDeadError:
-    # Each request gets an exception of its own: one object raised in many tasks would mix their tracebacks.
-    dead = EngineDeadError(str(error) or type(error).__name__)
-    dead.__cause__ = error.__cause__ or error
-    return dead

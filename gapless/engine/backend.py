@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from gapless.base.errors import GaplessError
+from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import AdapterChange, EngineInfo, EngineView, Sink, Stats
+from gapless.engine.seam import EngineInfo, EngineView, Sink, Stats
 
 
 class MessageBackend:
@@ -23,6 +25,9 @@ class MessageBackend:
         self._stats = Stats()
         self._before = Stats()
         """Counters of the cores that ran before this one."""
+        self._numbers = itertools.count(1)
+        self.asked: dict[int, asyncio.Future[Any]] = {}
+        """Answers that the core owes, by the number of the question"""
 
     def submit(self, request: Request) -> None:
         self._post(m.pack_request(request))
@@ -50,21 +55,40 @@ class MessageBackend:
         self._sends_page_events = True
         self._post(m.SendPageEvents())
 
-    def look(self, number: int, since: int) -> None:
-        """Have Sink.answered called, with this number, the step records since `since` (ns) and the page map."""
-        self._post(m.Look(number, since))
+    async def ask(self, question: Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights]) -> Any:
+        """Return the core's answer to the message that `question` makes of a number; raise it where it is an error."""
+        number = next(self._numbers)
+        answer = self.asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._post(question(number))
+            return await answer
+        finally:
+            del self.asked[number]
 
-    def change_adapter(self, number: int, change: AdapterChange) -> None:
-        """Have an adapter loaded or unloaded, and Sink.answered called with this number."""
-        self._post(m.ChangeAdapter(number, change))
-
-    def update_weights(self, number: int, path: str) -> None:
-        """Have the weights of this directory loaded, and Sink.answered called with this number."""
-        self._post(m.UpdateWeights(number, path))
+    def _answered(self, number: int, answer: object) -> None:
+        """Take an answer. One that came too late is ignored."""
+        future = self.asked.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
         """Take the core's answer to a change."""
-        self.sink.answered(number, refusal)
+        self._answered(number, refusal)
+
+    def forsake(self, error: Callable[[], Exception]) -> None:
+        """Answer each question that is open with an error of its own: the core will not."""
+        for number in self.asked:
+            self._answered(number, error())
+
+    def died(self, error: Exception) -> None:
+        """The core is gone, and with it all that is open."""
+        self._ready.clear()
+        self.sink.died(error)
+        self.forsake(lambda: dead(error))
 
     def came_up(self) -> None:
         """Let requests go to the core, and have it send what the one before it sent."""
@@ -95,8 +119,8 @@ class MessageBackend:
                 match message:
                     case m.Tokens(settled):
                         tokens.append(settled)
-                    case m.Admitted(started):
-                        sink.started(started)
+                    case m.Admitted(key, cached):
+                        sink.started(key, cached)
                     case m.Refused(key, error):  # it ends its siblings too, whose tokens came before
                         before, tokens = tokens, []
                         sink.tokens(*before)
@@ -106,7 +130,7 @@ class MessageBackend:
                     case m.Steps():
                         sink.steps(m.unpack_steps(message))
                     case m.View(number, steps, pages):
-                        sink.answered(number, EngineView(m.unpack_steps(steps), pages))
+                        self._answered(number, EngineView(m.unpack_steps(steps), pages))
                     case m.PageEventList(events):
                         sink.page_events(events)
                     case m.Changed(number, names, refusal):
@@ -118,3 +142,10 @@ class MessageBackend:
         finally:
             if tokens:
                 sink.tokens(*tokens)
+
+
+def dead(error: Exception) -> EngineDeadError:
+    """Return one more exception of the engine's end: one object raised in many tasks would mix their tracebacks."""
+    another = EngineDeadError(str(error) or type(error).__name__)
+    another.__cause__ = error.__cause__ or error
+    return another

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,9 +18,9 @@ import msgspec
 
 from gapless.base import progress
 from gapless.base.config import EngineConfig
-from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.engine import messages as m
-from gapless.engine.wire import Wire, listen
+from gapless.engine.wire import Wire
 
 log = logging.getLogger("gapless.engine.process")
 
@@ -42,9 +40,7 @@ class Child:
 
     def __init__(self, receive: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._receive = receive
-        self._listener: socket.socket | None = None
         self._wire: Wire | None = None
-        self._directory = tempfile.mkdtemp(prefix="gapless-")  # mode 0700: no other user can connect
         self._unsent: deque[m.ToCore] = deque()
         self._flush_planned = False
         self._tail = b""
@@ -63,29 +59,32 @@ class Child:
 
     async def start(self, config: EngineConfig, worker: Sequence[str] = WORKER) -> None:
         """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
-        address, (module, *arguments) = f"{self._directory}/engine", worker
-        self._listener = _listen(address)
-        self._loop.add_reader(self._listener, self._accept)
+        module, *arguments = worker
+        ours, theirs = socket.socketpair()
+        self._wire = Wire(ours)
+        self._loop.add_reader(self._wire, self._drain)
         pipe = asyncio.subprocess.PIPE
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            module,
-            address,
-            *arguments,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C in the terminal is for the parent
-        )
+        with theirs:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",
+                "-m",
+                module,
+                str(theirs.fileno()),
+                *arguments,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                pass_fds=(theirs.fileno(),),
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal is for the parent
+            )
         progress.tell("starting the engine's process")
         assert process.stdin and process.stdout and process.stderr
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
         with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
-            process.stdin.write(msgspec.json.encode(m.Boot(config)) + b"\n")
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
             await process.stdin.drain()
 
     def watch_silence(self) -> None:
@@ -132,14 +131,12 @@ class Child:
                 self._process.kill()
 
     async def close(self) -> None:
-        """Kill what is left of the process, and free the socket and its directory. May be called twice."""
+        """Kill what is left of the process, and hang up. May be called twice."""
         self.kill()
         if not self._closed:
             # At once, so that a caller who is cancelled below leaves nothing open.
             self._closed = True
-            self._stop_listening()
             self._hang_up()
-            shutil.rmtree(self._directory, ignore_errors=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -166,21 +163,6 @@ class Child:
         if wire.clear:
             self._loop.remove_writer(wire)
             self._flush()
-
-    def _accept(self) -> None:
-        """Accept the child's connection; there will be no other."""
-        assert self._listener is not None
-        connection, _ = self._listener.accept()
-        self._stop_listening()
-        self._wire = Wire(connection)
-        self._loop.add_reader(self._wire, self._drain)
-        self._flush()
-
-    def _stop_listening(self) -> None:
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
 
     def _hang_up(self) -> None:
         if self._wire is not None:
@@ -257,14 +239,6 @@ class Child:
         """Kill the process, for this reason."""
         self._died = EngineDeadError(reason)
         self.kill()
-
-
-def _listen(path: str) -> socket.socket:
-    try:
-        return listen(path)
-    except OSError as error:
-        # The length of a socket's path is bounded by the operating system, at about a hundred bytes.
-        raise ConfigError(f"cannot make the engine's socket {path} ({error}): set TMPDIR to a short path") from error
 
 
 def _environment() -> dict[str, str]:

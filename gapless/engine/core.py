@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Thread
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from gapless.base.errors import (
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
-from gapless.base.records import Request, StepTokens
+from gapless.base.records import Request, Turn
 from gapless.device import Device, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
@@ -29,11 +29,11 @@ from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
 from gapless.engine.tiers import EngineTiers
 from gapless.engine.updates import WeightUpdates
-from gapless.grammar.compiler import Compiler, Refusal
+from gapless.grammar.compiler import Compiler
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
 from gapless.loop.build import HostSizes, Sizes, build_loop
@@ -65,38 +65,33 @@ MATCHER_SECONDS = 1.0
 
 
 class EngineCore:
-    """A loop over a loaded model. Implements `Core`; one thread drives it.
-
-    Without a compiler, requests with a form of output are refused.
-    """
+    """A loop over a loaded model. Implements `Core`; one thread drives it."""
 
     def __init__(
         self,
         device: Device,
         loop: Loop,
         info: EngineInfo,
-        watchdog_seconds: float = 0.0,
-        compiler: Compiler | None = None,
+        compiler: Compiler,
+        tiers: EngineTiers,
+        updates: WeightUpdates,
         changes: AdapterChanges | None = None,
-        tiers: EngineTiers | None = None,
-        updates: WeightUpdates | None = None,
     ) -> None:
         self.info = info
         self._tiers = tiers
         self.loop = loop
         self.bell = loop.bell
         self._device = device
-        self._compiler = compiler or Compiler(_no_vocabulary, loop.bell.ring, room=1)
+        self._compiler = compiler
         self._changes = changes
-        self._updates = updates
+        self.updates = updates
         self._matched: deque[Request] = deque()
         """Requests that have got their matchers, or wait for new weights, and are not in the loop's queue yet."""
-        self._failures: list[tuple[int, GaplessError]] = []
         self._allocations = 0
         """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
-        if watchdog_seconds and device.kind != "sim":
-            self._watchdog = Watchdog(watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
+        if info.watchdog_seconds and device.kind != "sim":
+            self._watchdog = Watchdog(info.watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
     def ready(self, startup_seconds: tuple[tuple[str, float], ...]) -> None:
@@ -108,7 +103,7 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
-            if not self.paused:
+            if not self.updates.waits:
                 self.loop.submit(request)
             elif len(self._matched) < self.loop.planner.waiting.limit:
                 self._matched.append(request)
@@ -135,61 +130,44 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        if self._updates is None:
-            answer(RequestError("this engine has no weights to replace", "model_path"))
-        else:
-            self._updates.begin(path, answer)
-
-    @property
-    def paused(self) -> bool:
-        """Return whether requests wait for new weights."""
-        return self._updates is not None and self._updates.waits
+        self.updates.begin(path, answer)
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        if self._tiers is not None:
-            self._tiers.wake = wake
+        self._tiers.wake = wake
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0 or (self._updates is not None and self._updates.under_way)
+        return self.loop.has_work() or waiting > 0 or self.updates.under_way
 
     def rest(self) -> bool:
         return self.loop.rest()
 
-    def step(self) -> tuple[list[Started], list[StepTokens]]:
+    def step(self) -> Turn:
         """Run one turn of the loop, or wait for a matcher or an adapter where there is nothing else to do.
 
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
         """
-        self._failures = self._admit()
+        refused = self._admit()
         changed = self._changes is not None and self._changes.take()
-        changed = (self._updates is not None and self._updates.take()) or changed
+        changed = self.updates.take() or changed
         if not self.loop.has_work():
-            if not (self._failures or changed) and self.bell.wait(MATCHER_SECONDS):
+            if not (refused or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
-            return [], []
+            return Turn([], [], refused)
         try:
             turn = self.loop.turn()
         except EngineError:
             raise
         except Exception as error:
             raise EngineDeadError(f"the loop failed: {type(error).__name__}: {error}") from error
-        self._failures += turn.failed
-        return [Started(key, cached) for key, cached in turn.started], turn.tokens
-
-    def failures(self) -> list[tuple[int, GaplessError]]:
-        return self._failures
+        return turn._replace(failed=refused + turn.failed)
 
     def _admit(self) -> list[tuple[int, GaplessError]]:
         """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
-        refused: list[tuple[int, GaplessError]] = []
-        for one in self._compiler.take() if self._compiler.waiting else ():
-            if isinstance(one, Refusal):
-                refused.append(one)
-            else:
-                self._matched.append(one)
-        while self._matched and not self.paused:
+        ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
+        self._matched += ready
+        while self._matched and not self.updates.waits:
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:
@@ -204,18 +182,14 @@ class EngineCore:
         # Over all groups, so that the counts add up to the total, and are those of the page map.
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
-        grammars = self._compiler.counts()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched = len(self._matched)
+        matched, paused = len(self._matched), self.updates.waits
         return Stats(
             running=loop.planner.room.running,
-            waiting=len(loop.planner.waiting) + matched * self.paused,
+            waiting=len(loop.planner.waiting) + matched * paused,
             in_flight=loop.in_flight,
             pages_total=sum(pages),
-            pages_free=pages.free,
-            pages_cached=pages.cached,
-            pages_owned=pages.owned,
-            pages_fenced=pages.fenced,
+            **{f"pages_{state}": count for state, count in pages._asdict().items()},
             preemptions=loop.planner.preemptions,
             depth=loop.depth,
             masks=loop.masks.written if loop.masks else 0,
@@ -225,11 +199,8 @@ class EngineCore:
             accepted=tuple(drafts.accepted.tolist()) if drafts else (),
             mask_ns=loop.masks.ns if loop.masks else 0,
             device_allocations=self._device.allocations() - self._allocations,
-            grammars_waiting=grammars.waiting + matched * (not self.paused),
-            grammars_compiled=grammars.compiled,
-            grammars_ns=grammars.compile_ns,
-            grammar_hits=grammars.hits,
-            grammars_refused=grammars.refused,
+            grammars_waiting=self._compiler.waiting + matched * (not paused),
+            **self._compiler.totals(),
             **(loop.transfers.totals() if loop.transfers else {}),
             generation_tokens=loop.generation_tokens,
             **vars(counters),
@@ -257,10 +228,8 @@ class EngineCore:
             self._watchdog.stop()
         if self.loop.masks is not None:
             self.loop.masks.close()
-        if self._tiers is not None:
-            self._tiers.close()
-        if self._updates:  # last: files that are being read take their time
-            self._updates.close()
+        self._tiers.close()
+        self.updates.close()  # last: files that are being read take their time
         self._device.close()
 
 
@@ -275,32 +244,34 @@ def build_core(
         ConfigError, CheckpointError: the user can mend it.
     """
     checkers.connect()
-    timer = _Timer(spent)
-    with timer("device", "opening the device"):
+    parts = list(spent)
+    with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
         threads = config.threads or (1 if parameters(model_config) < SMALL_MODEL else 0)
         device = device or open_device(config.device, threads)
     try:
-        return _build_on(device, config, model_config, timer)
+        return _build_on(device, config, model_config, parts)
     except BaseException:
         device.close()
         raise
 
 
-def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, timer: _Timer) -> EngineCore:
+def _build_on(
+    device: Device, config: EngineConfig, model_config: ModelConfig, spent: list[tuple[str, float]]
+) -> EngineCore:
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     processors = import_processors(config.processors, device)
-    with timer("weights"):
+    with _timed(spent, "weights"):
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
         drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
         files = AdapterFiles(config, model_config, model.adapters, device)
-        with timer("adapters", "reading adapters"):
+        with _timed(spent, "adapters", "reading adapters"):
             adapters = Adapters(model.adapters, files.named())
-    with timer("memory", "sizing KV memory"):
+    with _timed(spent, "memory", "sizing KV memory"):
         sizes = choose_sizes(config, model_config, model, device)
         name = tiers.name(model_config, model, device.kind)
         depth = parse_depth(config.depth)
@@ -347,17 +318,17 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
     updates = WeightUpdates(loop, model, device, name)
-    core = EngineCore(device, loop, info, info.watchdog_seconds, compiler, changes, tiers, updates)
+    core = EngineCore(device, loop, info, compiler, tiers, updates, changes)
     try:
         if kernels.ahead is not None:
-            with timer("kernels", "loading kernels (the first start compiles them)"):
+            with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
         if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
             step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)
-        with timer("warm-up", "warming up"):
+        with _timed(spent, "warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
-        with timer("graphs"):
+        with _timed(spent, "graphs"):
             loop.capture()
         if loop.masks is not None and device.kind != "sim":
             loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
@@ -365,7 +336,7 @@ def _build_on(device: Device, config: EngineConfig, model_config: ModelConfig, t
     except BaseException:
         core.close()
         raise
-    core.ready(tuple(timer.spent))
+    core.ready(tuple(spent))
     return core
 
 
@@ -383,10 +354,6 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: i
         learner = suffixes.learn if asked.suffix_decoding_max_cached_requests else None
         return Speculation(drafts, suffixes, most, learner=learner)
     return Speculation(drafts, None, most, load_drafter(config, model, rows))
-
-
-def _no_vocabulary() -> NoReturn:
-    raise RequestError("structured_outputs: this engine has no tokenizer to keep to a form with", "structured_outputs")
 
 
 def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:
@@ -440,17 +407,11 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
         pool.forget()
 
 
-class _Timer:
-    """Measures how long each part of the start takes."""
-
-    def __init__(self, spent: Sequence[tuple[str, float]]) -> None:
-        self.spent = list(spent)
-
-    @contextmanager
-    def __call__(self, what: str, text: str = "") -> Iterator[None]:
-        """Time a phase, and say `text`; without it, what runs inside says more."""
-        if text:
-            tell(text)
-        begin = time.perf_counter()
-        yield
-        self.spent.append((what, round(time.perf_counter() - begin, 3)))
+@contextmanager
+def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
+    """Add the seconds of a part of the start, and say `text`; without it, what runs inside says more."""
+    if text:
+        tell(text)
+    begin = time.perf_counter()
+    yield
+    spent.append((what, round(time.perf_counter() - begin, 3)))

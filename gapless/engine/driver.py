@@ -11,7 +11,6 @@ from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.engine import messages as m
 from gapless.engine.life import Pulse
 from gapless.engine.seam import Core
-from gapless.loop.records import StepTable
 from gapless.memory.events import PageEvents
 
 REPORT_BUSY = 0.05
@@ -21,7 +20,6 @@ REST_SECONDS = 0.25
 """An engine is at rest when nothing has come for this long. A capture takes about 0.1 s, which requests that come then
 wait for: under a load of some requests a second those between two of them cost more than they bring."""
 SEND_STEPS_SECONDS = 0.05
-NO_STEPS = StepTable.of()
 
 
 class Port(Protocol):
@@ -48,35 +46,6 @@ class Port(Protocol):
         """Pass these on and go on with what earlier calls left over. Never waits for the front."""
 
 
-class StepFeed:
-    """Decides which step records to send, and when: in small batches, and only while a watcher is open."""
-
-    def __init__(self, core: Core) -> None:
-        self.on = False
-        self._core = core
-        self._last = 0
-        self._due = 0.0
-
-    def switch(self, on: bool) -> None:
-        """Begin with the steps to come, or end."""
-        self._note(self._core.steps_after(0) if on else NO_STEPS)
-        self.on = on
-
-    def take(self, all: bool = False) -> StepTable:
-        """Return the records that are due now; with `all`, every record, for when the engine comes to rest."""
-        now = time.monotonic()
-        if not (all or now >= self._due):
-            return NO_STEPS
-        self._due = now + SEND_STEPS_SECONDS
-        return self._note(self._core.steps_after(self._last))
-
-    def _note(self, steps: StepTable) -> StepTable:
-        """These are sent, or are of no interest."""
-        if len(steps):
-            self._last = int(steps.rows["step"][-1])
-        return steps
-
-
 class EngineDriver:
     """Serves one core on one thread.
 
@@ -88,7 +57,9 @@ class EngineDriver:
         self._core = core
         self._port = port
         self._pulse = pulse
-        self._feed = StepFeed(core)
+        self._seen: int | None = None
+        """The last step that watchers know of; None while no client watches"""
+        self._due = 0.0
         self._out: list[m.FromCore] = [m.Ready(core.info)]
         self._page_events: PageEvents | None = None
         self._reported = 0.0
@@ -107,7 +78,7 @@ class EngineDriver:
         busy = self._core.has_work()
         if not busy:
             self._report(REPORT_IDLE)
-            self._show(rest=True)
+            self.show(rest=True)
         self._flush()
         # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
         messages = self._port.receive(0.0)
@@ -122,7 +93,7 @@ class EngineDriver:
                 self._flush()  # answers need not wait for the step
             self._step()
             self._report(REPORT_BUSY)
-            self._show()
+            self.show()
 
     def _rest(self) -> Sequence[m.ToCore]:
         """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
@@ -153,7 +124,8 @@ class EngineDriver:
             case m.Abort(key):
                 self._core.abort(key)
             case m.SetWatching(on):
-                self._feed.switch(on)
+                latest = self._core.steps_after(0)[-1:]
+                self._seen = max([record.step for record in latest], default=0) if on else None
             case m.Look(number, since):
                 steps = m.pack_steps(self._core.steps_after(0, since))
                 self._out.append(m.View(number, steps, self._core.page_map()))
@@ -180,13 +152,13 @@ class EngineDriver:
     def _step(self) -> None:
         if self._pulse is not None:
             self._pulse.turn_began = time.monotonic()
-        started, tokens = self._core.step()
+        turn = self._core.step()
         if self._pulse is not None:
             self._pulse.turn_began = 0.0
         self._worked = True
-        self._out += map(m.Admitted, started)
-        self._out += map(m.Tokens, tokens)
-        self._out += [m.Refused(key, error) for key, error in self._core.failures()]
+        self._out += [m.Admitted(key, cached) for key, cached in turn.started]
+        self._out += map(m.Tokens, turn.tokens)
+        self._out += [m.Refused(key, error) for key, error in turn.failed]
 
     def _report(self, every: float) -> None:
         """Say the numbers when they are due, and at once when the last request has gone."""
@@ -197,6 +169,11 @@ class EngineDriver:
             self._reported = now
             self._out.append(m.StatsReport(self._core.stats()))
 
-    def _show(self, rest: bool = False) -> None:
-        if self._feed.on and (records := self._feed.take(rest)):
-            self._out.append(m.pack_steps(records))
+    def show(self, rest: bool = False) -> None:
+        """Say which steps watchers have not seen: now and then in small batches, and before a rest all of them."""
+        if self._seen is None or not (rest or time.monotonic() >= self._due):
+            return
+        self._due = time.monotonic() + SEND_STEPS_SECONDS
+        if steps := self._core.steps_after(self._seen):
+            self._seen = steps[-1].step
+            self._out.append(m.pack_steps(steps))

@@ -12,7 +12,8 @@ from gapless.base.errors import RequestError
 from gapless.base.params import MAX_BAD_TOKENS, MAX_STOP_IDS, SamplingParams
 from gapless.base.processors import numbered
 from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer, Request
-from gapless.text.tokenizer import Tokenizer
+from gapless.engine.frontdoor import ModelAssets
+from gapless.engine.seam import EngineInfo
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (with "prompt" beside it as its text)."""
@@ -30,23 +31,17 @@ class Resolved(NamedTuple):
     requests: tuple[Request, ...]
 
 
-class ModelLimits(NamedTuple):
-    """Limits of what an engine accepts. `eos_ids` end a sequence unless it ignores them; `seed` is the engine's."""
-
-    vocab_size: int
-    max_model_len: int
-    eos_ids: tuple[int, ...] = ()
-    seed: int = 0
-    processors: tuple[str, ...] = ()
-    """Names of the logits processors, in their order."""
-
-
 class Resolver:
-    """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads."""
+    """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, limits: ModelLimits) -> None:
-        self.tokenizer = tokenizer
-        self.limits = limits
+    Requests without a seed draw theirs from `seed`.
+    """
+
+    def __init__(self, front: ModelAssets, info: EngineInfo, seed: int = 0) -> None:
+        self.tokenizer = front.tokenizer
+        self._eos_ids = front.eos_ids
+        self._info = info
+        self._seed = seed
         self.keys: Iterator[int] = itertools.count(1)
         self._draws: Iterator[int] = itertools.count(1)
 
@@ -59,26 +54,27 @@ class Resolver:
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
         text, ids = _split(prompt)
-        tokens = _token_ids(self.encode(text or "") if ids is None else ids, self.limits.vocab_size)
-        _check_context(len(tokens), params, self.limits.max_model_len)
-        room = self.limits.max_model_len - len(tokens)
+        vocab, context = self._info.vocab_size, self._info.max_model_len
+        tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
+        _check_context(len(tokens), params, context)
+        room = context - len(tokens)
         wanted = params.max_tokens if params.max_tokens is not None else room
         first = Request(
             key=0,
             tokens=tokens,
             params=params,
-            seed=self._seed(params.seed),
-            stop_ids=stop_ids(params, self.limits),
+            seed=self._seed_of(params),
+            stop_ids=stop_ids(params, vocab, self._eos_ids),
             min_len=len(tokens) + params.min_tokens,
             max_len=len(tokens) + min(wanted, room),
             priority=priority,
             salt=salt,
             bad_words=self._bad_words(params),
             adapter=adapter,
-            processors=numbered(params.logits_processors or (), self.limits.processors),  # type: ignore[arg-type]
+            processors=numbered(params.logits_processors or (), self._info.processors),  # type: ignore[arg-type]
             transfer=transfer,
         )
-        _check_ids(params, first.stop_ids, self.limits.vocab_size)
+        _check_ids(params, first.stop_ids, vocab)
         # The prompt is scored once; the other completions may find it in the prefix cache.
         others = params.replace(prompt_logprobs=None) if params.n > 1 else params
         other = first._replace(params=others, transfer=transfer._replace(offer=""))
@@ -90,10 +86,10 @@ class Resolver:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
-        longest = self.limits.max_model_len * self.tokenizer.max_token_bytes
+        longest = self._info.max_model_len * self.tokenizer.max_token_bytes
         if len(text) * 4 > longest and (size := len(text.encode(errors="replace"))) > longest:
             least = -(-size // self.tokenizer.max_token_bytes)
-            raise _too_long(self.limits.max_model_len, f"your prompt has at least {least} tokens")
+            raise _too_long(self._info.max_model_len, f"your prompt has at least {least} tokens")
         try:
             return self.tokenizer.encode(text, add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # it is a str, so only its characters can be wrong
@@ -111,7 +107,7 @@ class Resolver:
         if count > MAX_BAD_TOKENS:
             raise RequestError(f"bad_words have {count} tokens, at most {MAX_BAD_TOKENS} are allowed", "bad_words")
         # A tokenizer may have ids that the model has no logits for.
-        return tuple([tokens for tokens in found if max(tokens) < self.limits.vocab_size])
+        return tuple([tokens for tokens in found if max(tokens) < self._info.vocab_size])
 
     def _word(self, text: str) -> list[int]:
         try:
@@ -122,9 +118,9 @@ class Resolver:
             raise RequestError(f"bad_words hold {text.strip()[:40]!r}, which has no tokens", "bad_words")
         return ids
 
-    def _seed(self, seed: int | None) -> int:
+    def _seed_of(self, params: SamplingParams) -> int:
         # Without a seed of its own, a request gets the next of the engine's: the same calls give the same tokens.
-        return seed & (2**63 - 1) if seed is not None else mix(self.limits.seed, next(self._draws))
+        return params.seed & (2**63 - 1) if params.seed is not None else mix(self._seed, next(self._draws))
 
 
 def check_adapter(adapter: str, known: Sequence[str]) -> None:
@@ -149,19 +145,14 @@ def child_seed(seed: int, index: int) -> int:
     return seed if index == 0 else mix(seed, index)
 
 
-def stop_ids(params: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
+def stop_ids(params: SamplingParams, vocab: int, eos_ids: Sequence[int]) -> tuple[int, ...]:
     """The ids that end a sequence, the end-of-sequence ids included unless they are ignored.
 
     With a form of output they are never ignored: they come only where the output is complete.
     """
-    for token in params.stop_ids:
-        if token >= limits.vocab_size:
-            raise RequestError(
-                f"stop_token_ids holds {token}, but the vocabulary ends at {limits.vocab_size - 1}", "stop_token_ids"
-            )
     ignored = params.ignore_eos and params.structured_outputs is None
     # A tokenizer may have more ids than the model has logits.
-    ends = () if ignored else [token for token in limits.eos_ids if token < limits.vocab_size]
+    ends = () if ignored else [token for token in eos_ids if token < vocab]
     ids = tuple(dict.fromkeys((*params.stop_ids, *ends)))
     if len(ids) > MAX_STOP_IDS:
         raise RequestError(
@@ -172,8 +163,8 @@ def stop_ids(params: SamplingParams, limits: ModelLimits) -> tuple[int, ...]:
 
 
 def _check_ids(params: SamplingParams, stops: Sequence[int], vocab: int) -> None:
-    """Check the token ids of a bias and of what is allowed."""
-    for name in ("logit_bias", "allowed_token_ids"):
+    """Check the token ids that the parameters name."""
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         for token in getattr(params, name) or ():
             if token >= vocab:
                 raise RequestError(f"{name} holds {token}, but the vocabulary ends at {vocab - 1}", name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import queue
+import sys
 import threading
 import time
 
@@ -66,30 +66,14 @@ class Pulse:
         os._exit(EXIT_STALLED)
 
 
-class ParentWatch:
-    """Reads stdin: the first line is the settings, the end is the death of the parent."""
+def read_settings() -> bytes:
+    """Return the first line of stdin. From then on the end of stdin, the death of the parent, ends this process."""
+    settings = sys.stdin.buffer.readline()
+    threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
+    return settings
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        """The socket: to be removed when the parent can not do it any more."""
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="parent-watch", daemon=True).start()
 
-    def settings(self) -> bytes:
-        return self._lines.get()
-
-    def _run(self) -> None:
-        data = b""
-        while chunk := os.read(0, 65536):
-            whole = b"\n" in data
-            data += chunk
-            if not whole and b"\n" in data:
-                self._lines.put(data)
-        self.tidy()
-        os._exit(EXIT_ORPHANED)
-
-    def tidy(self) -> None:
-        """Remove the socket and its directory. Harmless when that has been done."""
-        for remove, what in ((os.unlink, self.address), (os.rmdir, os.path.dirname(self.address))):
-            with contextlib.suppress(OSError):
-                remove(what)
+def _follow_parent() -> None:
+    while os.read(0, 65536):
+        pass
+    os._exit(EXIT_ORPHANED)

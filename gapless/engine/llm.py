@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import FrameType
+from typing import Any, Self
 
 from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Request
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
-from gapless.engine.history import KEPT_REQUESTS
-from gapless.engine.inputs import ModelLimits, Prompt, Resolved, Resolver, check_adapter
+from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
+from gapless.engine.progress import progress
 from gapless.engine.seam import Core, EngineInfo, Stats
-from gapless.engine.trace import Recording
+from gapless.engine.trace import KEPT_REQUESTS, Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.replies import ReplyForms
 from gapless.text.tokenizer import Tokenizer
@@ -60,13 +60,11 @@ class LLM:
         config, commit = locate(make_config(model, options))
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
-        info = self._core.info
-        limits = ModelLimits(info.vocab_size, info.max_model_len, self._front.eos_ids, config.seed, info.processors)
-        self.resolver = Resolver(self._front.tokenizer, limits)
-        self._tracker = Tracker(self._front.tokenizer, self._abort)
+        self.resolver = Resolver(self._front, self._core.info, config.seed)
+        self._tracker = Tracker(self._front.tokenizer, lambda key: self._up().abort(key))
         self._parsers = (tool_call_parser, reasoning_parser)
         self._turn = threading.Lock()
-        self._count = 0
+        self._names = map(str, itertools.count(1))
 
     def generate(
         self,
@@ -86,18 +84,15 @@ class LLM:
         """
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, len(listed))
-        ranks = list(priority) if priority is not None else [0] * len(listed)
-        if len(ranks) != len(listed):
-            raise RequestError(f"{len(listed)} prompts need as many priorities, got {len(ranks)}", "priority")
-        adapters = [adapter] * len(listed) if isinstance(adapter, str) else list(adapter)
-        if len(adapters) != len(listed):
-            raise RequestError(f"{len(listed)} prompts need as many adapters, got {len(adapters)}", "adapter")
+        ranks = _one_each(0 if priority is None else priority, len(listed), "priorities", "priority")
+        adapters = _one_each(adapter, len(listed), "adapters", "adapter")
         resolved: list[Resolved] = []
         for prompt, one, rank, name in zip(listed, params, ranks, adapters, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
                 check_adapter(name, self.info.adapters)
                 resolved.append(self.resolver.resolve(prompt, one, priority=rank, adapter=name))
-        with self._turn, _progress(len(resolved), use_tqdm) as advance, _deferred_interrupt() as check:
+        bar = progress("prompts", len(resolved), use_tqdm and sys.stderr.isatty())
+        with self._turn, bar as advance, _deferred_interrupt() as check:
             return self._run(resolved, advance, check)
 
     def chat(
@@ -186,61 +181,47 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * count
-        if len(given) != count:
-            raise RequestError(f"{count} prompts need as many sampling_params, got {len(given)}", "sampling_params")
-        return given
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        asked = self.get_default_sampling_params() if given is None else given
+        return _one_each(asked, count, "sampling_params", "sampling_params")
 
     def _run(
         self, resolved: Sequence[Resolved], advance: Callable[[int], None], check: Callable[[], None]
     ) -> list[RequestOutput]:
         """Submit what the queue takes, step, and again, until all have ended."""
         core = self._up()
-        requests = [self._open(one) for one in resolved]
+        requests = [OpenRequest(next(self._names), one, self._front.tokenizer, monotonic()) for one in resolved]
+        for request in requests:
+            self._tracker.open(request)
         waiting = deque(child for one in resolved for child in one.requests)
-        done = 0
         try:
             while self._tracker.requests:
-                self._submit(core, waiting)
-                self._step(core)
-                for key, error in core.failures():
-                    _raise_for(key, error, resolved)
-                ended = len(requests) - len(self._tracker.requests)
-                advance(ended - done)
-                done = ended
+                with suppress(QueueFullError):
+                    while waiting:
+                        core.submit(waiting[0])
+                        waiting.popleft()
+                for key, error in self._step(core):
+                    index = next(i for i, one in enumerate(resolved) if key in [child.key for child in one.requests])
+                    with _naming_prompt(index, len(resolved)):
+                        raise error
+                advance(len(requests) - len(self._tracker.requests))
                 check()
         except BaseException as error:
             self._abandon(core, alive=not isinstance(error, EngineError))
             raise
         return [request.snapshot() for request in requests]
 
-    def _open(self, resolved: Resolved) -> OpenRequest:
-        self._count += 1
-        request = OpenRequest(str(self._count), resolved, self._front.tokenizer, monotonic())
-        self._tracker.open(request)
-        return request
-
-    def _submit(self, core: Core, waiting: deque[Request]) -> None:
-        while waiting:
-            try:
-                core.submit(waiting[0])
-            except QueueFullError:
-                return
-            waiting.popleft()
-
-    def _step(self, core: Core) -> None:
+    def _step(self, core: Core) -> Sequence[tuple[int, GaplessError]]:
+        """Run a step, and hand out what came of it. Returns the requests that failed."""
         assert core.has_work(), "requests are open, but the core has nothing to do"
-        started, settled = core.step()
-        for start in started:
-            self._tracker.on_started(start)
+        started, settled, failed = core.step()
+        for key, cached in started:
+            self._tracker.on_started(key, cached)
         self._tracker.on_tokens(*settled)
+        return failed
 
     def _abandon(self, core: Core, alive: bool) -> None:
         """End what is open and let its steps run out, so that the next call finds a quiet engine."""
@@ -249,21 +230,18 @@ class LLM:
         while alive and core.has_work():
             self._step(core)
 
-    def _abort(self, key: int) -> None:
-        self._up().abort(key)
-
     def _up(self) -> Core:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
 
 
-def _raise_for(key: int, error: Exception, resolved: Sequence[Resolved]) -> NoReturn:
-    """Raise the error of a request that the engine ended, with the number of its prompt."""
-    keys = [{child.key for child in one.requests} for one in resolved]
-    with _naming_prompt(next(index for index, own in enumerate(keys) if key in own), len(resolved)):
-        raise error
-    raise AssertionError("an error was raised")
+def _one_each(given: Any, count: int, what: str, field: str) -> list[Any]:
+    """Return what each prompt is given: the one thing for all, or its own of a sequence."""
+    each = [given] * count if isinstance(given, (str, int, SamplingParams)) else list(given)
+    if len(each) != count:
+        raise RequestError(f"{count} prompts need as many {what}, got {len(each)}", field)
+    return each
 
 
 @contextmanager
@@ -311,23 +289,3 @@ def _deferred_interrupt() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error when that is a terminal; the yielded function moves it on."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console  # only where a person looks
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("prompts", total=total)
-
-        def advance(count: int) -> None:
-            if count:
-                bar.advance(task, count)
-
-        yield advance

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 
 from gapless.base import errors
-from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError, GaplessError, RequestError
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import Phase
@@ -30,7 +29,7 @@ from gapless.base.records import (
     StepLogprobs,
     StepTokens,
 )
-from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
@@ -39,12 +38,6 @@ MAX_REASON = 2_000
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Base of every message between front and core; the tag is the class name."""
-
-
-class Boot(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The one JSON line on the child's stdin."""
-
-    engine: EngineConfig
 
 
 class Add(Message, frozen=True):
@@ -136,9 +129,10 @@ def _check_logprobs(step: int, columns: StepLogprobs) -> None:
 
 
 class Admitted(Message, frozen=True):
-    """Core to front: this request has left the queue."""
+    """Core to front: this request has left the queue; `cached` of its prompt tokens came from the prefix index."""
 
-    started: Started
+    key: int
+    cached: int
 
 
 class Refused(Message, frozen=True):

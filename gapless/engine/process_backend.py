@@ -78,10 +78,6 @@ class ProcessBackend(MessageBackend):
         if error is not None:
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
-    def update_weights(self, number: int, path: str) -> None:
-        self._updates[number] = path
-        super().update_weights(number, path)
-
     def came_up(self) -> None:
         # It has started as its first predecessor did, and gets the weights in the same way: all else stays as it was.
         if self.weights is None:
@@ -90,9 +86,9 @@ class ProcessBackend(MessageBackend):
             self._post(m.UpdateWeights(SAME_WEIGHTS, self.weights))
 
     def changed(self, number: int, refusal: GaplessError | None) -> None:
+        path = self._updates.pop(number, self.weights)
+        self.weights = path if refusal is None else self.weights
         if number != SAME_WEIGHTS:
-            path = self._updates.pop(number, self.weights)
-            self.weights = path if refusal is None else self.weights
             super().changed(number, refusal)
         elif refusal is None:
             super().came_up()
@@ -100,6 +96,8 @@ class ProcessBackend(MessageBackend):
             self._child.condemn(f"the weights that were in use cannot be loaded again: {refusal}")
 
     def _post(self, message: m.ToCore) -> bool:
+        if isinstance(message, m.UpdateWeights):
+            self._updates[message.number] = message.path
         return self._child is not None and self._child.send(message)
 
     async def close(self) -> None:
@@ -174,12 +172,11 @@ class ProcessBackend(MessageBackend):
         return False
 
     def _bury(self, error: GaplessError) -> None:
-        self._ready.clear()
         self._updates.clear()
         self._before = self._stats.counters()
         self._stats = self._before
         self._note_crash(error)
-        self.sink.died(EngineDeadError(f"the engine died: {error}"))
+        self.died(EngineDeadError(f"the engine died: {error}"))
 
     def _note_crash(self, error: GaplessError) -> None:
         self.last_death = error

@@ -50,7 +50,11 @@ def try_out(program: StepProgram, device: Device, exact: bool = False) -> None:
     rehearsal = on_device(device, lambda: Rehearsal(program, exact))
     for number, processor in enumerate(program.processors):
         on_device(device, partial(rehearsal.run, number, processor))
-        _check_capture(device, processor, on_device(device, partial(rehearsal.given, number, ROWS[1], 2)))
+        given = on_device(device, partial(rehearsal.given, number, ROWS[1], 2))
+        try:  # the error has the line that would make the host wait
+            device.capture(processor.name, processor, given)  # type: ignore[arg-type]
+        except CaptureError as error:
+            raise ConfigError(f"logits_processors: {error}") from error
 
 
 class Rehearsal:
@@ -90,11 +94,3 @@ class Rehearsal:
         chosen[:1].fill_(1)
         given = ProcessorTables(self._tables, self._slots, chosen, number)
         return self._slots.logits[0].index_select(0, chosen), given
-
-
-def _check_capture(device: Device, processor: Processor, given: tuple[Tensor, ProcessorTables]) -> None:
-    """Capture the processor for a moment. Raises ConfigError with the line that would make the host wait."""
-    try:
-        device.capture(processor.name, processor, given)  # type: ignore[arg-type]
-    except CaptureError as error:
-        raise ConfigError(f"logits_processors: {error}") from error

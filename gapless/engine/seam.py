@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.base.bell import Bell
 from gapless.base.errors import GaplessError
-from gapless.base.records import CAUSES, PageEvent, Request, StepTokens
+from gapless.base.records import CAUSES, PageEvent, Request, Turn
 from gapless.loop.records import StepTable
 from gapless.memory.events import PageEvents
 
@@ -225,13 +225,6 @@ def _sum(one: Any, other: Any) -> Any:
 PHASES = ("plan", "prepare", "launch", "wait", "post", "copy")
 
 
-class Started(NamedTuple):
-    """A request left the queue; `cached` of its prompt tokens came from the prefix index."""
-
-    key: int
-    cached: int
-
-
 class EngineView(NamedTuple):
     """A view of the engine: its latest step records, and the state of every KV page (Core.page_map)."""
 
@@ -251,7 +244,7 @@ class Core(Protocol):
     def submit(self, request: Request) -> None:
         """Queue a request. Raises QueueFullError; RequestError when it can never fit.
 
-        One with a form of output is queued once its matcher is there; `failures` says so if there is none.
+        One with a form of output is queued once its matcher is there; a step ends it if there is none.
         """
 
     def abort(self, key: int) -> None:
@@ -279,11 +272,9 @@ class Core(Protocol):
     def rest(self) -> bool:
         """Look, without work, for something to prepare. Returns whether step() now has something to do."""
 
-    def step(self) -> tuple[list[Started], list[StepTokens]]:
+    def step(self) -> Turn:
         """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
-
-    def failures(self) -> Sequence[tuple[int, GaplessError]]:
-        """Return the requests that the last step ended by themselves, and why."""
+        ...
 
     def stats(self) -> Stats: ...
 
@@ -303,26 +294,18 @@ class Core(Protocol):
     def close(self) -> None: ...
 
 
-class Sink(Protocol):
-    """Receives what a backend delivers. Every method runs on the thread of the event loop that started it."""
+class Sink(NamedTuple):
+    """Functions that take what a backend delivers, each on the thread of the event loop that started it."""
 
-    def started(self, item: Started) -> None: ...
-
-    def tokens(self, *steps: StepTokens) -> None:
-        """Take what these steps settled, oldest first: all of one delivery, so that it is passed on as one."""
-
-    def refused(self, key: int, error: Exception) -> None:
-        """The back would not take this request, or not go on with it (QueueFullError, RequestError)."""
-
-    def steps(self, steps: StepTable) -> None:
-        """Steps that have completed since the last call; only while MessageBackend.watch is on."""
-
-    def page_events(self, events: Sequence[PageEvent]) -> None:
-        """Take what entered and left the prefix index; only after MessageBackend.send_page_events."""
-
-    def answered(self, number: int, answer: EngineView | Exception | None) -> None:
-        """Take the answer to what the MessageBackend asked under this number: what `look` found, or the outcome of
-        `change_adapter` or `update_weights`."""
-
-    def died(self, error: Exception) -> None:
-        """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
+    started: Callable[[int, int], None]
+    """Takes the key of a request that left the queue, and its prompt tokens from the prefix index."""
+    tokens: Callable[..., None]
+    """Takes what steps settled, oldest first: all of one delivery, so that it is passed on as one."""
+    refused: Callable[[int, Exception], None]
+    """The back would not take the request of this key, or not go on with it (QueueFullError, RequestError)."""
+    steps: Callable[[StepTable], None]
+    """Takes steps that have completed since the last call; only while MessageBackend.watch is on."""
+    page_events: Callable[[Sequence[PageEvent]], None]
+    """Takes what entered and left the prefix index; only after MessageBackend.send_page_events."""
+    died: Callable[[Exception], None]
+    """The engine is gone. Every open request ends with this error; the backend may come back by itself."""

@@ -59,7 +59,7 @@ class ThreadBackend(MessageBackend):
         try:
             EngineDriver(core, port).run()
         except BaseException as error:
-            port.call(self._die, _dead(error))
+            port.call(self.died, _dead(error))
         try:
             core.close()
         finally:
@@ -87,12 +87,8 @@ class ThreadBackend(MessageBackend):
             # A fault of this side. Who waited for the rest would wait for ever.
             log.critical("tokens could not be delivered", exc_info=error)
             self._post(m.Stop())
-            self._die(_dead(error))
+            self.died(_dead(error))
         self._finish_start()
-
-    def _die(self, error: EngineDeadError) -> None:
-        self._ready.clear()
-        self.sink.died(error)
 
 
 def _dead(error: BaseException) -> EngineDeadError:

@@ -15,9 +15,15 @@ import msgspec
 import numpy as np
 
 from gapless.base.records import CAUSES
-from gapless.engine.history import RequestRecord
-from gapless.loop.records import COLUMNS, ChunkRecord, StepRecord, StepTable
-from gapless.loop.timeline import Gap, all_gaps, idle_parts
+
+# Recordings are read by rooms that do not import the loop: these find its records here.
+from gapless.loop.records import COLUMNS as COLUMNS
+from gapless.loop.records import ChunkRecord as ChunkRecord
+from gapless.loop.records import StepRecord as StepRecord
+from gapless.loop.records import StepTable as StepTable
+from gapless.loop.timeline import Gap as Gap
+from gapless.loop.timeline import all_gaps as all_gaps
+from gapless.loop.timeline import idle_parts
 
 Event = dict[str, Any]
 
@@ -28,25 +34,32 @@ LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
 """Arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in between."""
 RATE_WINDOW_NS = 100_000_000
+KEPT_REQUESTS = 500
+"""Ended requests that are remembered."""
 FORMAT = "gapless 3"
 """The form of the arguments from which a file is read back."""
 
 
-__all__ = [
-    "COLUMNS",
-    "STEP_COLUMNS",
-    "ChunkRecord",
-    "Gap",
-    "Recording",
-    "RequestRecord",
-    "StepRecord",
-    "StepTable",
-    "all_gaps",
-    "chrome_trace",
-    "kind_of",
-    "step_rows",
-    "steps_of",
-]
+class RequestRecord(NamedTuple):
+    """A request as the front saw it, for the debug endpoints: counts and times, no text and no tokens.
+
+    Times are monotonic ns, 0 for what has not happened.
+    """
+
+    id: str
+    keys: tuple[int, ...]
+    """The engine's names of its completions."""
+    arrival: int
+    started: int
+    first_token: int
+    last_token: int
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    state: str
+    """waiting, running or done"""
+    finish_reason: str | None
+    """Finish reason of its first completion; "error" when the whole request failed."""
 
 
 class Recording(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from gapless.base.clock import monotonic
 from gapless.base.records import Flag, StepLogprobs, StepTokens
-from gapless.engine.history import KEPT_REQUESTS, RequestRecord
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
     CompletionOutput,
@@ -21,7 +20,7 @@ from gapless.engine.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
-from gapless.engine.seam import Started
+from gapless.engine.trace import KEPT_REQUESTS, RequestRecord
 from gapless.text.incremental import Detokenizer
 from gapless.text.stops import StopMatcher
 from gapless.text.tokenizer import Tokenizer
@@ -338,15 +337,16 @@ class Tracker:
         for completion in request.completions:
             self._open[completion.key] = completion
 
-    def on_started(self, item: Started) -> None:
-        completion = self._open.get(item.key)
+    def on_started(self, key: int, cached: int) -> None:
+        """A request has left the queue; `cached` of its prompt tokens came from the prefix index."""
+        completion = self._open.get(key)
         if completion is None:
             return
         request = completion.owner
         request.preemptions += completion.started
         completion.started = True
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
-            request.started, request.num_cached_tokens = monotonic(), item.cached
+            request.started, request.num_cached_tokens = monotonic(), cached
 
     def on_tokens(self, *steps: StepTokens) -> None:
         """Hand each token to its completion. Tokens of completions that have ended are dropped.

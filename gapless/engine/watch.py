@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from gapless.base.errors import EngineDeadError
+from gapless.engine import messages as m
 from gapless.engine.backend import MessageBackend
-from gapless.engine.questions import Questions
 from gapless.engine.seam import EngineView
 from gapless.loop.records import StepRing, StepTable
 
@@ -23,16 +24,11 @@ class StepWatcher:
     Readers keep a place of their own in the log; who comes too late misses steps and holds no memory.
     """
 
-    def __init__(self, backend: MessageBackend, questions: Questions) -> None:
+    def __init__(self, backend: MessageBackend) -> None:
         self._backend = backend
-        self._questions = questions
-        self._log = StepRing(LOG_STEPS)
+        self.log = StepRing(LOG_STEPS)
+        """The newest steps; nothing while no watcher is open. The next one gets the number `log.ended`."""
         self.watchers = 0
-
-    @property
-    def place(self) -> int:
-        """Steps that have come so far; the next one gets this number."""
-        return self._log.ended
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -46,17 +42,13 @@ class StepWatcher:
             self.watchers -= 1
             if not self.watchers:
                 self._backend.watch(False)
-                self._log.clear()
+                self.log.clear()
 
     def after(self, place: int, most: int) -> tuple[StepTable, int]:
         """The newest steps from `place` on, at most `most`, and how many of them are left out."""
-        new = self.place - place
-        found = self._log.table(self.place - min(new, most))
+        new = self.log.ended - place
+        found = self.log.table(self.log.ended - min(new, most))
         return found, new - len(found)
-
-    def records(self) -> StepTable:
-        """Return all that the log holds; nothing while no watcher is open."""
-        return self._log.table(0)
 
     async def look(self, since: int) -> EngineView:
         """Return what the engine keeps of the steps since `since` (ns of its clock), and its page map.
@@ -65,17 +57,12 @@ class StepWatcher:
         """
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                view: EngineView = await self._questions.ask(lambda number: self._backend.look(number, since))
+                view: EngineView = await self._backend.ask(partial(m.Look, since=since))
                 return view
         except TimeoutError:
             raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
 
-    # What the backend delivers.
-
     def on_steps(self, steps: StepTable) -> None:
+        """Take what the backend delivers."""
         if self.watchers:
-            self._log.extend(steps)
-
-    def on_death(self) -> None:
-        """The engine is gone, and its numbers begin again with the next one."""
-        self._log.clear()
+            self.log.extend(steps)

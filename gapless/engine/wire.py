@@ -95,27 +95,3 @@ class Wire:
     def close(self) -> None:
         self._hang_up()
         self._socket.close()
-
-
-def listen(path: str) -> socket.socket:
-    """A socket at `path` that takes one connection. Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.setblocking(False)
-        listener.bind(path)
-        listener.listen(1)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def connect(path: str) -> Wire:
-    """The other end. Raises OSError."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.connect(path)
-    except BaseException:
-        made.close()
-        raise
-    return Wire(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import traceback
 from collections.abc import Callable
 
@@ -13,20 +14,20 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import UserError
 from gapless.engine import messages as m
 from gapless.engine.driver import EngineDriver
-from gapless.engine.life import Control, ParentWatch, Pulse
+from gapless.engine.life import Control, Pulse
 from gapless.engine.ports import WirePort
 from gapless.engine.seam import Core
-from gapless.engine.wire import connect
+from gapless.engine.wire import Wire
 
 
-def serve(parent: ParentWatch, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:
+def serve(number: int, settings: bytes, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:
     """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
     try:
         progress.show = lambda phase: control.say(msgspec.json.encode(m.Doing(phase)))
-        config = msgspec.json.decode(parent.settings(), type=m.Boot).engine
+        config = msgspec.json.decode(settings, type=EngineConfig)
         core = build(config)
         pulse.arm(max(config.watchdog_seconds, core.info.watchdog_seconds))
-        port = WirePort(connect(parent.address))
+        port = WirePort(Wire(socket.socket(fileno=number)))
         driver = EngineDriver(core, port, pulse)
         gc.collect()
         gc.freeze()  # what start-up made stays; collections need not walk it
@@ -34,7 +35,6 @@ def serve(parent: ParentWatch, control: Control, pulse: Pulse, build: Callable[[
         # Not after a failure: a core in doubt may hang in close, and the last words have to come first.
         core.close()
         port.close()
-        parent.tidy()  # if the parent died, this thread may have seen it first
     except Exception as error:
         if not isinstance(error, UserError):
             traceback.print_exc()

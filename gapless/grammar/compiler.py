@@ -7,9 +7,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import takewhile
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from gapless.base.errors import GaplessError, QueueFullError, RequestError
 from gapless.base.records import Request
@@ -28,35 +29,16 @@ STACK_BYTES = 64 << 20
 """What the thread that compiles has; a trial has a sixteenth of it."""
 
 
-class Refusal(NamedTuple):
-    """A request that was taken, and cannot be served after all."""
-
-    key: int
-    error: GaplessError
-
-
-class GrammarCounts(NamedTuple):
-    """What the compiler has done: `compiled` grammars in `compile_ns`, requests served from `hits` of those kept, and
-    requests `refused`. `waiting` requests have no matcher yet.
-    """
-
-    waiting: int = 0
-    compiled: int = 0
-    compile_ns: int = 0
-    hits: int = 0
-    refused: int = 0
-
-
+@dataclass(eq=False)
 class _Job:
     """A request that waits for its matcher."""
 
-    def __init__(self, request: Request, form: StructuredOutputs) -> None:
-        self.request = request
-        self.form = form
-        self.came = time.monotonic()
-        self.begun = False
-        self.dropped = False
-        """No request waits for the result."""
+    request: Request
+    form: StructuredOutputs
+    came: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    dropped: bool = False
+    """No request waits for the result."""
 
 
 class Compiler:
@@ -118,25 +100,31 @@ class Compiler:
         """Requests that `take` has not returned yet."""
         return len(self._waiting)
 
-    def take(self) -> list[Request | Refusal]:
-        """Return the requests that are ready, with their matchers, and those that have to be refused."""
-        taken: list[Request | Refusal] = []
+    def take(self) -> tuple[list[Request], list[tuple[int, GaplessError]]]:
+        """Return the requests that are ready, with their matchers, and the keys of those refused, with the reasons."""
+        ready: list[Request] = []
+        refused: list[tuple[int, GaplessError]] = []
         while not self._done.empty():
             job, result = self._done.get()
-            if not job.dropped:
-                del self._waiting[job.request.key]
-                taken.append(result if isinstance(result, Request) else Refusal(job.request.key, result))
+            if job.dropped:
+                continue
+            del self._waiting[job.request.key]
+            if isinstance(result, Request):
+                ready.append(result)
+            else:
+                refused.append((job.request.key, result))
         for job in self._late():
             self.abort(job.request.key)
-            taken.append(Refusal(job.request.key, self._too_late(job)))
-        self._refused += sum(isinstance(one, Refusal) for one in taken)
-        return taken
+            refused.append((job.request.key, self._too_late(job)))
+        self._refused += len(refused)
+        return ready, refused
 
-    def counts(self) -> GrammarCounts:
-        made = self.grammars
-        if made is None:
-            return GrammarCounts(len(self._waiting), refused=self._refused)
-        return GrammarCounts(len(self._waiting), made.compiled, made.compile_ns, made.hits, self._refused)
+    def totals(self) -> dict[str, Any]:
+        """Return what was compiled, served and refused, by the names of engine.seam.Stats."""
+        counts = {"grammars_refused": self._refused}
+        if (made := self.grammars) is not None:
+            counts |= {"grammars_compiled": made.compiled, "grammars_ns": made.compile_ns, "grammar_hits": made.hits}
+        return counts
 
     def close(self) -> None:
         """End the thread. Waits for what it does now, CLOSE_SECONDS at most."""

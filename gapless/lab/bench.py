@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
+from gapless.engine.progress import Advance
 from gapless.lab import probe
 from gapless.lab.arrivals import Arrivals, burstiness_of
 from gapless.lab.datasets import MADE_UP, Prompt, Workload, build
 from gapless.lab.http import Client
 from gapless.lab.load import SideLoad, run_load
-from gapless.lab.progress import Advance
 from gapless.lab.records import LoadRun
 from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from gapless.base.config import flag
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.engine.progress import Advance
 from gapless.lab import probe
 from gapless.lab.datasets import Prompt
 from gapless.lab.eval_questions import MATCHES, Question, chat_messages, completion_prompt, examples_for
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
-from gapless.lab.progress import Advance
 from gapless.lab.records import Sample
 from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
 

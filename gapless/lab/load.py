@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gapless.engine.progress import Advance
 from gapless.lab.datasets import Prompt
 from gapless.lab.http import Client, HttpAnswer, HttpError
-from gapless.lab.progress import Advance
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import read_reply
 from gapless.lab.stats import Spread

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gapless.base.errors import ConfigError
 from gapless.base.params import SamplingParams
+from gapless.engine.progress import Advance
 from gapless.lab.datasets import Prompt, Source
-from gapless.lab.progress import Advance
 from gapless.lab.stats import Spread
 
 if TYPE_CHECKING:

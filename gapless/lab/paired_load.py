@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from gapless.base.errors import ServerError
+from gapless.engine.progress import progress
 from gapless.lab.arms import LETTERS, Live
 from gapless.lab.bench import BenchResult, LoadPlan, check_prompts, fitted, measure, raised_priority, schedule_name
 from gapless.lab.datasets import Prompt, Source, Workload, build
 from gapless.lab.http import Client, with_client
 from gapless.lab.probe import one_reply, pick_model, try_fields
-from gapless.lab.progress import progress
 from gapless.lab.target import Target
 from gapless.lab.workload import cut, find_source
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Pools
-from typing import NamedTuple
 
 import numpy as np
 
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
-from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens
+from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
 from gapless.loop.beside import Beside
 from gapless.loop.depth import Depth
@@ -38,16 +37,6 @@ NEWS_SECONDS = 1.0
 
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT), int(Flag.HELD)
-
-
-class Turn(NamedTuple):
-    """The result of one turn."""
-
-    started: list[tuple[int, int]]
-    """(key, cached tokens) of requests that left the queue for the first time or again."""
-    tokens: list[StepTokens]
-    failed: list[tuple[int, RequestError]]
-    """Requests that the loop ended by itself, by key: their matchers raised."""
 
 
 class Loop:

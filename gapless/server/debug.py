@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import gapless
 from gapless.base.errors import RequestError
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.history import KEPT_REQUESTS
 from gapless.engine.seam import Stats
-from gapless.engine.trace import STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
+from gapless.engine.trace import KEPT_REQUESTS, STEP_COLUMNS, Recording, StepTable, chrome_trace, step_rows
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
@@ -88,11 +87,11 @@ async def _next_steps(watch: StepWatcher, seconds: int) -> StepTable:
     """Return the steps of the next seconds; the newest MAX_TRACE_STEPS of them."""
     seen = StepTable.of()
     with watch.open():
-        place, end = watch.place, time.monotonic() + seconds
+        place, end = watch.log.ended, time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, EVENT_SECONDS))
             seen = (seen + watch.after(place, LOG_STEPS)[0])[-MAX_TRACE_STEPS:]
-            place = watch.place
+            place = watch.log.ended
     return seen
 
 
@@ -114,7 +113,7 @@ async def requests(call: HttpCall) -> ASGIApp:
     """Answer with the latest requests: counts and times, no text. Chunks are there while a client watches the steps."""
     limit = _number(call, "limit", 100, 1, KEPT_REQUESTS)
     llm = call.state.llm
-    log = llm.watch.records()
+    log = llm.watch.log.table(0)
     chunks: dict[int, list[list[int]]] = {}
     for step in log:
         for chunk in step.chunks:
@@ -169,11 +168,11 @@ def _tier_row(tier: str, numbers: dict[str, int]) -> dict[str, Any]:
 
 async def _pump(llm: AsyncLLM, send: Send) -> None:
     """Send the events of one watcher. A slow reader misses steps; nothing gathers for it."""
-    place, last, rate = llm.watch.place, StepTable.of(), deque[tuple[float, int]]()
+    place, last, rate = llm.watch.log.ended, StepTable.of(), deque[tuple[float, int]]()
     said, columns = 0.0, {"columns": STEP_COLUMNS}
     while True:
         new, skipped = llm.watch.after(place, MAX_STEPS)
-        place = llm.watch.place
+        place = llm.watch.log.ended
         now = time.monotonic()
         if new or columns or now - said >= QUIET_SECONDS:
             rows, gaps = step_rows((last or new[:1]) + new)

@@ -11,8 +11,8 @@ import numpy as np
 from gapless.base.bell import HostBell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
-from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Started, Stats
+from gapless.base.records import Flag, Request, StepLogprobs, StepTokens, Turn
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
 from gapless.loop.records import NO_COPIES, StepRing, StepTable
 from gapless.memory.events import PageEvents
 
@@ -114,7 +114,7 @@ class FakeCore:
     def rest(self) -> bool:
         return False
 
-    def step(self) -> tuple[list[Started], list[StepTokens]]:
+    def step(self) -> Turn:
         begin = time.monotonic_ns()
         keys = np.array(list(self._running), np.int64)
         told = self._step()
@@ -123,10 +123,7 @@ class FakeCore:
         self.records.end(begin, end, end, end, end, end, True)
         return told
 
-    def failures(self) -> list[tuple[int, RequestError]]:
-        return []
-
-    def _step(self) -> tuple[list[Started], list[StepTokens]]:
+    def _step(self) -> Turn:
         self._steps += 1
         if self._fail_at is not None and self._steps >= self._fail_at:
             raise DeviceError(f"step {self._steps} failed on purpose")
@@ -134,14 +131,14 @@ class FakeCore:
         if self._running:
             self._in_flight.append(self._run())
         late = len(self._in_flight) > self._lag or not self._running
-        return started, [self._in_flight.popleft()] if late and self._in_flight else []
+        return Turn(started, [self._in_flight.popleft()] if late and self._in_flight else [], [])
 
-    def _admit(self) -> list[Started]:
+    def _admit(self) -> list[tuple[int, int]]:
         started = []
         while self._waiting and len(self._running) < self.info.max_num_seqs:
             request = self._waiting.popleft()
             self._running[request.key] = _Row(request)
-            started.append(Started(request.key, 0))
+            started.append((request.key, 0))
         return started
 
     def _run(self) -> StepTokens:

@@ -13,8 +13,8 @@ from gapless.engine.worker import run
 
 if TYPE_CHECKING:
     from gapless.base.config import EngineConfig
-    from gapless.base.records import StepTokens
-    from gapless.engine.seam import Core, Started
+    from gapless.base.records import Turn
+    from gapless.engine.seam import Core
 
 
 def build_fake(config: EngineConfig) -> Core:
@@ -24,7 +24,7 @@ def build_fake(config: EngineConfig) -> Core:
     vocabulary, seconds, *fail_at = sys.argv[2:]
 
     class Paced(FakeCore):
-        def step(self) -> tuple[list[Started], list[StepTokens]]:
+        def step(self) -> Turn:
             time.sleep(float(seconds))
             return super().step()
 

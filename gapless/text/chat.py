@@ -29,17 +29,14 @@ class ChatTemplate:
         special: Mapping[str, str] | None = None,
         name: str = "the chat template",
     ) -> None:
-        self._sources = {"default": sources} if isinstance(sources, str) else dict(sources)
+        named = {"default": sources} if isinstance(sources, str) else sources
+        self.source = named["default"]
         self._special = dict(special or {})
         environment = Environment()
         try:
-            self._compiled = {key: environment.from_string(text) for key, text in self._sources.items()}
+            self._compiled = {key: environment.from_string(text) for key, text in named.items()}
         except (TemplateError, RecursionError) as error:
             raise CheckpointError(f"{name} does not compile: {error or type(error).__name__}") from error
-
-    @property
-    def source(self) -> str:
-        return self._sources["default"]
 
     def render(
         self,

@@ -32,16 +32,12 @@ class StopMatcher:
                 found, end = string, at
         whole = self._held + text
         if found is None:
-            return self._release(whole), None
+            cut = len(whole) - max(self._states, default=0)
+            self._held = whole[cut:]
+            return whole[:cut], None
         cut = len(self._held) + end - (0 if self._include else len(found))
         self._held = ""
         return whole[:cut], found
-
-    def _release(self, whole: str) -> str:
-        hold = max(self._states, default=0)
-        cut = len(whole) - hold
-        self._held = whole[cut:]
-        return whole[:cut]
 
     def _advance(self, i: int, text: str, limit: int) -> int | None:
         """Move string i's state over text[:limit]; where it first matches, return the index after the match."""

@@ -11,8 +11,17 @@ from harness import checksum_loop, script, sizes
 
 from gapless.device import CpuDevice
 from gapless.engine import trace
-from gapless.engine.history import RequestRecord
-from gapless.engine.trace import COMPUTE, ENGINE, REQUESTS, Recording, StepTable, chrome_trace, step_rows, steps_of
+from gapless.engine.trace import (
+    COMPUTE,
+    ENGINE,
+    REQUESTS,
+    Recording,
+    RequestRecord,
+    StepTable,
+    chrome_trace,
+    step_rows,
+    steps_of,
+)
 from gapless.testing.scenario import deliver
 from gapless.testing.sim import SimDevice
 

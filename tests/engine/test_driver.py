@@ -12,12 +12,11 @@ from page_router import Router
 
 from gapless.base.errors import DeviceError, EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request
+from gapless.base.records import Flag, Request, Turn
 from gapless.engine import driver
 from gapless.engine import messages as m
 from gapless.engine.driver import EngineDriver
 from gapless.engine.ports import QueuePort, WirePort
-from gapless.engine.seam import Started
 from gapless.engine.wire import Wire
 from gapless.memory.events import PageEvents
 from gapless.memory.index import PrefixIndex
@@ -143,7 +142,7 @@ def test_a_request_is_admitted_before_its_tokens_come(drive):
     running.until(lambda one: isinstance(one, m.Tokens) and one.settled.flags[0] == Flag.LENGTH)
     seen = running.front.seen
     assert kinds(seen) == ["Ready", "Admitted", "Tokens", "Tokens", "Tokens"]
-    assert seen[0] == m.Ready(running.core.info) and m.Admitted(Started(1, 0)) in seen
+    assert seen[0] == m.Ready(running.core.info) and m.Admitted(1, 0) in seen
     sent = [int(one.settled.tokens[0]) for one in seen if isinstance(one, m.Tokens)]
     assert sent == [next_token(m.unpack_request(add(1)), count, 100) for count in range(3)]
     report = running.until(lambda one: isinstance(one, m.StatsReport) and one.stats.generation_tokens == 3)
@@ -250,7 +249,7 @@ class Sleeper(FakeCore):
         assert self.woken.wait(20), "the bell never rang"
         self.woken.clear()
         self.inside.clear()
-        return [], []
+        return Turn([], [], [])
 
 
 def test_a_message_ends_the_wait_inside_a_step(drive):
@@ -285,7 +284,7 @@ class Preparing(FakeCore):
         if not self._due:
             return super().step()
         self._due, self.prepared = False, self.prepared + 1
-        return [], []
+        return Turn([], [], [])
 
 
 def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
@@ -317,7 +316,7 @@ class Woken(FakeCore):
         if self.news.is_set():
             self.news.clear()
             self.taken.set()
-            return [], []
+            return Turn([], [], [])
         return super().step()
 
 

@@ -18,7 +18,7 @@ from gapless.base.structured import StructuredOutputs
 from gapless.engine import messages as m
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, open_assets
-from gapless.engine.inputs import ModelLimits, Resolver
+from gapless.engine.inputs import Resolver
 from gapless.engine.process_backend import ProcessBackend
 from gapless.engine.thread_backend import ThreadBackend
 
@@ -70,7 +70,7 @@ def test_more_requests_than_may_wait_are_submitted_bit_by_bit():
 
 
 def resolver(eos_ids=(EOS,)):
-    return Resolver(TOKENIZER, ModelLimits(TOKENIZER.vocab_size, 1024, eos_ids))
+    return Resolver(FRONT._replace(eos_ids=eos_ids), core().info)
 
 
 def test_an_ignored_end_token_still_ends_a_form():
@@ -187,14 +187,12 @@ def plain_and_formed(core, resolver):
 
 def test_requests_with_matchers_wait_for_room_in_the_queue_and_can_be_aborted_there():
     core = build_core(replace(CONFIG, max_num_queued_reqs=2, max_num_seqs=1))
-    assets = open_assets(CONFIG)
-    limits = ModelLimits(core.info.vocab_size, core.info.max_model_len, assets.eos_ids)
-    plain, formed = plain_and_formed(core, Resolver(assets.tokenizer, limits))
+    plain, formed = plain_and_formed(core, Resolver(open_assets(CONFIG), core.info))
     core.abort(formed[1].key)
     ended = set()
     while core.has_work():
-        _, settled = core.step()
-        assert core.failures() == []
+        _, settled, failed = core.step()
+        assert failed == []
         ended |= {int(key) for one in settled for key in one.keys}
     assert ended == {plain[0].key, plain[1].key, formed[0].key}
     core.close()

@@ -1,20 +1,22 @@
 """Admission: each refusal names its field, and what is admitted is resolved."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from fronts import EOS, TOKENIZER
+from fronts import EOS, FRONT, TOKENIZER, core
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.base.errors import RequestError
 from gapless.base.params import MAX_STOP_IDS, SamplingParams
-from gapless.engine.inputs import ModelLimits, Resolver, check_request_id, child_seed, mix
+from gapless.engine.inputs import Resolver, check_request_id, child_seed, mix
 
-LIMITS = ModelLimits(vocab_size=TOKENIZER.vocab_size, max_model_len=32, eos_ids=(EOS,), seed=7)
+INFO = core(max_model_len=32).info
 
 
-def resolver(limits: ModelLimits = LIMITS) -> Resolver:
-    return Resolver(TOKENIZER, limits)
+def resolver(seed: int = 7, **changes: Any) -> Resolver:
+    return Resolver(FRONT, INFO._replace(**changes), seed)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_ids_win_over_the_text_beside_them() -> None:
     "prompt",
     [
         *("", [], {"prompt_token_ids": []}, {}, {"prompt": 3}, [1.5], [True], ["a"], [-1], [10**30], None, 3, "\ud800"),
-        *([LIMITS.vocab_size], np.zeros((2, 2), np.int32)),
+        *([INFO.vocab_size], np.zeros((2, 2), np.int32)),
     ],
 )
 def test_a_bad_prompt_is_refused(prompt) -> None:
@@ -48,8 +50,8 @@ def test_a_bad_prompt_is_refused(prompt) -> None:
 
 
 def test_the_last_token_of_the_vocabulary_is_taken() -> None:
-    (request,) = resolver().resolve([LIMITS.vocab_size - 1], SamplingParams()).requests
-    assert request.tokens.tolist() == [LIMITS.vocab_size - 1]
+    (request,) = resolver().resolve([INFO.vocab_size - 1], SamplingParams()).requests
+    assert request.tokens.tolist() == [INFO.vocab_size - 1]
 
 
 @pytest.mark.parametrize("prompt_len", [1, 30, 31, 32, 33])
@@ -87,7 +89,7 @@ def test_stop_ids_hold_the_end_of_sequence_unless_it_is_ignored() -> None:
     assert ids(stop_token_ids=[5, 5, EOS]) == (5, EOS)
     assert ids(stop_token_ids=[5], ignore_eos=True) == (5,)
     assert ids(stop_token_ids=list(range(MAX_STOP_IDS)), ignore_eos=True) == tuple(range(MAX_STOP_IDS))
-    for bad in ({"stop_token_ids": list(range(MAX_STOP_IDS))}, {"stop_token_ids": [LIMITS.vocab_size]}):
+    for bad in ({"stop_token_ids": list(range(MAX_STOP_IDS))}, {"stop_token_ids": [INFO.vocab_size]}):
         with pytest.raises(RequestError) as caught:
             ids(**bad)
         assert caught.value.param == "stop_token_ids"
@@ -101,7 +103,7 @@ def test_keys_are_never_used_twice() -> None:
 
 def test_the_seeds_of_sequences_differ_and_repeat() -> None:
     def seeds(seed: int | None, n: int = 1, engine: int = 7, calls: int = 1):
-        one = resolver(LIMITS._replace(seed=engine))
+        one = resolver(engine)
         params = SamplingParams(seed=seed, n=n)
         return [r.seed for _ in range(calls) for r in one.resolve([1], params).requests]
 
@@ -148,9 +150,8 @@ def test_what_would_harm_the_engine_is_refused_at_its_door(options, param) -> No
     assert caught.value.param == param
 
 
-def bad_words(*words: str, vocab: int = LIMITS.vocab_size) -> tuple[tuple[int, ...], ...]:
-    limits = LIMITS._replace(vocab_size=vocab)
-    (request,) = resolver(limits).resolve([1], SamplingParams(bad_words=words)).requests
+def bad_words(*words: str, vocab: int = INFO.vocab_size) -> tuple[tuple[int, ...], ...]:
+    (request,) = resolver(vocab_size=vocab).resolve([1], SamplingParams(bad_words=words)).requests
     return request.bad_words
 
 
@@ -166,7 +167,7 @@ def test_bad_words_become_tokens_alone_and_after_a_space() -> None:
     ("name", "value"),
     [
         ("bad_words", ["hello " * 60] * 100), ("bad_words", ["\ud800"]),
-        ("logit_bias", {LIMITS.vocab_size: 1}), ("allowed_token_ids", [1, LIMITS.vocab_size]),
+        ("logit_bias", {INFO.vocab_size: 1}), ("allowed_token_ids", [1, INFO.vocab_size]),
         ("allowed_token_ids", [EOS]),
     ],
 )  # fmt: skip

@@ -11,15 +11,14 @@ from gapless.base.errors import EngineDeadError, QueueFullError
 from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, PageChange, PageEvent, Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.async_llm import AsyncLLM, TrackerSink
+from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.backend import MessageBackend
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
-from gapless.engine.questions import Questions
+from gapless.engine.seam import Sink
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
-from gapless.engine.watch import StepWatcher
 from gapless.testing.core import FakeCore, next_token
 
 VOCAB = TOKENIZER.vocab_size
@@ -151,7 +150,9 @@ class Delivered(MessageBackend):
         super().__init__()
         self.posted = []
         self.tracker = Tracker(TOKENIZER, self.abort)
-        self.sink = TrackerSink(self.tracker, StepWatcher(self, Questions()), Questions())
+        self.page_events = []
+        takes = self.tracker.on_started, self.tracker.on_tokens, self.tracker.fail, None
+        self.sink = Sink(*takes, page_events=self.page_events.append, died=None)
 
     def _post(self, message):
         self.posted.append(message)
@@ -183,7 +184,7 @@ async def test_a_refusal_comes_after_the_tokens_before_it():
     assert delta.token_ids == [20] * 3
 
 
-async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again(monkeypatch):
+async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again():
     backend = Delivered()
     seen = []
 
@@ -191,16 +192,15 @@ async def test_tokens_that_cannot_be_handed_out_are_not_handed_out_again(monkeyp
         seen.extend(steps)
         raise EngineDeadError("on purpose")
 
-    monkeypatch.setattr(backend.sink, "tokens", tokens)
+    backend.sink = backend.sink._replace(tokens=tokens)
     with pytest.raises(EngineDeadError):
         backend.receive([step(1), m.Refused(2, QueueFullError("full"))])
     assert len(seen) == 1
 
 
 def test_page_events_go_to_who_asked_and_are_asked_for_again_of_every_new_engine():
-    backend, seen = Delivered(), []
-    backend.sink = TrackerSink(backend.tracker, StepWatcher(backend, Questions()), Questions(), seen.append)
+    backend = Delivered()
     backend.send_page_events()
     events = (PageEvent(PageChange.CLEARED),)
     backend.receive([m.Ready(FakeCore().info), m.PageEventList(events)])
-    assert backend.posted == [m.SendPageEvents()] * 2 and seen == [events]
+    assert backend.posted == [m.SendPageEvents()] * 2 and backend.page_events == [events]

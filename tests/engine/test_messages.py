@@ -10,7 +10,7 @@ from gapless.base.errors import CheckpointError, DeviceError, EngineDeadError, Q
 from gapless.base.params import SamplingParams
 from gapless.base.records import PageChange, PageEvent, Request, StepLogprobs, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import AdapterChange, EngineInfo, Started, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, Stats
 from gapless.loop.records import COLUMNS, STEP, ChunkRecord, StepRecord, StepTable
 
 PARAMS = SamplingParams(
@@ -247,7 +247,7 @@ def test_page_events_whose_tokens_fill_no_pages_are_refused(change):
 
 def test_one_frame_holds_a_turn():
     info = EngineInfo("m", "cpu", "float32", 10, 20, 3, 4, 5, 6, "auto", 7, (("weights", 0.5),))
-    frame = [m.Ready(info), m.Admitted(Started(1, 2)), m.StatsReport(Stats(running=3))]
+    frame = [m.Ready(info), m.Admitted(1, 2), m.StatsReport(Stats(running=3))]
     assert m.decode_from_core(m.encode(frame)) == frame
 
 

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -43,8 +44,8 @@ class Recorder:
         self.deliveries = []
         self._news = asyncio.Event()
 
-    def started(self, item):
-        self.began.append(item.key)
+    def started(self, key, cached):
+        self.began.append(key)
         self._news.set()
 
     def tokens(self, *steps):
@@ -63,9 +64,6 @@ class Recorder:
 
     def refused(self, key, error):
         self.refusals[key] = error
-        self._news.set()
-
-    def answered(self, number, answer):
         self._news.set()
 
     def died(self, error):
@@ -149,19 +147,13 @@ async def test_an_abort_ends_a_request():
         await sink.until(lambda: backend.stats().steps > 0 and backend.stats().running == 0, seconds=3)
 
 
-async def test_close_leaves_no_process_and_no_directory(monkeypatch):
-    with TemporaryDirectory() as parent:  # of a short path: a socket is made in it
-        monkeypatch.setattr(tempfile, "tempdir", parent)
-        await started_and_closed(Path(parent))
-
-
-async def started_and_closed(parent):
+async def test_close_leaves_no_process_and_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     async with running() as (backend, sink):
         pid = backend.pid
-        (mine,) = parent.glob("gapless-*")
-        assert mine.stat().st_mode & 0o777 == 0o700
+        assert tempfile.gettempdir() == str(tmp_path) and not list(tmp_path.iterdir())
     assert not alive(pid)
-    assert not mine.exists()
     assert not backend.ready()
     backend.submit(request(1))
     await sink.until(lambda: type(sink.refusals.get(1)) is EngineDeadError)
@@ -273,9 +265,12 @@ async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serve
 
 async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not():
     backend = ProcessBackend(CONFIG)
-    backend.sink, backend.info = Recorder(), FakeCore(VOCAB).info
+    backend.info = FakeCore(VOCAB).info
+    backend.sink = Recorder()
     for number, refusal, known in ((1, RequestError("no", "model_path"), None), (2, None, "weights 2")):
-        backend.update_weights(number, f"weights {number}")
+        asking = asyncio.create_task(backend.ask(partial(messages.UpdateWeights, path=f"weights {number}")))
+        await asyncio.sleep(0)
+        asking.cancel()
         backend.receive([messages.Changed(number, (), refusal)])
         assert backend.weights == known
     backend.receive([messages.Changed(3, (), None)])
@@ -391,39 +386,28 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("when", ["ready", "booting"])
 def test_the_child_follows_its_parent(when):
-    with TemporaryDirectory() as folder:
-        ends_with_its_parent(when, Path(folder))
-
-
-def ends_with_its_parent(when, folder):
     parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, env={**os.environ, "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", ORPHAN, when], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     with parent:
         pid = int(parent.stdout.readline())
-        (directory,) = folder.glob("gapless-*")
         assert alive(pid)
         parent.kill()
     end = time.monotonic() + 2.0
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive(pid)
-    assert not directory.exists()
 
 
-def test_a_child_whose_socket_hangs_up_leaves_nothing_behind():
+def test_a_child_whose_socket_hangs_up_ends():
     """A parent that dies ends stdin and the socket, and the child may see either first."""
-    directory = tempfile.mkdtemp(prefix="gapless-")
-    listener = wire.listen(f"{directory}/engine")
-    listener.settimeout(20)
-    command = [sys.executable, "-m", FAKE[0], f"{directory}/engine", FAKE[1], "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(messages.Boot(CONFIG)) + b"\n")
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", FAKE[0], str(theirs.fileno()), FAKE[1], "0"]
+    options = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "pass_fds": (theirs.fileno(),)}
+    with theirs, subprocess.Popen(command, **options) as process:
+        theirs.close()
+        process.stdin.write(msgspec.json.encode(CONFIG) + b"\n")
         process.stdin.flush()
-        connection, _ = listener.accept()
-        connection.close()
+        assert ours.recv(1), "it is ready"
+        ours.close()
         assert process.wait(20) == 0
-    listener.close()
-    assert not Path(directory).exists()

@@ -11,13 +11,15 @@ from fronts import FRONT, TOKENIZER, core
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
 from gapless.base.params import SamplingParams as Params
+from gapless.base.records import Turn
+from gapless.engine import messages as m
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.driver import StepFeed
-from gapless.engine.history import KEPT_REQUESTS
+from gapless.engine.backend import MessageBackend
+from gapless.engine.driver import EngineDriver
 from gapless.engine.process_backend import ProcessBackend
-from gapless.engine.questions import Questions
-from gapless.engine.seam import EngineView, Stats
+from gapless.engine.seam import Stats
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.trace import KEPT_REQUESTS
 from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.loop.records import COLUMNS, StepRecord, StepTable
 from gapless.testing.core import FakeCore
@@ -29,93 +31,136 @@ def steps(*numbers):
     return StepTable.of(records)
 
 
-class Said:
+class Said(MessageBackend):
     """A backend that notes what it is asked."""
 
     def __init__(self):
+        super().__init__()
+        self.sink = None
         self.calls = []
 
-    def watch(self, on):
-        self.calls.append(on)
-
-    def look(self, number, since):
-        self.calls.append((number, since))
+    def _post(self, message):
+        self.calls.append(message)
+        return True
 
 
 def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
-    watch = StepWatcher(backend, Questions())
+    watch = StepWatcher(backend)
     watch.on_steps(steps(1))
-    assert not watch.records() and watch.place == 0, "what comes late is of no use to anybody"
+    assert not watch.log.table(0) and watch.log.ended == 0, "what comes late is of no use to anybody"
     with watch.open():
         with watch.open():
             watch.on_steps(steps(2))
-        assert backend.calls == [True]
-        assert [r.step for r in watch.records()] == [2]
-    assert backend.calls == [True, False]
-    assert not watch.records()
+        assert backend.calls == [m.SetWatching(True)]
+        assert [r.step for r in watch.log.table(0)] == [2]
+    assert backend.calls == [m.SetWatching(True), m.SetWatching(False)]
+    assert not watch.log.table(0)
 
 
 def test_a_slow_reader_gets_the_newest_and_the_count_it_missed():
-    watch = StepWatcher(Said(), Questions())
+    watch = StepWatcher(Said())
     with watch.open():
         for start in range(0, LOG_STEPS * 2, 64):
             watch.on_steps(steps(*range(start, start + 64)))
-        assert len(watch.records()) == LOG_STEPS, "the log is bounded"
+        assert len(watch.log.table(0)) == LOG_STEPS, "the log is bounded"
         new, skipped = watch.after(0, 10)
         assert [r.step for r in new] == list(range(LOG_STEPS * 2 - 10, LOG_STEPS * 2))
         assert skipped == LOG_STEPS * 2 - 10
-        new, skipped = watch.after(watch.place, 10)
+        new, skipped = watch.after(watch.log.ended, 10)
         assert not new and skipped == 0
-        new, skipped = watch.after(watch.place - 3, 10)
+        new, skipped = watch.after(watch.log.ended - 3, 10)
         assert len(new) == 3 and skipped == 0
 
 
 async def test_a_look_gets_the_answer_with_its_number():
-    backend, questions = Said(), Questions()
-    watch = StepWatcher(backend, questions)
+    backend = Said()
+    watch = StepWatcher(backend)
     first, second = asyncio.create_task(watch.look(5)), asyncio.create_task(watch.look(6))
     await asyncio.sleep(0)
-    assert backend.calls == [(1, 5), (2, 6)]
-    questions.on_answer(2, EngineView(steps(), b"f"))
-    questions.on_answer(99, EngineView(steps(), b"x"))
+    assert backend.calls == [m.Look(1, 5), m.Look(2, 6)]
+    nothing = m.pack_steps(steps())
+    backend.receive([m.View(2, nothing, b"f"), m.View(99, nothing, b"x")])
     assert (await second).pages == b"f" and not first.done()
-    questions.on_death(lambda: EngineDeadError("gone"))
+    backend.forsake(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
         await first
-    assert not questions.waiting
+    assert not backend.asked
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
     monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
-    questions = Questions()
-    watch = StepWatcher(Said(), questions)
+    backend = Said()
+    watch = StepWatcher(backend)
     with pytest.raises(EngineDeadError, match="did not answer a status request"):
         await watch.look(0)
-    assert not questions.waiting
+    assert not backend.asked
 
 
-def test_the_feed_begins_with_the_steps_to_come(monkeypatch):
+class Written(FakeCore):
+    """A core whose steps are those that the test writes, busy until the test says otherwise."""
+
+    busy = True
+
+    def has_work(self):
+        return self.busy
+
+    def step(self):
+        return Turn([], [], [])
+
+
+class Hand:
+    """A port whose messages come and go by hand."""
+
+    open = clear = True
+
+    def __init__(self):
+        self.coming, self.seen = [], []
+
+    def ring_with(self, ring):
+        pass
+
+    wake = None
+
+    def receive(self, seconds):
+        coming, self.coming = self.coming, []
+        return coming
+
+    def send(self, messages):
+        self.seen += [record.step for one in messages if isinstance(one, m.Steps) for record in m.unpack_steps(one)]
+
+
+def test_what_watchers_see_begins_with_the_steps_to_come(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    fake = FakeCore()
-    fake.records.extend(steps(1, 2))
-    feed = StepFeed(fake)
-    feed.switch(True)
-    assert not feed.take()
-    fake.records.extend(steps(3))
-    assert not feed.take(), "not before its time"
+    core, port = Written(), Hand()
+    core.records.extend(steps(1, 2))
+    driver = EngineDriver(core, port)
+
+    def turns(*messages):
+        port.coming = [*messages]
+        driver.turn()
+        driver.turn()  # what a turn has to say goes out with the next one
+        seen, port.seen = port.seen, []
+        return seen
+
+    assert turns() == turns(m.SetWatching(True)) == []
+    core.records.extend(steps(3))
+    assert turns() == [], "not before its time"
     now[0] += 1
-    assert [r.step for r in feed.take()] == [3]
-    fake.records.extend(steps(4))
-    assert [r.step for r in feed.take(all=True)] == [4]
-    feed.switch(False)
-    assert not feed.on
+    assert turns() == [3]
+    core.records.extend(steps(4))
+    core.busy = False
+    assert turns() == [4], "all of them, where the engine comes to rest"
+    now[0] += 1
+    turns(m.SetWatching(False))
+    core.records.extend(steps(5))
+    assert turns() == []
 
 
 async def collect(llm, steps):
     async with asyncio.timeout(20):
-        while not llm.watch.records() or llm.watch.records()[-1].step < steps:
+        while not llm.watch.log.table(0) or llm.watch.log.table(0)[-1].step < steps:
             await asyncio.sleep(0.005)
 
 
@@ -124,19 +169,19 @@ async def watched(llm):
     params = Params(max_tokens=30, ignore_eos=True)
     async for _ in llm.generate("abc", params):
         pass
-    assert not llm.watch.records()
+    assert not llm.watch.log.table(0)
     with llm.watch.open():
         await asyncio.sleep(0.05)
         async for _ in llm.generate("abc", params):
             pass
         await collect(llm, 60)
-        seen = llm.watch.records()
+        seen = llm.watch.log.table(0)
         assert [r.step for r in seen] == list(range(31, 61)), "from the first step after the start, all of them"
         (key,) = llm.latest_requests(1)[0].keys
         assert seen[-1].decode.tolist() == [key]
     async for _ in llm.generate("abc", params):
         pass
-    assert llm.watch.place == 30, "without a watcher nothing comes"
+    assert llm.watch.log.ended == 30, "without a watcher nothing comes"
     view = await llm.watch.look(seen[-1].committed_at + 1)
     assert [r.step for r in view.steps] == list(range(61, 91))
 
@@ -158,7 +203,7 @@ async def test_a_core_in_another_process_and_its_successor_can_be_watched():
             async for _ in llm.generate("abc", Params(max_tokens=5, ignore_eos=True)):
                 pass
             await collect(llm, 5)
-            assert [r.step for r in llm.watch.records()] == [1, 2, 3, 4, 5]
+            assert [r.step for r in llm.watch.log.table(0)] == [1, 2, 3, 4, 5]
 
 
 async def test_the_latest_requests_are_bounded_and_hold_no_text():

@@ -162,7 +162,7 @@ async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(oth
         running = await llm.open(PROMPT, LONG)
         await running.next()
         update = asyncio.create_task(llm.update_weights(str(other)))
-        while not made[0].paused:
+        while not made[0].updates.waits:
             await asyncio.sleep(0.001)
             assert not running.finished, "the request was meant to run longer than the files are read"
         waiting = [await llm.open(PROMPT, SHORT, f"wait-{number}") for number in range(4)]

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from gapless.engine.wire import Wire, connect, listen
+from gapless.engine.wire import Wire
 
 
 @pytest.fixture
@@ -101,17 +101,3 @@ def test_sending_to_an_end_that_is_gone_raises_nothing(ends):
     there.close()
     here.send(b"x")
     assert not here.open and here.clear
-
-
-def test_a_path_takes_one_connection(tmp_path):
-    path = str(tmp_path / "engine")
-    listener = listen(path)
-    there = connect(path)
-    accepted, _ = listener.accept()
-    here = Wire(accepted)
-    there.send(b"hello")
-    assert until(here, 1) == [b"hello"]
-    for one in (listener, here, there):
-        one.close()
-    with pytest.raises(OSError):
-        listen(str(tmp_path / ("d" * 120)))

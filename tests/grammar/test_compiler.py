@@ -17,7 +17,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.base.structured import StructuredOutputs
 from gapless.grammar import kept
-from gapless.grammar.compiler import Compiler, Refusal
+from gapless.grammar.compiler import Compiler
 from gapless.grammar.library import LlgLimits
 from gapless.grammar.source import write_grammar
 
@@ -63,13 +63,28 @@ def compiling():
         compiler.close()
 
 
-def ready(compiler, gate, count):
-    """What the compiler gives when `count` requests are done."""
-    taken = []
-    while len(taken) < count:
+def done(compiler, gate, count):
+    """What the compiler gives when `count` requests are done: those that are ready, and those that are refused."""
+    ready, refused = [], []
+    while len(ready) + len(refused) < count:
         assert gate.rung.acquire(timeout=10)
-        taken += compiler.take()
-    return taken
+        for found, more in zip((ready, refused), compiler.take(), strict=True):
+            found += more
+    return ready, refused
+
+
+def ready(compiler, gate, count):
+    """The requests that are ready, when `count` are done and none is refused."""
+    found, refused = done(compiler, gate, count)
+    assert not refused
+    return found
+
+
+def errors(compiler, gate, count):
+    """Why requests are refused, when `count` are done and none is ready."""
+    found, refused = done(compiler, gate, count)
+    assert not found
+    return [error for _, error in refused]
 
 
 def test_a_request_comes_back_with_a_matcher_of_its_own(compiling):
@@ -78,16 +93,16 @@ def test_a_request_comes_back_with_a_matcher_of_its_own(compiling):
     assert not gate.asked.is_set()
     for key in (1, 2, 3):
         compiler.submit(request(key))
-    done = ready(compiler, gate, 3)
-    assert [one.key for one in done] == [1, 2, 3] and compiler.waiting == 0
-    first, second, _ = (one.matcher for one in done)
+    found = ready(compiler, gate, 3)
+    assert [one.key for one in found] == [1, 2, 3] and compiler.waiting == 0
+    first, second, _ = (one.matcher for one in found)
     digit = demo().tokenizer.encode("7", False)
     first.advance(digit)
     assert demo().eos in demo().allowed(first)
     assert demo().eos not in demo().allowed(second)
-    counts = compiler.counts()
-    assert (counts.waiting, counts.compiled, counts.hits, counts.refused) == (0, 1, 2, 0)
-    assert counts.compile_ns > 0
+    counts = compiler.totals()
+    assert counts.pop("grammars_ns") > 0
+    assert counts == {"grammars_compiled": 1, "grammar_hits": 2, "grammars_refused": 0}
 
 
 def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
@@ -100,7 +115,7 @@ def test_a_request_whose_form_was_compiled_waits_for_no_other_one(compiling):
     try:
         compiler.submit(request(2, BAD))
         compiler.submit(request(3))
-        assert [one.key for one in compiler.take()] == [3] and compiler.waiting == 1
+        assert [one.key for one in compiler.take()[0]] == [3] and compiler.waiting == 1
     finally:
         compiling_thread.release()
 
@@ -151,10 +166,10 @@ def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_fo
     assert begun.wait(10)
     compiler.submit(request(4, StructuredOutputs(regex="[a-c]+")))
     until = time.monotonic() + 10
-    while not (refused := compiler.take()):
+    while not (refused := compiler.take()[1]):
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert "took too long" in str(refused[0].error), "it has been refused, though its own form was not begun"
+    assert "took too long" in str(refused[0][1]), "it has been refused, though its own form was not begun"
     grown.release()
     compiler.submit(request(5, StructuredOutputs(regex="[a-d]+")))
     assert [one.key for one in ready(compiler, gate, 1)] == [5]
@@ -180,11 +195,11 @@ def test_the_same_form_under_another_name_is_named_by_it(compiling):
     spelled = StructuredOutputs(json=BAD.json, source="guided_json")
     for key, form in enumerate([BAD, spelled, BAD, spelled]):
         compiler.submit(request(key, form))
-    done = ready(compiler, gate, 4)
-    assert [one.error.param for one in done] == ["structured_outputs.json", "guided_json"] * 2
-    assert all("uniqueItems" in str(one.error) for one in done)
-    counts = compiler.counts()
-    assert (counts.compiled, counts.hits, counts.refused) == (2, 2, 4)
+    found = errors(compiler, gate, 4)
+    assert [error.param for error in found] == ["structured_outputs.json", "guided_json"] * 2
+    assert all("uniqueItems" in str(error) for error in found)
+    counts = compiler.totals()
+    assert (counts["grammars_compiled"], counts["grammar_hits"], counts["grammars_refused"]) == (2, 2, 4)
 
 
 def test_an_aborted_request_never_comes_back(compiling):
@@ -201,7 +216,7 @@ def test_an_aborted_request_never_comes_back(compiling):
     assert [one.key for one in ready(compiler, gate, 1)] == [2]
     compiler.submit(request(4))
     assert [one.key for one in ready(compiler, gate, 1)] == [4]
-    assert compiler.take() == []
+    assert compiler.take() == ([], [])
 
 
 def test_more_requests_than_there_is_room_for_are_refused(compiling):
@@ -224,17 +239,17 @@ def test_who_waits_too_long_is_refused_and_what_was_made_is_kept(compiling):
     assert gate.asked.wait(10)
     compiler.submit(request(2))
     time.sleep(0.1)
-    one, two = compiler.take()
-    assert isinstance(one.error, RequestError) and one.error.param == "structured_outputs.regex"
-    assert "not compiled in 0.05 s" in str(one.error)
-    assert isinstance(two.error, QueueFullError)
-    assert (one.key, two.key, compiler.counts().refused) == (1, 2, 2)
+    found, ((one, late), (two, behind)) = compiler.take()
+    assert isinstance(late, RequestError) and late.param == "structured_outputs.regex"
+    assert "not compiled in 0.05 s" in str(late)
+    assert isinstance(behind, QueueFullError) and not found
+    assert (one, two, compiler.totals()["grammars_refused"]) == (1, 2, 2)
     gate.opened.set()
     assert gate.rung.acquire(timeout=10)
-    assert compiler.take() == []
+    assert compiler.take() == ([], [])
     compiler.submit(request(3))
-    assert isinstance(ready(compiler, gate, 1)[0], Request)
-    assert compiler.counts().hits == 1
+    assert len(ready(compiler, gate, 1)) == 1
+    assert compiler.totals()["grammar_hits"] == 1
 
 
 def test_who_waits_long_while_others_are_compiled_one_by_one_is_not_refused(compiling, monkeypatch):
@@ -248,7 +263,7 @@ def test_who_waits_long_while_others_are_compiled_one_by_one_is_not_refused(comp
     demo()
     for key in range(5):
         compiler.submit(request(key, StructuredOutputs(regex=f"a{key}")))
-    assert [type(one) for one in ready(compiler, gate, 5)] == [Request] * 5
+    assert len(ready(compiler, gate, 5)) == 5
 
 
 def test_a_vocabulary_that_cannot_be_made_refuses_each_request(compiling):
@@ -256,7 +271,7 @@ def test_a_vocabulary_that_cannot_be_made_refuses_each_request(compiling):
     compiler = compiling(gate)
     for key in (1, 2):
         compiler.submit(request(key))
-    assert ["end-of-sequence" in str(one.error) for one in ready(compiler, gate, 2)] == [True, True]
+    assert ["end-of-sequence" in str(error) for error in errors(compiler, gate, 2)] == [True, True]
 
 
 def test_a_fault_of_the_library_refuses_the_request_and_the_thread_goes_on(compiling, monkeypatch, caplog):
@@ -271,10 +286,10 @@ def test_a_fault_of_the_library_refuses_the_request_and_the_thread_goes_on(compi
     with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL):
         patch.setattr(kept, "write_grammar", fail)
         compiler.submit(request(1))
-        (refused,) = ready(compiler, gate, 1)
-    assert isinstance(refused, Refusal) and "cannot be compiled: Panic" in str(refused.error)
+        (refused,) = errors(compiler, gate, 1)
+    assert "cannot be compiled: Panic" in str(refused)
     compiler.submit(request(2))
-    assert isinstance(ready(compiler, gate, 1)[0], Request)
+    assert len(ready(compiler, gate, 1)) == 1
 
 
 def test_the_grammars_used_least_recently_are_dropped(monkeypatch):
@@ -328,5 +343,5 @@ def test_closing_waits_for_the_compilation_that_runs(compiling):
     assert gate.asked.wait(10)
     threading.Timer(0.1, gate.opened.set).start()
     compiler.close()
-    assert compiler.waiting == 0 and compiler.take() == []
+    assert compiler.waiting == 0 and compiler.take() == ([], [])
     assert not [thread for thread in threading.enumerate() if thread.name == "gapless-grammar"]

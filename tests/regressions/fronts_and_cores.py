@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from harness import VOCAB
 from vocabularies import byte_level
 
+from gapless.base.config import EngineConfig
 from gapless.device import Device
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import EngineCore
@@ -15,6 +17,9 @@ from gapless.engine.outputs import Delta
 from gapless.engine.seam import EngineInfo
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
+from gapless.engine.tiers import EngineTiers
+from gapless.engine.updates import WeightUpdates
+from gapless.grammar.compiler import Compiler
 from gapless.loop.build import Sizes, build_loop
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
@@ -34,19 +39,24 @@ def letter(token: int) -> str:
     return chr(ord("!") + token)
 
 
-def engine_core(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> EngineCore:
+def parts(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> tuple[Any, ...]:
+    """The arguments of an EngineCore without a tokenizer and without tiers."""
     model = model or ChecksumModel(VOCAB, SHAPE.max_len)
     loop = build_loop(device, model, SHAPE, DEPTH, model_name="checksum", patience=16)
-    return EngineCore(device, loop, INFO, watchdog)
+    updates = WeightUpdates(loop, model, device, "checksum")
+    compiler = Compiler(lambda: 1 // 0, loop.bell.ring, room=1)
+    return device, loop, INFO._replace(watchdog_seconds=watchdog), compiler, EngineTiers(EngineConfig()), updates
+
+
+def engine_core(device: Device, model: ChecksumModel | None = None, watchdog: float = 0.0) -> EngineCore:
+    return EngineCore(*parts(device, model, watchdog))
 
 
 class Gated(EngineCore):
     """Takes a step only when the test lets it."""
 
     def __init__(self, seed: int) -> None:
-        device = SimDevice(seed, "lazy")
-        core = engine_core(device)
-        super().__init__(device, core.loop, core.info)
+        super().__init__(*parts(SimDevice(seed, "lazy")))
         self._gate, self._arrived = threading.Semaphore(0), threading.Semaphore(0)
         self._waits = False
 

@@ -109,9 +109,9 @@ def test_steps_arrive_while_a_client_watches(server, client):
     assert set(last["totals"]) == {"wall_ns", "busy_ns", "idle_ns", "host_ns"}
     assert last["now"] > steps[-1]["committed_at"] and all(event["skipped"] == 0 for event in watcher.events)
     server.until(lambda: server.llm.watch.watchers == 0)
-    place = server.llm.watch.place
+    place = server.llm.watch.log.ended
     ask(client)
-    assert server.llm.watch.place == place, "the page is closed and the engine still sends"
+    assert server.llm.watch.log.ended == place, "the page is closed and the engine still sends"
 
 
 def test_an_event_comes_at_least_every_second(client, monkeypatch):
@@ -196,9 +196,9 @@ def test_the_command_records_what_happens_from_now_on(server, client, tmp_path, 
     def ask_when_it_records():
         try:
             server.until(lambda: server.llm.watch.watchers == 1)
-            before = server.llm.watch.place
+            before = server.llm.watch.log.ended
             ask(client, "abc", 33)
-            server.until(lambda: server.llm.watch.place >= before + 33)
+            server.until(lambda: server.llm.watch.log.ended >= before + 33)
         finally:
             recorded.set()
 
@@ -270,10 +270,15 @@ class Engine:
     def ready(self):
         return True
 
-    def look(self, number, since):
-        self.looks.append(since)
-        if self.answer:
-            asyncio.get_running_loop().call_soon(self.sink.answered, number, EngineView([], b"ffcoxfff"))
+    async def ask(self, question):
+        asked = question(1)
+        self.looks.append(asked.since)
+        if not self.answer:
+            await asyncio.Future()
+        return EngineView([], b"ffcoxfff")
+
+    def forsake(self, error):
+        pass
 
     def watch(self, on):
         pass

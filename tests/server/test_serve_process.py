@@ -310,17 +310,6 @@ def test_a_taken_port_is_one_line(model):
     assert "--port" in line
 
 
-def test_a_directory_too_deep_for_a_socket_is_one_line(model, tmp_path, monkeypatch):
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setenv("TMPDIR", str(deep))
-    code, said, _ = failing({"model": model}, {"port": 0}, [*FAKE, "0"])
-    assert code == 1
-    (line,) = said.strip().splitlines()
-    assert line.startswith("gapless: error: ") and "TMPDIR" in line
-    assert not list(deep.iterdir())
-
-
 async def test_a_start_that_breaks_in_an_unforeseen_way_ends_the_server(caplog):
     class Broken:
         async def start(self):

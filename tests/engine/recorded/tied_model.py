@@ -11,7 +11,7 @@ from wishes import WISHES, Wish
 
 from gapless.base.records import Flag, Request
 from gapless.device import CpuDevice
-from gapless.engine.inputs import ModelLimits, stop_ids
+from gapless.engine.inputs import stop_ids
 from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.testing.checksum import ChecksumModel
@@ -85,7 +85,7 @@ def requests(wish: Wish, first_key: int) -> list[Request]:
         tokens=tokens,
         params=params,
         seed=wish.seed(0),
-        stop_ids=stop_ids(params, ModelLimits(VOCAB, MAX_LEN, (EOS,))),
+        stop_ids=stop_ids(params, VOCAB, (EOS,)),
         min_len=len(tokens) + params.min_tokens,
         max_len=min(MAX_LEN, len(tokens) + (params.max_tokens or MAX_LEN)),
         priority=wish.priority,

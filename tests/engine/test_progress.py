@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from gapless.lab import progress as module
-from gapless.lab.progress import progress
+from gapless.engine import progress as module
+from gapless.engine.progress import progress
 
 
 class Terminal(io.StringIO):
