@@ -7,6 +7,7 @@ killed, and that of one that `subprocess` starts, which is not checked.
 from __future__ import annotations
 
 import json
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -45,11 +46,8 @@ class Children:
         self._leaves = False
         self._patches = Patches()
         self._patches.wrap(os, "_exit", self._exit)
-        # torch has loaded it, where there are processes at all.
-        starter = sys.modules.get("multiprocessing.util")
-        if starter is not None:
-            self._patches.wrap(starter, "spawnv_passfds", self._spawn)
-        forks.add(self._forked)
+        self._patches.wrap(multiprocessing.util, "spawnv_passfds", self._spawn)
+        forks.in_child.append(self._forked)
         if self.is_child:
             self._begin()
 
@@ -63,7 +61,7 @@ class Children:
         """Stop watching. Returns the reports of the children and the number of those that left none."""
         if not self.is_child:
             self._wait()
-        forks.remove(self._forked)
+        forks.in_child.remove(self._forked)
         self._patches.close()
         if self.is_child:
             self._write()
@@ -77,9 +75,8 @@ class Children:
         return reports, lost
 
     def _wait(self) -> None:
-        processes: Any = sys.modules.get("multiprocessing.process")
         end = time.monotonic() + WAIT_S
-        for child in processes.active_children() if processes is not None else ():
+        for child in multiprocessing.active_children():
             if not child.daemon:
                 child.join(max(0.0, end - time.monotonic()))
 

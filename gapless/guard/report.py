@@ -123,7 +123,7 @@ class SyncReport:
     """Findings, counted by rule and site. May be added to from any thread."""
 
     def __init__(self) -> None:
-        self._lock = forks.rlock()
+        self._lock = forks.lock()
         self._entries: dict[tuple[Any, ...], CountedFinding] = {}
 
     def add(self, finding: Finding, excuse: str | None = None, count: int = 1) -> None:

@@ -22,7 +22,7 @@ class Tally:
     """Counts by name, which only grow. May be added to from any thread."""
 
     def __init__(self) -> None:
-        self._lock = forks.rlock()
+        self._lock = forks.lock()
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str) -> None:
