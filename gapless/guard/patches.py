@@ -10,6 +10,8 @@ from typing import Any
 
 from torch._C._dynamo import eval_frame as compiler
 
+from . import forks
+
 
 def leave_uncompiled(function: Any) -> None:
     """Have torch's compiler leave a function, and what it calls, as it is. It costs nothing, other than its decorator.
@@ -76,3 +78,27 @@ class Patches(ExitStack):
     def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Wrap a method that function modes recognise by identity: the wrapper compares equal to it."""
         self.put(owner, name, _StandIn(getattr(owner, name), around))
+
+
+class SharedPatches:
+    """Replaces attributes for the whole process, while at least one user holds this."""
+
+    def __init__(self, install: Callable[[Patches], None]) -> None:
+        self.lock = forks.lock()
+        self._users = 0
+        self._install = install
+        self._patches = Patches()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self.lock:
+            if self._users == 0:
+                self._install(self._patches)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patches.close()

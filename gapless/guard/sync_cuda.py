@@ -10,15 +10,13 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from . import forks
-from .patches import Patches
+from .patches import Patches, SharedPatches
 from .watch import ThreadState, current, make_finding
 
 _cuda: Any = torch.cuda
@@ -59,7 +57,7 @@ def install(watch: ThreadState) -> None:
 def entered(watch: ThreadState) -> None:
     """Note that a region has begun on this thread."""
     if torch.cuda.is_available():
-        _shared.reassert()
+        _hook_warnings()
     watch.grown.append(_allocations())
 
 
@@ -85,35 +83,6 @@ def _allocations() -> tuple[int, int]:
     )
 
 
-class _Shared:
-    """Installs process-wide state while at least one thread holds it."""
-
-    def __init__(self, install: Callable[[Patches], None]) -> None:
-        self._lock = forks.lock()
-        self._users = 0
-        self._install = install
-        self._stack = Patches()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                self._install(self._stack)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._stack.close()
-
-    def reassert(self) -> None:
-        """Put the warning hook back in front: test runners and libraries reset warning filters."""
-        with self._lock:
-            _hook_warnings()
-
-
 def _install_cuda(stack: Patches) -> None:
     stack.enter_context(warnings.catch_warnings())
     # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
@@ -132,14 +101,16 @@ def _install_collectives(stack: Patches) -> None:
         _wrap(stack, "torch.distributed", name, "collective")
 
 
-_shared = _Shared(_install_cuda)
-_collectives = _Shared(_install_collectives)
+_shared = SharedPatches(_install_cuda)
+_collectives = SharedPatches(_install_collectives)
 
 
 def _hook_warnings() -> None:
-    warnings.filterwarnings("always", message=TORCH_WARNING)
-    if not isinstance(warnings.showwarning, _Show):
-        warnings.showwarning = _Show(warnings.showwarning)
+    """Put the warning hook in front, again at each region: test runners and libraries reset warning filters."""
+    with _shared.lock:
+        warnings.filterwarnings("always", message=TORCH_WARNING)
+        if not isinstance(warnings.showwarning, _Show):
+            warnings.showwarning = _Show(warnings.showwarning)
 
 
 class _Show:
