@@ -34,36 +34,28 @@ class Kind(NamedTuple):
 NOTHING, DEVICE, SOMEWHERE = Kind(), Kind("device"), Kind("somewhere")
 HOST, PINNED, ARRAY = Kind("host"), Kind("pinned"), Kind("array")
 
-_NOT_TENSORS = frozenset(
-    """
+_NOT_TENSORS = """
     item tolist size dim ndim numel shape dtype device layout stride data_ptr element_size nelement itemsize names
     is_contiguous is_pinned is_floating_point is_complex is_inference requires_grad untyped_storage storage_offset
     get_device nbytes is_cuda is_cpu is_meta grad_fn backward size_bytes equal allclose type_
-    """.split()  # noqa: SIM905
-)
-_MASKS = frozenset(
-    """
+""".split()  # noqa: SIM905
+_MASKS = """
     bool isfinite isnan isinf isin eq ne lt le gt ge logical_and logical_or logical_not logical_xor any all isclose
-    """.split()  # noqa: SIM905
-)
-_TORCH_NOT_TENSORS = frozenset(
-    """
+""".split()  # noqa: SIM905
+_TORCH_NOT_TENSORS = """
     device dtype Size finfo iinfo Generator manual_seed set_num_threads get_num_threads no_grad inference_mode save load
     is_tensor is_grad_enabled set_grad_enabled enable_grad compile equal allclose is_nonzero is_floating_point numel
     get_default_dtype set_default_dtype promote_types can_cast result_type Stream Event Tensor is_inference
     typename get_rng_state seed initial_seed
-    """.split()  # noqa: SIM905
-)
-_FACTORIES = frozenset(
-    """
+""".split()  # noqa: SIM905
+_FACTORIES = """
     zeros ones empty full arange rand randn randint randperm linspace logspace eye tensor as_tensor asarray
     scalar_tensor empty_strided normal
-    """.split()  # noqa: SIM905
-)
-_ARRAYS = frozenset("array asarray zeros ones empty full arange concatenate stack frombuffer ascontiguousarray".split())  # noqa: SIM905
+""".split()  # noqa: SIM905
+_ARRAYS = "array asarray zeros ones empty full arange concatenate stack frombuffer ascontiguousarray".split()  # noqa: SIM905
 
 
-_PARTS = frozenset("T mT H mH data grad real imag values indices".split())  # noqa: SIM905
+_PARTS = "T mT H mH data grad real imag values indices".split()  # noqa: SIM905
 
 
 class Known(NamedTuple):

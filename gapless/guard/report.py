@@ -12,12 +12,10 @@ from . import forks
 from .sites import UNKNOWN, Frame, shown
 
 _CALLERS_SHOWN = 3
-_SET_UP = frozenset(
-    """
+_SET_UP = """
     __init__ __new__ __post_init__ from_pretrained from_config load_model load_state_dict load_checkpoint
     restore_checkpoint prepare setup set_up warmup warm_up capture
-    """.split()  # noqa: SIM905
-)
+""".split()  # noqa: SIM905
 """Functions that programs call before their loops. A loop inside of one is part of the set-up."""
 
 

@@ -184,15 +184,13 @@ _CHECKS: dict[str, Check] = {
 
 _REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")
 
-_PLAIN = frozenset(
-    """
+_PLAIN = """
     aten::to.dtype aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar aten::reshape aten::flatten
     aten::flatten.using_ints aten::contiguous aten::linear aten::matmul aten::chunk aten::split.Tensor
     aten::split.sizes aten::expand_as aten::view_as aten::type_as aten::isfinite aten::square
     aten::scaled_dot_product_attention aten::rms_norm aten::layer_norm aten::softmax.int aten::log_softmax.int
     aten::dropout aten::conv1d aten::conv2d aten::einsum aten::outer
-    """.split()  # noqa: SIM905
-)
+""".split()  # noqa: SIM905
 """Composites that are known not to wait: taking them apart would only cost time."""
 
 
