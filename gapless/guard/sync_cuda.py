@@ -10,13 +10,15 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from .patches import Patches, SharedPatches
+from .sync_rules import COLLECTIVES, CUDA_WAITS
 from .watch import ThreadState, current, make_finding
 
 _cuda: Any = torch.cuda
@@ -24,23 +26,6 @@ _cuda: Any = torch.cuda
 TORCH_WARNING = "called a synchronizing CUDA operation"
 POLLS_ALLOWED = 50
 """The queries of events from one line, in one region, that do not yet count as a polling loop."""
-
-CUDA_WAITS = (
-    ("torch.cuda", "synchronize", "stream-wait"),
-    ("torch.cuda.Stream", "synchronize", "stream-wait"),
-    ("torch.cuda.Event", "synchronize", "event-wait"),
-    ("torch.cuda.Event", "query", "event-poll"),
-    ("torch.cuda", "empty_cache", "empty-cache"),
-    ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
-    # It synchronises and empties the cache before it begins the capture: one cause, one finding.
-    ("torch.cuda.graph", "__enter__", "graph-capture"),
-    ("torch.accelerator", "synchronize", "stream-wait"),
-)
-"""Functions that wait, by name, since an emulated CUDA has classes of its own."""
-_COLLECTIVES = (
-    "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
-    "scatter_object_list",
-)  # fmt: skip
 
 
 def install(watch: ThreadState) -> None:
@@ -92,17 +77,11 @@ def _install_cuda(stack: Patches) -> None:
         warnings.simplefilter("ignore")
         set_mode("warn")
     stack.callback(set_mode, before)
-    for owner, name, rule in CUDA_WAITS:
-        _wrap(stack, owner, name, rule)
-
-
-def _install_collectives(stack: Patches) -> None:
-    for name in _COLLECTIVES:
-        _wrap(stack, "torch.distributed", name, "collective")
+    _report_waits(stack, CUDA_WAITS)
 
 
 _shared = SharedPatches(_install_cuda)
-_collectives = SharedPatches(_install_collectives)
+_collectives = SharedPatches(lambda patches: _report_waits(patches, COLLECTIVES))
 
 
 def _hook_warnings() -> None:
@@ -133,21 +112,21 @@ def owner_of(path: str) -> Any:
     return attrgetter(path.removeprefix("torch."))(torch)
 
 
-def _wrap(patches: Patches, path: str, name: str, rule: str) -> None:
-    """Make the call `name` of the torch module or class at `path` report `rule` when a checked thread makes it."""
+def _report_waits(patches: Patches, waits: Iterable[tuple[str, str, str]]) -> None:
+    """Have each of these functions, by module or class and name, report its rule when a checked thread calls it."""
+    for path, name, rule in waits:
+        if hasattr(owner_of(path), name):
+            patches.wrap(owner_of(path), name, partial(_reported, rule, f"{path}.{name}"))
 
-    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = current()
-        if watch is None:
-            return original(*args, **kwargs)
-        if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
-            watch.flag(rule, f"{path}.{name}")
-        with watch.silence():
-            return original(*args, **kwargs)
 
-    owner = owner_of(path)
-    if hasattr(owner, name):
-        patches.wrap(owner, name, around)
+def _reported(rule: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    watch = current()
+    if watch is None:
+        return original(*args, **kwargs)
+    if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
+        watch.flag(rule, what)
+    with watch.silence():
+        return original(*args, **kwargs)
 
 
 def _collector(watch: ThreadState) -> Callable[[str, dict[str, int]], None]:
