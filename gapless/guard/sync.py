@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -23,7 +22,7 @@ SLOW_MS = 1.0
 """A call that takes this long has done more than enqueue. By default it is checked on an accelerator alone."""
 
 
-class Region(Scope):
+class Region(Scope, ContextDecorator):
     """A checked region; use it by `with`, or as a decorator. It may be entered again, and on several threads at once.
 
     `report` holds what was found, in all of its uses.
@@ -59,13 +58,7 @@ class Region(Scope):
             raise TypeError(
                 "no_sync() cannot decorate a generator or coroutine: use `with` around its synchronous parts"
             )
-
-        @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside  # type: ignore[return-value]
+        return super().__call__(function)
 
 
 def no_sync(

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -32,20 +33,17 @@ class SyncError(RuntimeError):
         self.finding = finding
 
 
+@dataclass(eq=False)
 class Scope:
-    """What a ThreadState needs of a region. `report` holds what was found, in all of its uses."""
+    """What a ThreadState needs of a region."""
 
-    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
-        self.report = SyncReport()
-        self.reports = reports
-        """Whether findings count."""
-        self.predicate = predicate
-        self.slow_ns = slow_ns
-        self._mode = mode
-
-    @property
-    def raises(self) -> bool:
-        return self._mode == "raise" and not REPORT_SINKS
+    predicate: Predicate | None
+    mode: Mode
+    slow_ns: int
+    reports: bool = True
+    """Whether findings count."""
+    report: SyncReport = field(default_factory=SyncReport)
+    """What was found, in all of its uses."""
 
 
 class TorchCall(NamedTuple):
@@ -126,7 +124,7 @@ class ThreadState:
         excuse = self.allowed[-1] if self.allowed else comment_at(finding.site) or comment_at(finding.user)
         for report in (scope.report, *REPORT_SINKS):
             report.add(finding, excuse)
-        if excuse is None and scope.raises and not quietly:
+        if excuse is None and scope.mode == "raise" and not (quietly or REPORT_SINKS):
             raise SyncError(finding)
 
     def polled(self, most: int) -> bool:
