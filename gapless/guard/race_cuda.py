@@ -174,10 +174,9 @@ class CudaWatch:
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)
-        patch(event, "synchronize", self._synchronize)
-        patch(event, "query", self._query)
-        patch(stream, "synchronize", self._stream_synchronize)
-        patch(stream, "query", self._stream_query)
+        for name in ("synchronize", "query"):
+            patch(event, name, self._event_seen)
+            patch(stream, name, self._stream_seen)
         patch(self._cuda, "synchronize", self._device_synchronize)
         patches.stand_in(Tensor, "record_stream", self._record_stream)
 
@@ -195,25 +194,19 @@ class CudaWatch:
         original(event, stream)
         self._checker.agents.wait(self.agent_of(stream), self._known(event))
 
-    def _synchronize(self, original: Any, event: Any) -> None:
-        original(event)
-        self._learn(self._known(event))
-        self._checker.raise_pending()
-
-    def _query(self, original: Any, event: Any) -> bool:
-        done = bool(original(event))
-        if done:
+    def _event_seen(self, original: Any, event: Any) -> Any:
+        """Replace `synchronize`, which waits and returns None, and `query`, which may return False."""
+        done = original(event)
+        if done is not False:
             self._learn(self._known(event))
+            self._checker.raise_pending()
         return done
 
-    def _stream_synchronize(self, original: Any, stream: Any) -> None:
-        original(stream)
-        self._host_learns(self.agent_of(stream))
-
-    def _stream_query(self, original: Any, stream: Any) -> bool:
-        done = bool(original(stream))
-        if done:
+    def _stream_seen(self, original: Any, stream: Any) -> Any:
+        done = original(stream)
+        if done is not False:
             self._host_learns(self.agent_of(stream))
+            self._checker.raise_pending()
         return done
 
     def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
