@@ -192,6 +192,5 @@ def names_device(device: Any) -> bool:
 
 def must_emulate(device: Any) -> bool:
     """Return whether `device`, which names one, has to be emulated on the CPU."""
-    if isinstance(device, int):
-        return not has_accelerator()
-    return not has_accelerator() or torch.device(device).type in _HOST_TYPES
+    is_emulated = not isinstance(device, int) and torch.device(device).type in _HOST_TYPES
+    return is_emulated or not has_accelerator()
