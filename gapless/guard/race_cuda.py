@@ -149,7 +149,7 @@ class CudaWatch:
         """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
-            done = [key for key, held in self._held.items() if known.knows(held.stream.index, held.time)]
+            done = [key for key, held in self._held.items() if known.get(held.stream.index, 0) >= held.time]
             found = [held for key in done if (held := self._held.pop(key)).changed()]
         for held in found:
             self._overwritten(held)
