@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
@@ -18,7 +17,6 @@ from .children import Children
 from .emulate import emulated_cuda, refuse
 from .patches import Patches
 from .race import RACE_SINKS, no_race
-from .race_report import Race
 from .report import CountedFinding, Finding, SyncReport
 from .sites import Frame
 from .sync import Region, emulating, no_sync
@@ -44,27 +42,18 @@ def _syncs(report: SyncReport, regions: bool) -> Iterator[None]:
 @contextmanager
 def _races(report: SyncReport, regions: bool) -> Iterator[None]:
     """Watch all tensors, and those that the program registers by their names."""
-    races: list[Race] = []
-    RACE_SINKS.append(races)
-    try:
-        with ExitStack() as stack:
-            if not regions:
-                stack.enter_context(no_race("record", track="all"))
-            yield
-    finally:
-        RACE_SINKS.remove(races)
-        for race in races:
-            report.add(race.finding())
+    with ExitStack() as stack:
+        RACE_SINKS.append(report)
+        stack.callback(RACE_SINKS.remove, report)
+        if not regions:
+            stack.enter_context(no_race("record", track="all"))
+        yield
 
 
 def _everywhere(stack: ExitStack, region: Callable[[], Region]) -> None:
     """Enter such a region on this thread, and on each thread that is started meanwhile."""
-
-    def around(thread: threading.Thread) -> Region:
-        return region()
-
     stack.enter_context(region())
-    stack.enter_context(threads.starting_inside(around))
+    stack.enter_context(threads.starting_inside(lambda thread: region()))
 
 
 DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}
