@@ -175,17 +175,12 @@ def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
     return original(autocast, *error)
 
 
-def _join_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Replace `init_process_group`: tensors of the device are on the CPU, where gloo takes them."""
-    kwargs.pop("device_id", None)
-    return original(_backend(backend), *args, **kwargs)
-
-
-def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace what makes a process group: tensors of the device are on the CPU, where gloo takes them."""
     if "backend" in kwargs:
         kwargs["backend"] = _backend(kwargs["backend"])
     kwargs.pop("device_id", None)
-    return original(*args, **kwargs)
+    return original(*map(_backend, args), **kwargs)
 
 
 def _backend(name: Any) -> Any:
@@ -259,7 +254,7 @@ def _install_beside(patches: Patches) -> None:
     groups = torch.distributed
     if groups.is_available():
         for owner in (groups, groups.distributed_c10d):
-            patches.wrap(owner, "init_process_group", _join_group)
-            patches.wrap(owner, "new_group", _new_group)
+            patches.wrap(owner, "init_process_group", _make_group)
+            patches.wrap(owner, "new_group", _make_group)
             patches.put(owner, "is_nccl_available", lambda: True)
     patches.callback(setattr, marks.default, "device", None)
