@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -40,9 +39,7 @@ class Region(Scope, ContextDecorator):
         sync_cuda.entered(watch)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         watch = current()
         assert watch is not None and watch.scopes[-1] is self, "regions of one thread must be nested"
         try:

@@ -72,13 +72,11 @@ def _tensor_value(at: int) -> Check:
 
 
 def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    return _index_rule(watch, args[0], [index for index in args[1] if index is not None])
-
-
-def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str | None:
-    if not watch.is_device(base):
+    if not watch.is_device(args[0]):
         return "host-operand"
-    for index in indices:
+    for index in args[1]:
+        if index is None:
+            continue
         if index.dtype in _MASKS:
             # A mask on the host is turned into an index there, which is uploaded without a wait.
             if watch.is_device(index):
@@ -89,12 +87,12 @@ def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str 
 
 
 def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    base, indices, value = args[0], [index for index in args[1] if index is not None], args[2]
+    indices, value = [index for index in args[1] if index is not None], args[2]
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     on_host = not watch.is_device(value)
     if len(indices) == 1 and indices[0].dtype in _MASKS and on_host and value.numel() == 1 and not accumulate:
         return None  # torch makes it a masked_fill_
-    rule = _index_rule(watch, base, indices)
+    rule = _index(watch, args, kwargs)
     if rule is None and on_host:
         rule = "index-put-scalar" if value.numel() == 1 else "upload"
     return rule
