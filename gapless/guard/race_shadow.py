@@ -270,10 +270,8 @@ class Rows(Shadow):
 
     def _rows_of_gaps(self, low: int, layout: Layout) -> Ints:
         """The rows of a view that may leave some out."""
-        at: Any = low
-        for size, stride in zip(layout.sizes, layout.strides, strict=True):
-            at = np.add.outer(at, np.arange(size) * stride)
-        return np.unique(at // self.stride)
+        places = zip(np.indices(layout.sizes, sparse=True), layout.strides, strict=True)
+        return np.unique(sum((place * stride for place, stride in places), low) // self.stride)
 
 
 def spans(rows: Ints, most: int = 8) -> str:

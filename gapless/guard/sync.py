@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import marks, sync_cuda
+from .patches import holding
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
 from .watch import Mode, Scope, ThreadState, current, local
@@ -104,7 +105,7 @@ def listening() -> AbstractContextManager[None]:
     """Report what is found inside, also when a caller further out has silenced this thread's reports."""
     watch = current()
     assert watch is not None, "listening() is for the inside of a region"
-    return watch.listening()
+    return holding(watch, quiet=0)
 
 
 @contextmanager
@@ -116,11 +117,5 @@ def allow(reason: str) -> Iterator[None]:
     if not reason.strip():
         raise ValueError("allow() needs a reason: say why the host may wait here")
     watch = current()
-    if watch is None:
+    with nullcontext() if watch is None else holding(watch, allowed=reason):
         yield
-        return
-    watch.allowed.append(reason)
-    try:
-        yield
-    finally:
-        watch.allowed.pop()

@@ -63,7 +63,8 @@ class ThreadState:
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
-        self.allowed: list[str] = []
+        self.allowed: str | None = None
+        """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
         self.quiet = 0
         """Nothing is reported while this is above 0: what happens is part of something reported already."""
@@ -121,7 +122,7 @@ class ThreadState:
         scope = self.scopes[-1]
         if not scope.reports:
             return
-        excuse = self.allowed[-1] if self.allowed else comment_at(finding.site) or comment_at(finding.user)
+        excuse = self.allowed or comment_at(finding.site) or comment_at(finding.user)
         for report in (scope.report, *REPORT_SINKS):
             report.add(finding, excuse)
         if excuse is None and scope.mode == "raise" and not (quietly or REPORT_SINKS):
@@ -143,10 +144,6 @@ class ThreadState:
             yield
         finally:
             self.quiet, self.to_host = quiet, host
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Report what is found inside, also where a silence is around it."""
-        return holding(self, quiet=0)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place what is made inside from no other tensor on the emulated device."""
