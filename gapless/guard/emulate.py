@@ -21,7 +21,7 @@ from .sites import torchs_caller, user_stack
 from .watch import current
 
 _PARTS = ("memory", "random", "streams", "graphs")
-"""Modules of torch.cuda that hold some of its functions too."""
+"""Modules in torch.cuda and torch.accelerator that hold some of their functions too."""
 
 _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
@@ -210,19 +210,16 @@ def emulated_cuda() -> Iterator[None]:
 
 
 def _install(patches: Patches) -> None:
-    """Put what stands for CUDA in the place of torch.cuda's own."""
+    """Put what stands for CUDA in the place of torch's own."""
     cuda: Any = torch.cuda
-    parts = [getattr(cuda, part) for part in _PARTS if hasattr(cuda, part)]
-    for name, answer in (*device.CUDA.items(), *((name, _refused(name)) for name in _REFUSED)):
-        if not hasattr(cuda, name):
-            continue
-        for part in parts:
-            if vars(part).get(name) is getattr(cuda, name):
-                patches.put(part, name, answer)
-        patches.put(cuda, name, answer)
-    for name, answer in device.ACCELERATOR.items():
-        if hasattr(torch.accelerator, name):
-            patches.put(torch.accelerator, name, answer)
+    refused = {name: _refused(name) for name in _REFUSED}
+    for module, answers in ((cuda, {**device.CUDA, **refused}), (torch.accelerator, device.ACCELERATOR)):
+        holders = [module, *(getattr(module, part) for part in _PARTS if hasattr(module, part))]
+        for name, answer in answers.items():
+            own = vars(module).get(name)
+            for holder in holders if own is not None else ():
+                if vars(holder).get(name) is own:
+                    patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
     for name in ("start", "stop"):

@@ -153,7 +153,7 @@ CUDA: dict[str, Any] = {
     **_all(None, "reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
     "get_device_properties": properties,
     "mem_get_info": lambda device=None: (total_memory(), total_memory()),
-    # What else torch.cuda says of memory, it takes from these.
+    # What else torch says of memory, it takes from these.
     **_each("memory_stats memory_stats_as_nested_dict host_memory_stats", lambda device=None: defaultdict(int)),
     **_each("get_arch_list memory_snapshot", lambda *args, **kwargs: []),
     "memory_summary": lambda device=None, abbreviated=False: "an emulated device has no memory statistics",
@@ -180,8 +180,7 @@ CUDA: dict[str, Any] = {
 ACCELERATOR: dict[str, Any] = {
     **_all(True, "is_available"),
     **_all(1, "device_count"),
-    **_all(0, "current_device_index current_device_idx memory_allocated max_memory_allocated"),
-    **_all(0, "memory_reserved max_memory_reserved"),
+    **_all(0, "current_device_index current_device_idx"),
     **_all(None, "set_device_index set_device_idx empty_host_cache synchronize empty_cache"),
     **_all(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
     **_all(torch.device("cuda"), "current_accelerator"),

@@ -31,29 +31,17 @@ def names_cuda(program: str, args: Sequence[str], module: bool) -> str | None:
         if path in seen or not path.is_file() or path.suffix != ".py":
             continue
         seen.add(path)
-        tree = _parsed(path)
-        if tree is not None and any(_is_cuda(node) for node in _code(tree)):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # running it will say what is wrong with it
+        # Strings that stand alone are docstrings.
+        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        if any(_is_cuda(node) for node in ast.walk(tree) if id(node) not in alone):
             return path.name
-        for name, places in _imports(tree, path, search) if tree is not None else ():
+        for name, places in _imports(tree, path, search):
             waiting += [Path(file) for file in _module_files(name, places) if not is_library(file)]
     return None
-
-
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None  # running it will say what is wrong with it
-
-
-def _code(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every node but strings that stand alone, which are docstrings."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            yield node
-            waiting += ast.iter_child_nodes(node)
 
 
 def _is_cuda(node: ast.AST) -> bool:
