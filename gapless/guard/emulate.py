@@ -204,7 +204,7 @@ def emulated_cuda() -> Iterator[None]:
         _install(patches)
         _install_beside(patches)
         # A program may leave another stream current than it found.
-        patches.enter_context(streams.stream(streams.default_stream()))
+        patches.enter_context(streams.default_stream())
         patches.put(marks, "emulated", streams.DEVICE)
         yield
 

@@ -173,7 +173,6 @@ CUDA: dict[str, Any] = {
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
-    "stream": streams.stream,
 }  # fmt: skip
 """What stands in torch.cuda."""
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .patches import holding
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
@@ -151,11 +150,6 @@ def default_stream(device: Any = None) -> EmulatedStream:
 def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
         _current.stream = stream
-
-
-def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
-    """Stands for `torch.cuda.stream`; None changes nothing."""
-    return nullcontext() if stream is None else holding(_current, stream=stream)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
