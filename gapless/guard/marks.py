@@ -56,7 +56,11 @@ class Marks:
         self._lock = forks.lock()
 
     def add(self, tensor: Tensor) -> None:
-        owner = _owner(tensor)
+        # Other layouts are not asked for a storage: that would raise, which costs a hundred microseconds.
+        try:
+            owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
+        except (NotImplementedError, RuntimeError):
+            owner = tensor
         key = id(owner)
         ref = self.refs.get(key)
         if ref is not None and ref() is owner:
@@ -69,7 +73,7 @@ class Marks:
                 self._sweep()
 
     def __contains__(self, tensor: Tensor) -> bool:
-        # This repeats `_owner` in one call: it runs for every argument of every operation.
+        # As in `add`, not by a function for both: it runs for every argument of every operation.
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
@@ -82,15 +86,6 @@ class Marks:
         for key in [key for key, ref in list(self.refs.items()) if ref() is None]:
             self.refs.pop(key, None)
         self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
-
-
-def _owner(tensor: Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        return tensor  # asking for a storage would raise, which costs a hundred microseconds
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return tensor
 
 
 class PinnedMarks(Marks):
