@@ -33,9 +33,6 @@ class _Held:
     alive: Callable[[], object]
     """Returns None when the memory is gone: a write is no fault then."""
 
-    def changed(self) -> bool:
-        return self.alive() is not None and self.checksum.changed()
-
 
 class CudaWatch:
     """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
@@ -135,14 +132,11 @@ class CudaWatch:
     def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
         """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
         buffer, storage = checksum.buffer, tensor.untyped_storage()
-        if buffer.site < 0:
-            alive: Callable[[], object] = lambda: buffer  # registered memory is held  # noqa: E731
-        else:
-            alive = weakref.ref(marks.PINNED.covering(storage) or storage)
+        is_held = buffer.site < 0  # memory that is registered
+        alive = (lambda: buffer) if is_held else weakref.ref(marks.PINNED.covering(storage) or storage)
         key = (id(buffer), checksum.part, stream.index)
-        before = self._held.get(key)
-        if before is not None and before.changed():
-            self._overwritten(before)
+        if key in self._held:
+            self._verify([self._held[key]])
         self._held[key] = _Held(stream, stream.time, checksum, site, alive)
 
     def _learn(self, known: VectorClock) -> None:
@@ -150,18 +144,16 @@ class CudaWatch:
         self._checker.agents.learn(known)
         with self._checker.lock:
             done = [key for key, held in self._held.items() if known.get(held.stream.index, 0) >= held.time]
-            found = [held for key in done if (held := self._held.pop(key)).changed()]
-        for held in found:
-            self._overwritten(held)
+            self._verify([self._held.pop(key) for key in done])
 
-    def _overwritten(self, held: _Held) -> None:
-        self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
+    def _verify(self, uses: Iterable[_Held]) -> None:
+        for held in uses:
+            if held.alive() is not None and held.checksum.changed():
+                self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
 
     def _finish(self) -> None:
         """Look at what the host never learnt of: nothing has ordered the writes there."""
-        for held in self._held.values():
-            if held.changed():
-                self._overwritten(held)
+        self._verify(self._held.values())
         self._held.clear()
 
     def _host_learns(self, stream: Agent) -> None:
