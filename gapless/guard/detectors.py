@@ -6,8 +6,9 @@ import atexit
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,33 +31,30 @@ With True, only the program's own regions are checked; they record into the repo
 
 
 @contextmanager
-def _syncs(report: SyncReport, regions: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        watch.REPORT_SINKS.append(report)
-        stack.callback(watch.REPORT_SINKS.remove, report)
-        if not regions:
-            _everywhere(stack, lambda: no_sync(mode="record"))
-        yield
+def _collecting(
+    sinks: list[SyncReport], whole: Callable[[], AbstractContextManager[Any]], report: SyncReport, regions: bool
+) -> Iterator[None]:
+    """Have all regions inside report here; `whole` makes one of the whole program."""
+    sinks.append(report)
+    try:
+        with nullcontext() if regions else whole():
+            yield
+    finally:
+        sinks.remove(report)
 
 
 @contextmanager
-def _races(report: SyncReport, regions: bool) -> Iterator[None]:
-    """Watch all tensors, and those that the program registers by their names."""
-    with ExitStack() as stack:
-        RACE_SINKS.append(report)
-        stack.callback(RACE_SINKS.remove, report)
-        if not regions:
-            stack.enter_context(no_race("record", track="all"))
+def _everywhere(region: Callable[[], Region]) -> Iterator[None]:
+    """Enter such a region on this thread, and on each thread that is started meanwhile."""
+    with region(), threads.starting_inside(lambda thread: region()):
         yield
 
 
-def _everywhere(stack: ExitStack, region: Callable[[], Region]) -> None:
-    """Enter such a region on this thread, and on each thread that is started meanwhile."""
-    stack.enter_context(region())
-    stack.enter_context(threads.starting_inside(lambda thread: region()))
-
-
-DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}
+DETECTORS: dict[str, Detector] = {
+    "sync": partial(_collecting, watch.REPORT_SINKS, lambda: _everywhere(lambda: no_sync(mode="record"))),
+    # It watches all tensors, and those that the program registers by their names.
+    "race": partial(_collecting, RACE_SINKS, lambda: no_race("record", track="all")),
+}
 """The detectors by their names, as `--detect` takes them."""
 
 
@@ -97,7 +95,7 @@ class Detectors:
             self._stack.enter_context(emulated_cuda())
         # CUDA tensors are emulated in the whole program, whichever part is checked.
         if none_there and (self._regions or (self._emulates and "sync" not in self._reports)):
-            _everywhere(self._stack, emulating)
+            self._stack.enter_context(_everywhere(emulating))
         for name, report in self._reports.items():
             self._stack.enter_context(DETECTORS[name](report, self._regions))
         return self

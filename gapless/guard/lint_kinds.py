@@ -247,9 +247,8 @@ def is_cpu(node: ast.expr) -> bool:
     """`"cpu"` or `torch.device("cpu")`, written out."""
     if isinstance(node, ast.Call) and node.args:
         node = node.args[0]
-    return (
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(":")[0] in ("cpu", "meta")
-    )
+    value = getattr(node, "value", None)
+    return isinstance(value, str) and value.split(":")[0] in ("cpu", "meta")
 
 
 def target_device(node: ast.Call) -> ast.expr | None:
