@@ -47,11 +47,11 @@ def _argument(call: TorchCall, at: int, name: str, default: Any = None) -> Any:
 
 
 def _reader(rule: str) -> Handler:
-    """A read of the first argument's values on the host."""
+    """Return the handler of a read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
         if watch.is_device(call.args[0]) and call.args[0].numel():
-            watch.flag(read_rule(watch, call.args[0]) if call.func in _NUMBERS else rule)
+            watch.flag(rule or read_rule(watch, call.args[0]))
         with watch.silence(to_host=True):
             return _run(call)
 
@@ -315,14 +315,12 @@ def _index_of(device: torch.device) -> int:
     return -1 if device.type == "cpu" or device.index is None else device.index
 
 
-_NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
-"""Reads that may be meant for a size."""
-
 _READERS = {
+    # These may be meant for a size.
+    "": (Tensor.item, Tensor.tolist, Tensor.__int__),
     "host-read": (
-        Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__,
-        Tensor.__repr__, Tensor.__format__, Tensor.__contains__, torch.is_nonzero, torch.equal, Tensor.equal,
-        torch.allclose, Tensor.allclose,
+        Tensor.__bool__, Tensor.__float__, Tensor.__complex__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
+        torch.is_nonzero, torch.equal, Tensor.equal, torch.allclose, Tensor.allclose,
     ),
     "host-index": (Tensor.__index__,),
     "copy-to-host": (Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__),
