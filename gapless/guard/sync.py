@@ -36,7 +36,8 @@ class Region(Scope, ContextDecorator):
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(SyncCalls(watch, ops))
             local.watch = watch
-        watch.push(self)
+        watch.scopes.append(self)
+        watch.settle()
         sync_cuda.entered(watch)
         return self
 
@@ -46,7 +47,8 @@ class Region(Scope, ContextDecorator):
         try:
             sync_cuda.leaving(watch, quietly=error is not None)
         finally:
-            watch.pop()
+            watch.scopes.pop()
+            watch.settle()
             if not watch.scopes:
                 local.watch = None
                 watch.modes.close()

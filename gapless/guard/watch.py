@@ -86,15 +86,8 @@ class ThreadState:
         self._predicate: Predicate | None = None
         self.real = marks.has_accelerator()
 
-    def push(self, scope: Scope) -> None:
-        self.scopes.append(scope)
-        self._settle()
-
-    def pop(self) -> None:
-        self.scopes.pop()
-        self._settle()
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Take what the regions say that are in `scopes` now."""
         # A region that names no devices sees those of the one around it.
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
