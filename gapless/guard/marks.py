@@ -70,7 +70,10 @@ class Marks:
         self.added = next(self._counter)
         if len(self.refs) > self._most:
             with self._lock:
-                self._sweep()
+                # Another thread may add meanwhile.
+                for dead in [key for key, ref in list(self.refs.items()) if ref() is None]:
+                    self.refs.pop(dead, None)
+                self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
 
     def __contains__(self, tensor: Tensor) -> bool:
         # As in `add`, not by a function for both: it runs for every argument of every operation.
@@ -80,12 +83,6 @@ class Marks:
             owner = tensor
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
-
-    def _sweep(self) -> None:
-        # Another thread may add meanwhile.
-        for key in [key for key, ref in list(self.refs.items()) if ref() is None]:
-            self.refs.pop(key, None)
-        self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
 
 
 class PinnedMarks(Marks):

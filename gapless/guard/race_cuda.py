@@ -97,7 +97,9 @@ class CudaWatch:
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
         copies = plan.copies
-        if plan.way == LIST and not _by_mask(args):
+        # The hits of a mask are counted first; for other indexes nothing waits.
+        masks = (torch.bool, torch.uint8)
+        if plan.way == LIST and not any(index is not None and index.dtype in masks for index in args[1]):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -211,11 +213,6 @@ class CudaWatch:
         original(tensor, stream)
         with torch._C.DisableTorchFunction():
             self.pools.keep_for(tensor, self.agent_of(stream))
-
-
-def _by_mask(args: Sequence[Any]) -> bool:
-    """Return whether an index is a mask, whose hits are counted first."""
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 class EmulatedWatch(CudaWatch):
