@@ -31,7 +31,9 @@ _STARTS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver
 class Children:
     """The children of one run, from its making until `close`; in a child, what ties it to its parent."""
 
-    def __init__(self, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]) -> None:
+    def __init__(
+        self, patches: Patches, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]
+    ) -> None:
         """Watch for children. `options` go to those that it spawns; with a `folder` this process is one itself,
         or with `serves` one that forks them.
 
@@ -44,9 +46,8 @@ class Children:
         self._renew, self._state = renew, state
         self._name = ""
         self._leaves = False
-        self._patches = Patches()
-        self._patches.wrap(os, "_exit", self._exit)
-        self._patches.wrap(multiprocessing.util, "spawnv_passfds", self._spawn)
+        patches.wrap(os, "_exit", self._exit)
+        patches.wrap(multiprocessing.util, "spawnv_passfds", self._spawn)
         forks.in_child.append(self._forked)
         if self.is_child:
             self._begin()
@@ -62,7 +63,6 @@ class Children:
         if not self.is_child:
             self._wait()
         forks.in_child.remove(self._forked)
-        self._patches.close()
         if self.is_child:
             self._write()
         if self._leaves:

@@ -84,10 +84,10 @@ class Detectors:
         self._watched: Watched | None = None
 
     def __enter__(self) -> Detectors:
-        self._watching = Watching()
-        self._children = Children(self._options, self._renew, self._state)
         self._stack.callback(self._gather)
         patches = self._stack.enter_context(Patches())
+        self._watching = Watching(patches)
+        self._children = Children(patches, self._options, self._renew, self._state)
         none_there = not torch.cuda.is_available()
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)
@@ -107,7 +107,7 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; what they found is found here too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.close().with_children([report["watched"] for report in reports], lost)
+        self._watched = self._watching.so_far().with_children([report["watched"] for report in reports], lost)
         for entry in (entry for report in reports for entry in report["entries"]):
             finding = entry["finding"]
             stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])
