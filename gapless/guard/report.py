@@ -127,13 +127,10 @@ class SyncReport:
     def add(self, finding: Finding, excuse: str | None = None, count: int = 1) -> None:
         key = (*finding.key, excuse)
         with self._lock:
-            known = self._entries.get(key)
+            known = self._entries.get(key) or CountedFinding(finding, 0, excuse)
             # The test of a while loop is compiled twice, before the loop and in it: the second finding knows of it.
-            if known is None or (known.count == 1 and known.finding.loop is None):
-                first = finding
-            else:
-                first = known.finding
-            self._entries[key] = CountedFinding(first, count + (known.count if known else 0), excuse)
+            first = finding if known.count < 2 and known.finding.loop is None else known.finding
+            self._entries[key] = CountedFinding(first, known.count + count, excuse)
 
     def clear(self) -> None:
         """Forget all findings."""
