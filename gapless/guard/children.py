@@ -7,7 +7,6 @@ killed, and that of one that `subprocess` starts, which is not checked.
 from __future__ import annotations
 
 import json
-import multiprocessing.util
 import os
 import shutil
 import signal
@@ -47,7 +46,10 @@ class Children:
         self._name = ""
         self._leaves = False
         patches.wrap(os, "_exit", self._exit)
-        patches.wrap(multiprocessing.util, "spawnv_passfds", self._spawn)
+        # torch has loaded it, where there are processes at all.
+        starter = sys.modules.get("multiprocessing.util")
+        if starter is not None:
+            patches.wrap(starter, "spawnv_passfds", self._spawn)
         forks.in_child.append(self._forked)
         if self.is_child:
             self._begin()
@@ -75,8 +77,9 @@ class Children:
         return reports, lost
 
     def _wait(self) -> None:
+        processes: Any = sys.modules.get("multiprocessing.process")
         end = time.monotonic() + WAIT_S
-        for child in multiprocessing.active_children():
+        for child in processes.active_children() if processes is not None else ():
             if not child.daemon:
                 child.join(max(0.0, end - time.monotonic()))
 
