@@ -216,9 +216,9 @@ def _install(patches: Patches) -> None:
     for module, answers in ((cuda, {**device.CUDA, **refused}), (torch.accelerator, device.ACCELERATOR)):
         holders = [module, *(getattr(module, part) for part in _PARTS if hasattr(module, part))]
         for name, answer in answers.items():
-            own = vars(module).get(name)
+            own = getattr(module, name, None)
             for holder in holders if own is not None else ():
-                if vars(holder).get(name) is own:
+                if getattr(holder, name, None) is own:
                     patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())

@@ -52,11 +52,11 @@ def _is_cuda(node: ast.AST) -> bool:
 
 def _imports(tree: ast.Module, path: Path, search: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the modules that a file imports, each with the folders to search: of its own package, those around it."""
+    above = path.resolve().parents
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, search) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = path.resolve().parents
             places = [str(above[min(node.level, len(above)) - 1])] if node.level else search
             base = [node.module] if node.module else []
             yield ".".join(base or ["__init__"]), places
