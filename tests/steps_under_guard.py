@@ -32,6 +32,7 @@ from gapless.guard.patches import Patches
 from gapless.guard.race_device import Scheduled
 from gapless.guard.race_mode import RaceMode
 from gapless.guard.report import SyncReport
+from gapless.guard.sync import listening
 from gapless.guard.sync_ops import SyncOps
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
@@ -105,11 +106,8 @@ class StepGuard:
     @contextmanager
     def checked(self) -> Iterator[None]:
         """Enter the region; within one that is silent, its findings are reported all the same."""
-        with self.region:
-            here = watch.current()
-            assert here is not None
-            with here.listening():
-                yield
+        with self.region, listening():
+            yield
 
     def _inside(self) -> bool:
         here = watch.current()

@@ -30,7 +30,9 @@ _STARTS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver
 class Children:
     """The children of one run, from its making until `close`; in a child, what ties it to its parent."""
 
-    def __init__(self, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]) -> None:
+    def __init__(
+        self, patches: Patches, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]
+    ) -> None:
         """Watch for children. `options` go to those that it spawns; with a `folder` this process is one itself,
         or with `serves` one that forks them.
 
@@ -43,13 +45,12 @@ class Children:
         self._renew, self._state = renew, state
         self._name = ""
         self._leaves = False
-        self._patches = Patches()
-        self._patches.wrap(os, "_exit", self._exit)
+        patches.wrap(os, "_exit", self._exit)
         # torch has loaded it, where there are processes at all.
         starter = sys.modules.get("multiprocessing.util")
         if starter is not None:
-            self._patches.wrap(starter, "spawnv_passfds", self._spawn)
-        forks.add(self._forked)
+            patches.wrap(starter, "spawnv_passfds", self._spawn)
+        forks.in_child.append(self._forked)
         if self.is_child:
             self._begin()
 
@@ -63,8 +64,7 @@ class Children:
         """Stop watching. Returns the reports of the children and the number of those that left none."""
         if not self.is_child:
             self._wait()
-        forks.remove(self._forked)
-        self._patches.close()
+        forks.in_child.remove(self._forked)
         if self.is_child:
             self._write()
         if self._leaves:

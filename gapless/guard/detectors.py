@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from .children import Children
 from .emulate import emulated_cuda, refuse
 from .patches import Patches
 from .race import RACE_SINKS, no_race
-from .race_report import Race
 from .report import CountedFinding, Finding, SyncReport
 from .sites import Frame
 from .sync import Region, emulating, no_sync
@@ -32,42 +31,30 @@ With True, only the program's own regions are checked; they record into the repo
 
 
 @contextmanager
-def _syncs(report: SyncReport, regions: bool) -> Iterator[None]:
-    with ExitStack() as stack:
-        watch.REPORT_SINKS.append(report)
-        stack.callback(watch.REPORT_SINKS.remove, report)
-        if not regions:
-            _everywhere(stack, lambda: no_sync(mode="record"))
-        yield
+def _collecting(
+    sinks: list[SyncReport], whole: Callable[[], AbstractContextManager[Any]], report: SyncReport, regions: bool
+) -> Iterator[None]:
+    """Have all regions inside report here; `whole` makes one of the whole program."""
+    sinks.append(report)
+    try:
+        with nullcontext() if regions else whole():
+            yield
+    finally:
+        sinks.remove(report)
 
 
 @contextmanager
-def _races(report: SyncReport, regions: bool) -> Iterator[None]:
-    """Watch all tensors, and those that the program registers by their names."""
-    races: list[Race] = []
-    RACE_SINKS.append(races)
-    try:
-        with ExitStack() as stack:
-            if not regions:
-                stack.enter_context(no_race("record", track="all"))
-            yield
-    finally:
-        RACE_SINKS.remove(races)
-        for race in races:
-            report.add(race.finding())
-
-
-def _everywhere(stack: ExitStack, region: Callable[[], Region]) -> None:
+def _everywhere(region: Callable[[], Region]) -> Iterator[None]:
     """Enter such a region on this thread, and on each thread that is started meanwhile."""
-
-    def around(thread: threading.Thread) -> Region:
-        return region()
-
-    stack.enter_context(region())
-    stack.enter_context(threads.starting_inside(around))
+    with region(), threads.starting_inside(lambda thread: region()):
+        yield
 
 
-DETECTORS: dict[str, Detector] = {"sync": _syncs, "race": _races}
+DETECTORS: dict[str, Detector] = {
+    "sync": partial(_collecting, watch.REPORT_SINKS, lambda: _everywhere(lambda: no_sync(mode="record"))),
+    # It watches all tensors, and those that the program registers by their names.
+    "race": partial(_collecting, RACE_SINKS, lambda: no_race("record", track="all")),
+}
 """The detectors by their names, as `--detect` takes them."""
 
 
@@ -97,10 +84,10 @@ class Detectors:
         self._watched: Watched | None = None
 
     def __enter__(self) -> Detectors:
-        self._watching = Watching()
-        self._children = Children(self._options, self._renew, self._state)
         self._stack.callback(self._gather)
         patches = self._stack.enter_context(Patches())
+        self._watching = Watching(patches)
+        self._children = Children(patches, self._options, self._renew, self._state)
         none_there = not torch.cuda.is_available()
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)
@@ -108,7 +95,7 @@ class Detectors:
             self._stack.enter_context(emulated_cuda())
         # CUDA tensors are emulated in the whole program, whichever part is checked.
         if none_there and (self._regions or (self._emulates and "sync" not in self._reports)):
-            _everywhere(self._stack, emulating)
+            self._stack.enter_context(_everywhere(emulating))
         for name, report in self._reports.items():
             self._stack.enter_context(DETECTORS[name](report, self._regions))
         return self
@@ -120,7 +107,7 @@ class Detectors:
     def _gather(self) -> None:
         """End the watch over child processes; what they found is found here too."""
         reports, lost = self._children.close()
-        self._watched = self._watching.close().with_children([report["watched"] for report in reports], lost)
+        self._watched = self._watching.so_far().with_children([report["watched"] for report in reports], lost)
         for entry in (entry for report in reports for entry in report["entries"]):
             finding = entry["finding"]
             stack, details = tuple(Frame(*frame) for frame in finding["stack"]), tuple(finding["details"])

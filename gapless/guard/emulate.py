@@ -21,7 +21,7 @@ from .sites import torchs_caller, user_stack
 from .watch import current
 
 _PARTS = ("memory", "random", "streams", "graphs")
-"""Modules of torch.cuda that hold some of its functions too."""
+"""Modules in torch.cuda and torch.accelerator that hold some of their functions too."""
 
 _REFUSED = (
     "temperature", "power_draw", "clock_rate", "utilization", "memory_usage", "device_memory_used",
@@ -175,17 +175,12 @@ def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
     return original(autocast, *error)
 
 
-def _join_group(original: Any, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Replace `init_process_group`: tensors of the device are on the CPU, where gloo takes them."""
-    kwargs.pop("device_id", None)
-    return original(_backend(backend), *args, **kwargs)
-
-
-def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace what makes a process group: tensors of the device are on the CPU, where gloo takes them."""
     if "backend" in kwargs:
         kwargs["backend"] = _backend(kwargs["backend"])
     kwargs.pop("device_id", None)
-    return original(*args, **kwargs)
+    return original(*map(_backend, args), **kwargs)
 
 
 def _backend(name: Any) -> Any:
@@ -209,25 +204,22 @@ def emulated_cuda() -> Iterator[None]:
         _install(patches)
         _install_beside(patches)
         # A program may leave another stream current than it found.
-        patches.enter_context(streams.stream(streams.default_stream()))
+        patches.enter_context(streams.default_stream())
         patches.put(marks, "emulated", streams.DEVICE)
         yield
 
 
 def _install(patches: Patches) -> None:
-    """Put what stands for CUDA in the place of torch.cuda's own."""
+    """Put what stands for CUDA in the place of torch's own."""
     cuda: Any = torch.cuda
-    parts = [getattr(cuda, part) for part in _PARTS if hasattr(cuda, part)]
-    for name, answer in (*device.CUDA.items(), *((name, _refused(name)) for name in _REFUSED)):
-        if not hasattr(cuda, name):
-            continue
-        for part in parts:
-            if vars(part).get(name) is getattr(cuda, name):
-                patches.put(part, name, answer)
-        patches.put(cuda, name, answer)
-    for name, answer in device.ACCELERATOR.items():
-        if hasattr(torch.accelerator, name):
-            patches.put(torch.accelerator, name, answer)
+    refused = {name: _refused(name) for name in _REFUSED}
+    for module, answers in ((cuda, {**device.CUDA, **refused}), (torch.accelerator, device.ACCELERATOR)):
+        holders = [module, *(getattr(module, part) for part in _PARTS if hasattr(module, part))]
+        for name, answer in answers.items():
+            own = getattr(module, name, None)
+            for holder in holders if own is not None else ():
+                if getattr(holder, name, None) is own:
+                    patches.put(holder, name, answer)
     patches.put(cuda, "_lazy_init", _start_device)
     patches.put(cuda.nvtx, "_nvtx", device.Nvtx())
     for name in ("start", "stop"):
@@ -259,7 +251,7 @@ def _install_beside(patches: Patches) -> None:
     groups = torch.distributed
     if groups.is_available():
         for owner in (groups, groups.distributed_c10d):
-            patches.wrap(owner, "init_process_group", _join_group)
-            patches.wrap(owner, "new_group", _new_group)
+            patches.wrap(owner, "init_process_group", _make_group)
+            patches.wrap(owner, "new_group", _make_group)
             patches.put(owner, "is_nccl_available", lambda: True)
     patches.callback(setattr, marks.default, "device", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from . import emulated_streams as streams
 
-NAME = "the CPU, emulating CUDA"
-CAPABILITY = (0, 0)
 PART_OF_MEMORY = 4
 """The device has a quarter of the machine's memory: tensors on it are touched only as far as the program does."""
 
@@ -38,7 +36,7 @@ def total_memory() -> int:
 
 def properties(device: Any = None) -> SimpleNamespace:
     return SimpleNamespace(
-        name=NAME, major=CAPABILITY[0], minor=CAPABILITY[1], total_memory=total_memory(), multi_processor_count=1,
+        name="the CPU, emulating CUDA", major=0, minor=0, total_memory=total_memory(), multi_processor_count=1,
         warp_size=32, max_threads_per_multi_processor=2048, max_threads_per_block=1024, regs_per_multiprocessor=65536,
         shared_memory_per_block=48 << 10, shared_memory_per_block_optin=96 << 10,
         shared_memory_per_multiprocessor=100 << 10, L2_cache_size=4 << 20, is_integrated=0, is_multi_gpu_board=0,
@@ -92,15 +90,6 @@ class _States:
 _states = _States()
 
 
-def _set_states(states: Iterable[Tensor]) -> None:
-    for state in states:
-        _states.set(state)
-
-
-def _seed(seed: int) -> None:
-    _generator.manual_seed(seed)
-
-
 class _AnyGenerator(type(_CPU_GENERATOR)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _CPU_GENERATOR)
@@ -144,52 +133,36 @@ def _own(answer: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: answer(*args, **kwargs)
 
 
-def _each(names: Iterable[str], answer: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    return {name: _own(answer) for name in names}
+def _each(names: str, answer: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    return {name: _own(answer) for name in names.split()}
+
+
+def _all(value: Any, names: str) -> dict[str, Callable[..., Any]]:
+    """Return functions that answer this, whatever they are asked."""
+    return _each(names, lambda *args, **kwargs: value)
 
 
 CUDA: dict[str, Any] = {
-    "is_available": lambda: True,
-    "is_initialized": lambda: True,
-    "init": lambda: None,
-    "device_count": lambda: 1,
-    "current_device": lambda: 0,
-    "set_device": lambda device: None,
-    # What `with torch.cuda.device(...)` calls.
-    "_exchange_device": lambda device: 0,
-    "_maybe_exchange_device": lambda device: 0,
-    "get_device_name": lambda device=None: NAME,
-    "get_device_capability": lambda device=None: CAPABILITY,
+    **_all(True, "is_available is_initialized is_bf16_supported"),
+    **_all(False, "is_tf32_supported can_device_access_peer"),
+    **_all(1, "device_count"),
+    # The last two are what `with torch.cuda.device(...)` calls.
+    **_all(0, "current_device get_sync_debug_mode _exchange_device _maybe_exchange_device"),
+    **_all(None, "init set_device synchronize empty_cache ipc_collect set_sync_debug_mode"),
+    **_all(None, "reset_peak_memory_stats reset_accumulated_memory_stats set_per_process_memory_fraction"),
+    **_all(None, "reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
     "get_device_properties": properties,
-    "get_arch_list": lambda: [],
-    "can_device_access_peer": lambda device, peer_device: False,
-    "is_bf16_supported": lambda including_emulation=True: True,
-    "is_tf32_supported": lambda: False,
-    "synchronize": lambda device=None: None,
-    "empty_cache": lambda: None,
-    "ipc_collect": lambda: None,
     "mem_get_info": lambda device=None: (total_memory(), total_memory()),
-    "set_per_process_memory_fraction": lambda fraction, device=None: None,
-    **_each(("memory_stats", "memory_stats_as_nested_dict", "host_memory_stats"), lambda device=None: defaultdict(int)),
-    "memory_snapshot": lambda *args, **kwargs: [],
+    # What else torch says of memory, it takes from these.
+    **_each("memory_stats memory_stats_as_nested_dict host_memory_stats", lambda device=None: defaultdict(int)),
+    **_each("get_arch_list memory_snapshot", lambda *args, **kwargs: []),
     "memory_summary": lambda device=None, abbreviated=False: "an emulated device has no memory statistics",
-    **_each(
-        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
-         "max_memory_cached"), lambda device=None: 0),
-    **_each(
-        ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-         "reset_accumulated_memory_stats", "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats"),
-        lambda device=None: None),
-    "get_sync_debug_mode": lambda: 0,
-    "set_sync_debug_mode": lambda mode: None,
     # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
-    **_each(("manual_seed", "manual_seed_all"), _seed),
-    **_each(("seed", "seed_all"), _generator.seed),
+    **_each("manual_seed manual_seed_all", _generator.manual_seed),
+    **_each("seed seed_all", _generator.seed),
     "initial_seed": lambda: _generator.initial_seed(),
     "get_rng_state": _states.get,
-    "get_rng_state_all": lambda: [_states.get()],
     "set_rng_state": _states.set,
-    "set_rng_state_all": _set_states,
     "default_generators": (_generator,),
     "is_current_stream_capturing": streams.is_capturing,
     "CUDAGraph": streams.EmulatedGraph,
@@ -200,22 +173,18 @@ CUDA: dict[str, Any] = {
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
-    "stream": streams.stream,
 }  # fmt: skip
 """What stands in torch.cuda."""
 
 ACCELERATOR: dict[str, Any] = {
-    "is_available": lambda: True,
-    "device_count": lambda: 1,
-    "current_accelerator": lambda check_available=False: torch.device("cuda"),
-    **_each(("current_device_index", "current_device_idx"), lambda: 0),
-    **_each(("set_device_index", "set_device_idx"), lambda device: None),
+    **_all(True, "is_available"),
+    **_all(1, "device_count"),
+    **_all(0, "current_device_index current_device_idx"),
+    **_all(None, "set_device_index set_device_idx empty_host_cache synchronize empty_cache"),
+    **_all(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
+    **_all(torch.device("cuda"), "current_accelerator"),
     "device_index": nullcontext,
-    "get_memory_info": lambda device=None: (total_memory(), total_memory()),
-    "empty_host_cache": lambda: None,
-    **{name: _own(CUDA[name]) for name in (
-        "synchronize", "empty_cache", "set_stream", "current_stream", "memory_allocated", "max_memory_allocated",
-        "memory_reserved", "max_memory_reserved", "memory_stats", "reset_peak_memory_stats",
-        "reset_accumulated_memory_stats")},
+    "get_memory_info": CUDA["mem_get_info"],
+    **{name: _own(CUDA[name]) for name in ("set_stream", "current_stream", "memory_stats")},
 }  # fmt: skip
 """What stands in torch.accelerator."""

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from .patches import holding
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
+_STREAM: Any = torch.cuda.Stream
 
 _handles = count(1)
 _pools = count(1)
@@ -80,16 +80,9 @@ class EmulatedStream:
         """The lowest and the highest priority, as of current GPUs."""
         return (0, -5)
 
-    def wait_event(self, event: Event) -> None:
-        event.wait(self)
-
-    def wait_stream(self, stream: EmulatedStream) -> None:
-        self.wait_event(stream.record_event())
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = Event() if event is None else event
-        event.record(self)
-        return event
+    # What torch itself writes by means of the others.
+    wait_event, wait_stream, record_event = _STREAM.wait_event, _STREAM.wait_stream, _STREAM.record_event
+    __hash__, __repr__ = _STREAM.__hash__, _STREAM.__repr__
 
     def query(self) -> bool:
         return True
@@ -110,12 +103,6 @@ class EmulatedStream:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EmulatedStream) and other.cuda_stream == self.cuda_stream
-
-    def __hash__(self) -> int:
-        return hash(self.cuda_stream)
-
-    def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
 class ExternalStream(EmulatedStream):
@@ -151,11 +138,6 @@ def default_stream(device: Any = None) -> EmulatedStream:
 def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
         _current.stream = stream
-
-
-def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
-    """Stands for `torch.cuda.stream`; None changes nothing."""
-    return nullcontext() if stream is None else holding(_current, stream=stream)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -9,33 +9,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from . import forks
 
-
-class Hook(Protocol):
-    """The place where a project's devices report, such as a module with these two functions."""
-
-    def add(self, observer: Any, /) -> None:
-        """Report to `observer` from now on, by the methods of `race_device.DeviceWatch`."""
-
-    def remove(self, observer: Any, /) -> None:
-        """Stop reporting to `observer`."""
-
-
 _lock = forks.lock()
-_hooks: list[Hook] = []
+_hooks: list[Any] = []
 _observers: list[Any] = []
-
-
 hidden: list[str] = []
 """Folders and files that implement connected devices; their lines are left out of the stacks of races."""
 
 
-def connect(hook: Hook, *places: str | Path) -> None:
+def connect(hook: Any, *places: str | Path) -> None:
     """Have every checker that is on now, or is switched on later, observe this hook. A second call does nothing.
 
+    A hook is where devices report, such as a module with two functions: `add(observer)` has them report to `observer`
+    by the methods of `race_device.DeviceWatch`, until `remove(observer)`.
     `places` are the folders and files that implement the devices; races are reported at the lines that call them.
     """
     with _lock:

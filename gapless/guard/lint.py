@@ -24,12 +24,13 @@ from .report_files import as_dict, check_files, write_files
 from .sites import Frame
 from .suppress import apply, comment_at, tell_unused
 from .suppress import gather as gather_suppressions
-from .sync_rules import RULES
+from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
 
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
 _COUNTED = ("bincount", "unique", "unique_consecutive")
-_COLLECTIVES = ("barrier", "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+_CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES)}
+_CALLS["torch.cuda.graph"] = "graph-capture"
 
 
 class Linter(ast.NodeVisitor):
@@ -40,7 +41,8 @@ class Linter(ast.NodeVisitor):
         self._names = names
         self._report = report
         self._functions: list[str] = []
-        self._allowed: list[str] = []
+        self._allowed: str | None = None
+        """The reason of the innermost `with allow(...)`."""
 
     def _found(self, rule: str, node: ast.expr | ast.stmt) -> None:
         entry = RULES[rule]
@@ -52,7 +54,7 @@ class Linter(ast.NodeVisitor):
         )  # fmt: skip
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
         comments = (comment_at(Frame(self._path, number, function)) for number in lines)
-        self._report.add(finding, next(filter(None, comments), self._allowed[-1] if self._allowed else None))
+        self._report.add(finding, next(filter(None, comments), self._allowed))
 
     # Names.
 
@@ -105,13 +107,13 @@ class Linter(ast.NodeVisitor):
         self._names.bind(node.target, Kind(kind.place) if kind.tensor else Kind())
 
     def visit_With(self, node: ast.With) -> None:
-        reasons = [reason for item in node.items if (reason := _allow_reason(item.context_expr))]
+        outer = self._allowed
         for item in node.items:
             self.visit(item.context_expr)
-        self._allowed += reasons
+            self._allowed = _allow_reason(item.context_expr) or self._allowed
         for statement in node.body:
             self.visit(statement)
-        del self._allowed[len(self._allowed) - len(reasons) :]
+        self._allowed = outer
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
         self._bind_items(node)
@@ -216,14 +218,8 @@ class Linter(ast.NodeVisitor):
         placed = keyword(node, "device")
         if pins(node):
             yield "pinned-alloc"
-        if name in _COLLECTIVES and module == "torch.distributed":
-            yield "collective"
-        elif dotted in ("torch.cuda.synchronize", "torch.accelerator.synchronize"):
-            yield "stream-wait"
-        elif dotted == "torch.cuda.empty_cache":
-            yield "empty-cache"
-        elif dotted == "torch.cuda.graph":
-            yield "graph-capture"
+        if dotted in _CALLS:
+            yield _CALLS[dotted]
         elif module == "torch" and name in ("tensor", "as_tensor") and placed is not None:
             if not is_cpu(placed) and not first.on_device:
                 yield "list-to-device"

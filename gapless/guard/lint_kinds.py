@@ -34,66 +34,54 @@ class Kind(NamedTuple):
 NOTHING, DEVICE, SOMEWHERE = Kind(), Kind("device"), Kind("somewhere")
 HOST, PINNED, ARRAY = Kind("host"), Kind("pinned"), Kind("array")
 
-_NOT_TENSORS = frozenset(
-    """
+_NOT_TENSORS = """
     item tolist size dim ndim numel shape dtype device layout stride data_ptr element_size nelement itemsize names
     is_contiguous is_pinned is_floating_point is_complex is_inference requires_grad untyped_storage storage_offset
     get_device nbytes is_cuda is_cpu is_meta grad_fn backward size_bytes equal allclose type_
-    """.split()  # noqa: SIM905
-)
-_MASKS = frozenset(
-    """
+""".split()  # noqa: SIM905
+_MASKS = """
     bool isfinite isnan isinf isin eq ne lt le gt ge logical_and logical_or logical_not logical_xor any all isclose
-    """.split()  # noqa: SIM905
-)
-_TORCH_NOT_TENSORS = frozenset(
-    """
+""".split()  # noqa: SIM905
+_TORCH_NOT_TENSORS = """
     device dtype Size finfo iinfo Generator manual_seed set_num_threads get_num_threads no_grad inference_mode save load
     is_tensor is_grad_enabled set_grad_enabled enable_grad compile equal allclose is_nonzero is_floating_point numel
     get_default_dtype set_default_dtype promote_types can_cast result_type Stream Event Tensor is_inference
     typename get_rng_state seed initial_seed
-    """.split()  # noqa: SIM905
-)
-_FACTORIES = frozenset(
-    """
+""".split()  # noqa: SIM905
+_FACTORIES = """
     zeros ones empty full arange rand randn randint randperm linspace logspace eye tensor as_tensor asarray
     scalar_tensor empty_strided normal
-    """.split()  # noqa: SIM905
-)
-_ARRAYS = frozenset("array asarray zeros ones empty full arange concatenate stack frombuffer ascontiguousarray".split())  # noqa: SIM905
+""".split()  # noqa: SIM905
+_ARRAYS = "array asarray zeros ones empty full arange concatenate stack frombuffer ascontiguousarray".split()  # noqa: SIM905
 
 
-_PARTS = frozenset("T mT H mH data grad real imag values indices".split())  # noqa: SIM905
+_PARTS = "T mT H mH data grad real imag values indices".split()  # noqa: SIM905
 
 
-class Known(NamedTuple):
-    """Names whose annotation says Tensor wherever they are defined."""
-
-    attributes: frozenset[str]
-    functions: frozenset[str]
-    methods: frozenset[str]
+Known = set[tuple[str, str]]
+"""Names whose annotation says Tensor wherever they are defined: each with "attribute", "function" or "method"."""
 
 
 def gather(trees: Iterable[ast.AST]) -> Known:
     """Gather what all files annotate. A name that is a tensor in one place and something else in another is unknown."""
-    yes: dict[str, set[str]] = {what: set() for what in Known._fields}
-    no: dict[str, set[str]] = {what: set() for what in Known._fields}
+    yes: Known = set()
+    no: Known = set()
     for tree in trees:
         for what, name, annotation in _annotated(tree, inside_class=False):
-            (yes if _says_tensor(annotation) else no)[what].add(name)
-    return Known(*(frozenset(yes[what] - no[what]) for what in Known._fields))
+            (yes if _says_tensor(annotation) else no).add((what, name))
+    return yes - no
 
 
 def _annotated(node: ast.AST, inside_class: bool) -> Iterator[tuple[str, str, ast.expr | None]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             is_property = any(isinstance(d, ast.Name) and d.id == "property" for d in child.decorator_list)
-            yield "attributes" if is_property else "methods" if inside_class else "functions", child.name, child.returns
+            yield "attribute" if is_property else "method" if inside_class else "function", child.name, child.returns
         elif isinstance(child, ast.AnnAssign):
             if isinstance(child.target, ast.Attribute):
-                yield "attributes", child.target.attr, child.annotation
+                yield "attribute", child.target.attr, child.annotation
             elif isinstance(child.target, ast.Name) and inside_class:
-                yield "attributes", child.target.id, child.annotation
+                yield "attribute", child.target.id, child.annotation
         yield from _annotated(child, isinstance(child, ast.ClassDef))
 
 
@@ -164,11 +152,11 @@ class Names:
         if isinstance(node, ast.Compare):
             return self._compare(node)
         if isinstance(node, ast.BinOp):
-            return _joined(self.of(node.left), self.of(node.right), isinstance(node.op, (ast.BitAnd, ast.BitOr)))
+            return _joined([self.of(node.left), self.of(node.right)], isinstance(node.op, (ast.BitAnd, ast.BitOr)))
         if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             return self.of(node.operand)
         if isinstance(node, ast.IfExp):
-            return _joined(self.of(node.body), self.of(node.orelse), True)
+            return _joined([self.of(node.body), self.of(node.orelse)], True)
         return NOTHING
 
     def _attribute(self, node: ast.Attribute) -> Kind:
@@ -177,14 +165,12 @@ class Names:
             return base if node.attr in _PARTS else NOTHING
         if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self.attributes:
             return self.attributes[node.attr]
-        return SOMEWHERE if node.attr in self.known.attributes and not self.dotted(node) else NOTHING
+        return SOMEWHERE if ("attribute", node.attr) in self.known and not self.dotted(node) else NOTHING
 
     def _compare(self, node: ast.Compare) -> Kind:
         if any(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in node.ops):
             return NOTHING
-        joined = NOTHING
-        for side in (node.left, *node.comparators):
-            joined = _joined(joined, self.of(side), False)
+        joined = _joined([self.of(side) for side in (node.left, *node.comparators)])
         return joined._replace(mask=joined.tensor)
 
     def _call(self, node: ast.Call) -> Kind:
@@ -196,7 +182,7 @@ class Names:
         if isinstance(node.func, ast.Attribute):
             return self._method_call(node.func, node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        return SOMEWHERE if name in self.known.functions else NOTHING
+        return SOMEWHERE if ("function", name) in self.known else NOTHING
 
     def _torch_call(self, name: str, node: ast.Call, module: str) -> Kind:
         if name in ("from_numpy", "frombuffer"):
@@ -206,16 +192,13 @@ class Names:
         if name in _FACTORIES:
             device = keyword(node, "device")
             return DEVICE if device is not None and not is_cpu(device) else PINNED if pins(node) else HOST
-        kinds = [self.of(arg) for arg in node.args]
-        place = next(
-            (kind for kind in kinds if kind.on_device), next((kind for kind in kinds if kind.tensor), SOMEWHERE)
-        )
-        return Kind(place.place, name in _MASKS)
+        place = _joined([self.of(arg) for arg in node.args]).place
+        return Kind(place or SOMEWHERE.place, name in _MASKS)
 
     def _method_call(self, func: ast.Attribute, node: ast.Call) -> Kind:
         base = self.of(func.value)
         if not base.tensor:
-            return SOMEWHERE if func.attr in self.known.methods and not base.on_host else NOTHING
+            return SOMEWHERE if ("method", func.attr) in self.known and not base.on_host else NOTHING
         if func.attr in _NOT_TENSORS:
             return NOTHING
         if func.attr in ("cpu", "pin_memory"):
@@ -230,11 +213,12 @@ class Names:
         return Kind(base.place, func.attr in _MASKS)
 
 
-def _joined(a: Kind, b: Kind, both_masks: bool) -> Kind:
-    places = {a.place, b.place}
+def _joined(kinds: list[Kind], of_masks: bool = False) -> Kind:
+    """Return the kind of what comes of several; `of_masks`: it is a mask if one of them is."""
+    places = {kind.place for kind in kinds}
     for place in ("device", "somewhere", "host", "pinned"):
         if place in places:
-            return Kind(place, both_masks and (a.mask or b.mask))
+            return Kind(place, of_masks and any(kind.mask for kind in kinds))
     return NOTHING
 
 
@@ -255,9 +239,8 @@ def is_cpu(node: ast.expr) -> bool:
     """`"cpu"` or `torch.device("cpu")`, written out."""
     if isinstance(node, ast.Call) and node.args:
         node = node.args[0]
-    return (
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(":")[0] in ("cpu", "meta")
-    )
+    value = getattr(node, "value", None)
+    return isinstance(value, str) and value.split(":")[0] in ("cpu", "meta")
 
 
 def target_device(node: ast.Call) -> ast.expr | None:

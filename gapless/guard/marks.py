@@ -56,7 +56,11 @@ class Marks:
         self._lock = forks.lock()
 
     def add(self, tensor: Tensor) -> None:
-        owner = _owner(tensor)
+        # Other layouts are not asked for a storage: that would raise, which costs a hundred microseconds.
+        try:
+            owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
+        except (NotImplementedError, RuntimeError):
+            owner = tensor
         key = id(owner)
         ref = self.refs.get(key)
         if ref is not None and ref() is owner:
@@ -66,31 +70,19 @@ class Marks:
         self.added = next(self._counter)
         if len(self.refs) > self._most:
             with self._lock:
-                self._sweep()
+                # Another thread may add meanwhile.
+                for dead in [key for key, ref in list(self.refs.items()) if ref() is None]:
+                    self.refs.pop(dead, None)
+                self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
 
     def __contains__(self, tensor: Tensor) -> bool:
-        # This repeats `_owner` in one call: it runs for every argument of every operation.
+        # As in `add`, not by a function for both: it runs for every argument of every operation.
         try:
             owner = tensor.untyped_storage() if tensor.layout is _STRIDED else tensor
         except (NotImplementedError, RuntimeError):
             owner = tensor
         ref = self.refs.get(id(owner))
         return ref is not None and ref() is owner
-
-    def _sweep(self) -> None:
-        # Another thread may add meanwhile.
-        for key in [key for key, ref in list(self.refs.items()) if ref() is None]:
-            self.refs.pop(key, None)
-        self._most = max(_MARKS_BEFORE_SWEEP, 2 * len(self.refs))
-
-
-def _owner(tensor: Tensor) -> Any:
-    if tensor.layout is not torch.strided:
-        return tensor  # asking for a storage would raise, which costs a hundred microseconds
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return tensor
 
 
 class PinnedMarks(Marks):
@@ -192,6 +184,5 @@ def names_device(device: Any) -> bool:
 
 def must_emulate(device: Any) -> bool:
     """Return whether `device`, which names one, has to be emulated on the CPU."""
-    if isinstance(device, int):
-        return not has_accelerator()
-    return not has_accelerator() or torch.device(device).type in _HOST_TYPES
+    is_emulated = not isinstance(device, int) and torch.device(device).type in _HOST_TYPES
+    return is_emulated or not has_accelerator()

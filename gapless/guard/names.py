@@ -31,29 +31,17 @@ def names_cuda(program: str, args: Sequence[str], module: bool) -> str | None:
         if path in seen or not path.is_file() or path.suffix != ".py":
             continue
         seen.add(path)
-        tree = _parsed(path)
-        if tree is not None and any(_is_cuda(node) for node in _code(tree)):
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue  # running it will say what is wrong with it
+        # Strings that stand alone are docstrings.
+        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        if any(_is_cuda(node) for node in ast.walk(tree) if id(node) not in alone):
             return path.name
-        for name in _imports(tree, path) if tree is not None else ():
-            waiting += [Path(file) for file in _module_files(name, search) if not is_library(file)]
+        for name, places in _imports(tree, path, search):
+            waiting += [Path(file) for file in _module_files(name, places) if not is_library(file)]
     return None
-
-
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return None  # running it will say what is wrong with it
-
-
-def _code(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every node but strings that stand alone, which are docstrings."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            yield node
-            waiting += ast.iter_child_nodes(node)
 
 
 def _is_cuda(node: ast.AST) -> bool:
@@ -62,29 +50,17 @@ def _is_cuda(node: ast.AST) -> bool:
     return "cuda" in (getattr(node, "id", ""), getattr(node, "attr", ""))
 
 
-def _imports(tree: ast.Module, path: Path) -> Iterator[str]:
-    """Yield the names of modules that a file imports. Those of its own package are taken as files beside it."""
+def _imports(tree: ast.Module, path: Path, search: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the modules that a file imports, each with the folders to search: of its own package, those around it."""
+    above = path.resolve().parents
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, search) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            if node.level:
-                base = _absolute(base, path)
-            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-
-
-def _absolute(name: str, path: Path) -> str:
-    """Return the full name of a relative import in the file `path`, by the packages around it."""
-    above = len(name) - len(name.lstrip("."))
-    folder = path.resolve().parent
-    for _ in range(above - 1):
-        folder = folder.parent
-    parts = [name.lstrip(".")] if name.lstrip(".") else []
-    while (folder / "__init__.py").exists():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return ".".join(parts)
+            places = [str(above[min(node.level, len(above)) - 1])] if node.level else search
+            base = [node.module] if node.module else []
+            yield ".".join(base or ["__init__"]), places
+            yield from ((".".join([*base, alias.name]), places) for alias in node.names)
 
 
 def _module_files(name: str, search: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch._C._dynamo import eval_frame as compiler
 
+from . import forks
+
 
 def leave_uncompiled(function: Any) -> None:
     """Have torch's compiler leave a function, and what it calls, as it is. It costs nothing, other than its decorator.
@@ -20,26 +22,19 @@ def leave_uncompiled(function: Any) -> None:
     compiler.set_code_exec_strategy(function.__code__, skips)
 
 
-class _StandIn:
+class _StandIn(functools.partial[Any]):
     """A method that replaces another and is found in its place in every table that holds the other."""
 
-    def __init__(self, original: Any, around: Callable[..., Any]) -> None:
-        # First, since it copies the attributes of another stand-in too.
-        functools.update_wrapper(self, original)
-        self._original = original
-        self._around = around
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._around(self._original, *args, **kwargs)
+    __wrapped__: Any
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __eq__(self, other: object) -> bool:
-        return other is self or other is self._original
+        return other is self or other is self.__wrapped__
 
     def __hash__(self) -> int:
-        return hash(self._original)
+        return hash(self.__wrapped__)
 
 
 @contextmanager
@@ -75,4 +70,29 @@ class Patches(ExitStack):
 
     def stand_in(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Wrap a method that function modes recognise by identity: the wrapper compares equal to it."""
-        self.put(owner, name, _StandIn(getattr(owner, name), around))
+        original = getattr(owner, name)
+        self.put(owner, name, functools.update_wrapper(_StandIn(around, original), original))
+
+
+class SharedPatches:
+    """Replaces attributes for the whole process, while at least one user holds this."""
+
+    def __init__(self, install: Callable[[Patches], None]) -> None:
+        self.lock = forks.lock()
+        self._users = 0
+        self._install = install
+        self._patches = Patches()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self.lock:
+            if self._users == 0:
+                self._install(self._patches)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._patches.close()

@@ -49,7 +49,7 @@ def gapless_no_sync() -> Iterator[Any]:
 
 class _San:
     def __init__(self, config: pytest.Config) -> None:
-        from .suppress import SuppressionError, gather
+        from .suppress import gather
 
         self._config = config
         self._found: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ class _San:
             self._suppressions = gather(
                 config.getoption("--gapless-san-suppress"), file or (str(default) if default.exists() else None)
             )
-        except SuppressionError as error:
+        except ValueError as error:
             raise pytest.UsageError(str(error)) from error
 
     @pytest.hookimpl(wrapper=True)

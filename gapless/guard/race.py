@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import ContextDecorator, nullcontext
-from types import TracebackType
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -19,11 +19,12 @@ from .race_device import DeviceWatch, Scheduled
 from .race_mode import mode
 from .race_report import READ, Race, RaceError
 from .race_threads import ThreadWatch
+from .report import SyncReport
 
 __all__ = ["Race", "RaceChecker", "RaceError", "no_race"]
 
-RACE_SINKS: list[list[Race]] = []
-"""Lists that collect the races of every region, one for each runner. While there is one, no region raises."""
+RACE_SINKS: list[SyncReport] = []
+"""The runners' reports, which get the races of every region. While there is one, no region raises."""
 
 
 class no_race(ContextDecorator):
@@ -63,9 +64,7 @@ class no_race(ContextDecorator):
             _install(self._checker, self._stack)
         return self._checker
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         checker = self._checker
         self._stack.close()
         with _turn:
@@ -73,8 +72,8 @@ class no_race(ContextDecorator):
         if _active:
             checker.buffers.keep_only(self._names)
             return
-        for sink in RACE_SINKS:
-            sink += checker.races
+        for report, race in product(RACE_SINKS, checker.races):
+            report.add(race.finding())
         if self._options[0] and error is None:
             checker.check()
 
@@ -87,14 +86,12 @@ def forked() -> None:
     """Begin again in a forked child: no race so far, and all that its parent did is over."""
     for checker in _active[:1]:
         checker.agents.forked()
-    for races in (*RACE_SINKS, *(checker.races for checker in _active)):
-        races.clear()
+        checker.races.clear()
 
 
 def found() -> list[Race]:
-    """Return the races so far of all regions, for the runners."""
-    races = [race for sink in RACE_SINKS for race in sink]
-    return races + (_active[0].races if _active else [])
+    """Return the races so far of a region that is on, for the runners."""
+    return _active[0].races if _active else []
 
 
 def _install(checker: RaceChecker, stack: Patches) -> None:

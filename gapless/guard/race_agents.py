@@ -32,9 +32,6 @@ class VectorClock(dict[int, int]):
             if time > self.get(agent, 0):
                 self[agent] = time
 
-    def knows(self, agent: int, time: int) -> bool:
-        return self.get(agent, 0) >= time
-
     def copy(self) -> VectorClock:
         return VectorClock(self)
 
@@ -80,14 +77,12 @@ class Agent:
 class Launched:
     """A program on its way: it runs under the clock that its stream had when it was launched."""
 
-    __slots__ = ("agent", "clock", "index", "label", "name", "news", "site", "time")
+    __slots__ = ("agent", "clock", "index", "label", "news", "time")
 
     def __init__(self, agent: Agent, name: str, site: int) -> None:
         self.agent = agent
         self.index, self.time, self.clock = agent.index, agent.time, agent.clock.copy()
-        self.name = name.rpartition("<locals>.")[2]
-        self.site = site
-        self.label = Label(self.name, site)
+        self.label = Label(name.rpartition("<locals>.")[2], site)
         self.news = 0
 
     def release(self) -> VectorClock:

@@ -125,15 +125,15 @@ def _parts(whole: Array, key: Any) -> list[Array]:
     """Return what the key chooses, as views."""
     keys = key if isinstance(key, tuple) else (key,)
     part = whole[key] if any(one is Ellipsis for one in keys) else whole[(*keys, ...)]
-    if part.size == 0 or _is_view(part, whole):
+    if _is_view(part, whole):
         return [part]
-    # A list, an array or a mask: the elements that it chooses, by their numbers.
-    flat = whole.reshape(-1) if whole.flags.c_contiguous else None
-    numbers = np.unique(np.arange(whole.size).reshape(whole.shape)[key]) if flat is not None else part
-    stretches = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if flat is not None else []
-    if flat is None or len(stretches) > _PARTS_FOLLOWED:
+    if not whole.flags.c_contiguous:
         return []
-    return [flat[one[0] : one[-1] + 1] for one in stretches]
+    # A list, an array or a mask: the elements that it chooses, by their numbers.
+    numbers = np.unique(np.arange(whole.size).reshape(whole.shape)[key])
+    stretches = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    followed = stretches if len(stretches) <= _PARTS_FOLLOWED else []
+    return [whole.reshape(-1)[one[0] : one[-1] + 1] for one in followed]
 
 
 def _is_view(part: Array, whole: Array) -> bool:

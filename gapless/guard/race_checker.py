@@ -149,12 +149,7 @@ class RaceChecker(RaceState):
                     except IndexUnknown:
                         self.unknown_index += 1
                         continue
-                if (
-                    plan.copies
-                    and kind == READ
-                    and isinstance(actor, Agent)
-                    and race_ops.non_blocking(plan, args, kwargs)
-                ):
+                if plan.copies and kind == READ and race_ops.non_blocking(plan, args, kwargs):
                     self._hold(actor, buffer, region, tensor, site)
                 shadow = buffer.shadow
                 if shadow.owner == actor.index and len(shadow.log) < PARTS_KEPT:
@@ -171,11 +166,14 @@ class RaceChecker(RaceState):
             self.raise_pending()
         return site, stream
 
-    def _hold(self, actor: Agent, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
+    def _hold(self, actor: Actor, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
         """A stream may read this memory later: if it is the host's, what is written there unseen must wait for it."""
+        cuda = self.cuda
+        if cuda is None or not (isinstance(actor, Agent) and actor.is_stream):
+            return
         # With gaps it is packed first, by the host.
-        if actor.is_stream and self.cuda is not None and region[2] is None and not self.cuda.is_device(tensor):
-            self.cuda.hold(actor, Checksum(buffer, region), tensor, site)
+        if region[2] is None and not cuda.is_device(tensor):
+            cuda.hold(actor, Checksum(buffer, region), tensor, site)
 
     def _stated_by(self, name: str, args: Sequence[Any]) -> Touched | None:
         """Return what an operator that is not torch's own touches, as stated; None where that cannot be known."""
@@ -192,7 +190,7 @@ class RaceChecker(RaceState):
         plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Touched | None,
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
-        if buffer.host and kind == READ and isinstance(actor, Agent):
+        if buffer.host and kind == READ:
             self._hold(actor, buffer, region, tensor, site)
         if stated is None:
             return False

@@ -33,9 +33,6 @@ class _Held:
     alive: Callable[[], object]
     """Returns None when the memory is gone: a write is no fault then."""
 
-    def changed(self) -> bool:
-        return self.alive() is not None and self.checksum.changed()
-
 
 class CudaWatch:
     """Wraps the methods of CUDA streams and events while the checker is active. `cuda` is torch.cuda or a stand-in."""
@@ -100,7 +97,9 @@ class CudaWatch:
     def ran(self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """An operator that may wait ran: if the host had to wait for it, it has learnt what the stream knows."""
         copies = plan.copies
-        if plan.way == LIST and not _by_mask(args):
+        # The hits of a mask are counted first; for other indexes nothing waits.
+        masks = (torch.bool, torch.uint8)
+        if plan.way == LIST and not any(index is not None and index.dtype in masks for index in args[1]):
             return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
@@ -135,33 +134,28 @@ class CudaWatch:
     def hold(self, stream: Agent, checksum: Checksum, tensor: Tensor, site: int) -> None:
         """The stream uses host memory: look at it again when the host learns that the stream is done with it."""
         buffer, storage = checksum.buffer, tensor.untyped_storage()
-        if buffer.site < 0:
-            alive: Callable[[], object] = lambda: buffer  # registered memory is held  # noqa: E731
-        else:
-            alive = weakref.ref(marks.PINNED.covering(storage) or storage)
+        is_held = buffer.site < 0  # memory that is registered
+        alive = (lambda: buffer) if is_held else weakref.ref(marks.PINNED.covering(storage) or storage)
         key = (id(buffer), checksum.part, stream.index)
-        before = self._held.get(key)
-        if before is not None and before.changed():
-            self._overwritten(before)
+        if key in self._held:
+            self._verify([self._held[key]])
         self._held[key] = _Held(stream, stream.time, checksum, site, alive)
 
     def _learn(self, known: VectorClock) -> None:
         """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
-            done = [key for key, held in self._held.items() if known.knows(held.stream.index, held.time)]
-            found = [held for key in done if (held := self._held.pop(key)).changed()]
-        for held in found:
-            self._overwritten(held)
+            done = [key for key, held in self._held.items() if known.get(held.stream.index, 0) >= held.time]
+            self._verify([self._held.pop(key) for key in done])
 
-    def _overwritten(self, held: _Held) -> None:
-        self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
+    def _verify(self, uses: Iterable[_Held]) -> None:
+        for held in uses:
+            if held.alive() is not None and held.checksum.changed():
+                self._checker.overwritten(held.checksum, held.stream, "", held.site, -1)
 
     def _finish(self) -> None:
         """Look at what the host never learnt of: nothing has ordered the writes there."""
-        for held in self._held.values():
-            if held.changed():
-                self._overwritten(held)
+        self._verify(self._held.values())
         self._held.clear()
 
     def _host_learns(self, stream: Agent) -> None:
@@ -174,10 +168,9 @@ class CudaWatch:
         event, stream, patch = self._cuda.Event, self._cuda.Stream, patches.wrap
         patch(event, "record", self._record)
         patch(event, "wait", self._wait)
-        patch(event, "synchronize", self._synchronize)
-        patch(event, "query", self._query)
-        patch(stream, "synchronize", self._stream_synchronize)
-        patch(stream, "query", self._stream_query)
+        for name in ("synchronize", "query"):
+            patch(event, name, self._event_seen)
+            patch(stream, name, self._stream_seen)
         patch(self._cuda, "synchronize", self._device_synchronize)
         patches.stand_in(Tensor, "record_stream", self._record_stream)
 
@@ -195,25 +188,19 @@ class CudaWatch:
         original(event, stream)
         self._checker.agents.wait(self.agent_of(stream), self._known(event))
 
-    def _synchronize(self, original: Any, event: Any) -> None:
-        original(event)
-        self._learn(self._known(event))
-        self._checker.raise_pending()
-
-    def _query(self, original: Any, event: Any) -> bool:
-        done = bool(original(event))
-        if done:
+    def _event_seen(self, original: Any, event: Any) -> Any:
+        """Replace `synchronize`, which waits and returns None, and `query`, which may return False."""
+        done = original(event)
+        if done is not False:
             self._learn(self._known(event))
+            self._checker.raise_pending()
         return done
 
-    def _stream_synchronize(self, original: Any, stream: Any) -> None:
-        original(stream)
-        self._host_learns(self.agent_of(stream))
-
-    def _stream_query(self, original: Any, stream: Any) -> bool:
-        done = bool(original(stream))
-        if done:
+    def _stream_seen(self, original: Any, stream: Any) -> Any:
+        done = original(stream)
+        if done is not False:
             self._host_learns(self.agent_of(stream))
+            self._checker.raise_pending()
         return done
 
     def _device_synchronize(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -226,11 +213,6 @@ class CudaWatch:
         original(tensor, stream)
         with torch._C.DisableTorchFunction():
             self.pools.keep_for(tensor, self.agent_of(stream))
-
-
-def _by_mask(args: Sequence[Any]) -> bool:
-    """Return whether an index is a mask, whose hits are counted first."""
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
 class EmulatedWatch(CudaWatch):

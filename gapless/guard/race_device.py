@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .race_agents import Agent, Launched, VectorClock
 from .race_buffers import Checksum
 from .race_checker import RaceChecker
-from .race_mode import is_on, mode
+from .race_mode import mode
 from .race_report import READ, TAKE, WRITE
 
 Program = Callable[..., None]
@@ -44,16 +43,15 @@ class Scheduled:
             self.program(*args)
             return
         self._verify()
-        seen = nullcontext() if is_on(self.checker) else mode(self.checker)
-        with self.checker.agents.acting_as(self.launched), seen:
+        with self.checker.agents.acting_as(self.launched), mode(self.checker):
             self.program(*args)
         self._verify()
 
     def _verify(self) -> None:
-        launched = self.launched
+        program, site = self.launched.label
         for checksum in self.checksums:
             if checksum.changed():
-                self.checker.overwritten(checksum, launched.agent, launched.name, -1, launched.site)
+                self.checker.overwritten(checksum, self.launched.agent, program, -1, site)
 
 
 class DeviceWatch:

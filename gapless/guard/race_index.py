@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Int64s = npt.NDArray[np.int64]
 Ints = npt.NDArray[Any]
 
 
@@ -124,13 +123,10 @@ def _by_list(sizes: Sequence[int], strides: Sequence[int], indexes: Sequence[Any
 
 
 def _along_dim(strides: Sequence[int], dim: int, index: Any) -> Any:
-    offsets = index * strides[dim]
-    for d, size in enumerate(index.shape):
-        if d != dim:
-            shape = [1] * index.ndim
-            shape[d] = size
-            offsets = offsets + (np.arange(size) * strides[d]).reshape(shape)
-    return offsets.ravel()
+    index = np.atleast_1d(index)
+    places = list(np.indices(index.shape, sparse=True))
+    places[dim] = index
+    return sum(place * stride for place, stride in zip(places, strides, strict=True)).ravel()
 
 
 def _wrapped(index: Any, size: int) -> Any:

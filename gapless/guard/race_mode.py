@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch._C import _len_torch_function_stack as _functions_watched
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _get_current_dispatch_mode,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass_type,
 )
@@ -29,7 +28,7 @@ class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, checker: RaceChecker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.checker = checker
+        self.races = checker
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -41,7 +40,7 @@ def _dispatch(
 ) -> Any:
     if types and any(map(is_traceable_wrapper_subclass_type, types)):
         return NotImplemented  # as in SyncOps
-    return _watched(self.checker, _run, func, args, kwargs or {})
+    return _watched(self.races, _run, func, args, kwargs or {})
 
 
 def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -76,16 +75,9 @@ leave_uncompiled(_dispatch)
 
 def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
     """Let the checker see the calling thread's operators: by the mode of syncs where that is the innermost one."""
-    inner = _get_current_dispatch_mode()
-    if isinstance(inner, SyncOps) and inner.around is None:
-        return holding(inner, around=partial(_watched, checker), races=checker)
-    return RaceMode(checker)
-
-
-def is_on(checker: RaceChecker) -> bool:
-    """Return whether the calling thread's operators are seen now."""
     modes = _get_current_dispatch_mode_stack()
-    return any(
-        m.checker is checker if isinstance(m, RaceMode) else isinstance(m, SyncOps) and m.races is checker
-        for m in modes
-    )
+    if any(isinstance(one, (RaceMode, SyncOps)) and one.races is checker for one in modes):
+        return nullcontext()
+    if modes and isinstance(modes[-1], SyncOps) and modes[-1].around is None:
+        return holding(modes[-1], around=partial(_watched, checker), races=checker)
+    return RaceMode(checker)

@@ -58,7 +58,9 @@ class Pools:
 
     def _take(self, buffer: Buffer, stream: Agent, site: int) -> None:
         while self._gone:
-            self._put_back(self._live.pop(self._gone.popleft()))
+            block = self._live.pop(self._gone.popleft())
+            if not self._checker.reused(block.buffer, block.pool, block.users, -1):
+                self._free.setdefault(block.pool.index, []).append(block)
         waiting, nbytes = self._free.pop(stream.index, []), _block_bytes(buffer)
         left = [b for b in waiting[-FREED_BLOCKS_KEPT:] if not self._reuse(b, stream, nbytes, site)]
         if left:
@@ -72,10 +74,6 @@ class Pools:
             block = self._live[key] = _Block(buffer, pool, _block_bytes(buffer))
             block.storage = weakref.ref(tensor.untyped_storage(), lambda _: gone.append(key))
         return block
-
-    def _put_back(self, block: _Block) -> None:
-        if not self._checker.reused(block.buffer, block.pool, block.users, -1):
-            self._free.setdefault(block.pool.index, []).append(block)
 
     def _reuse(self, block: _Block, stream: Agent, nbytes: int, site: int) -> bool:
         """Return whether the block needs no further look."""

@@ -57,13 +57,15 @@ class MemoryAccess(NamedTuple):
 class Shadow:
     """One buffer's memory of accesses, by agent and kind."""
 
-    __slots__ = ("log", "owner", "start")
+    __slots__ = ("_times", "log", "owner", "start")
     start: int
     """The address at which the buffer begins."""
     owner: int
     """The only agent that was ever here: nothing of its own is in its way. 0 before the first, -1 for several."""
     log: dict[tuple[int, Region], tuple[int, int]]
     """What the owner did: time and note, by kind and region."""
+    _times: dict[int, int]
+    """The time of the last access, by agent and kind."""
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
@@ -76,15 +78,11 @@ class Shadow:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
         found: list[MemoryAccess] = []
-        for key, latest in self._latest().items():
+        for key, latest in self._times.items():
             agent, other = key >> KIND_BITS, key & KIND_MASK
             if latest > clock.get(agent, 0) and agent != me and other in against:
                 found += self._unordered(key, clock.get(agent, 0), region)
         return found
-
-    def _latest(self) -> dict[int, int]:
-        """The time of the last access, by agent and kind."""
-        raise NotImplementedError
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         """What the agent did later than is known, to a part of this region."""
@@ -128,7 +126,7 @@ class Ranges(Shadow):
     directly.
     """
 
-    __slots__ = ("_picked", "_seen", "_times")
+    __slots__ = ("_picked", "_seen")
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -136,8 +134,7 @@ class Ranges(Shadow):
         self.log = {}
         self._picked: defaultdict[int, deque[tuple[Region, int, int]]] | None = None
         """What the owner did by index: time and note, by kind, the oldest first."""
-        self._seen: dict[int, _Parts] | None = None
-        self._times: dict[int, int]
+        self._seen: dict[int, _Parts]
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
         me = actor.index
@@ -148,7 +145,8 @@ class Ranges(Shadow):
             else:
                 self.pick(kind, region, actor.time, note)
             return ()
-        self._share()
+        if self.owner != -1:
+            self._share()
         found = super().conflicts(actor, kind, region)
         self._add(me << KIND_BITS | kind, actor.time, region, note)
         return found
@@ -160,37 +158,34 @@ class Ranges(Shadow):
         self._picked[kind].append((region, time, note))
 
     def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
-        return [] if self.owner in (0, actor.index) else super().conflicts(actor, kind, region)
+        if self.owner in (0, actor.index):
+            return []
+        if self.owner != -1:
+            self._share()
+        return super().conflicts(actor, kind, region)
 
     def _add(self, key: int, time: int, region: Region, note: int) -> None:
-        assert self._seen is not None
         parts = self._seen.get(key)
         if parts is None:
             parts = self._seen[key] = _Parts()
         parts.add(time, region, note)
         self._times[key] = time
 
-    def _share(self) -> dict[int, _Parts]:
+    def _share(self) -> None:
         """Change from one owner to a record by agent and kind."""
-        if self._seen is None:
-            owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
-            done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
-            done += [(kind, region, *when) for (kind, region), when in self.log.items()]
-            # In the order of time: a part that was touched again is where it was first.
-            for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
-                self._add(owner << KIND_BITS | kind, time, region, note)
-            self.log.clear()
-            self._picked = None
-        return self._seen
-
-    def _latest(self) -> dict[int, int]:
-        self._share()
-        return self._times
+        owner, self.owner, self._seen, self._times = self.owner, -1, {}, {}
+        done = [(kind, *entry) for kind, picked in (self._picked or {}).items() for entry in picked]
+        done += [(kind, region, *when) for (kind, region), when in self.log.items()]
+        # In the order of time: a part that was touched again is where it was first.
+        for kind, region, time, note in sorted(done, key=lambda entry: entry[2]):
+            self._add(owner << KIND_BITS | kind, time, region, note)
+        self.log.clear()
+        self._picked = None
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         agent, kind = key >> KIND_BITS, key & KIND_MASK
         low, high = region[:2]
-        for other, (time, note) in self._share()[key].items():
+        for other, (time, note) in self._seen[key].items():
             if time > known and other[0] < high and low < other[1] and _meet(other, region):
                 part = f"bytes {max(other[0], low) - self.start}..{min(other[1], high) - self.start}"
                 yield MemoryAccess(agent, time, kind, note, part)
@@ -225,7 +220,7 @@ def _marked(size: int, region: Region, base: int) -> Ints:
 class Rows(Shadow):
     """Remembers accesses by rows of `stride` bytes. An access to a part of a row counts as one to all of it."""
 
-    __slots__ = ("_cells", "_numbers", "_times", "count", "stride")
+    __slots__ = ("_cells", "_numbers", "count", "stride")
 
     def __init__(self, start: int, nbytes: int, stride: int) -> None:
         assert stride >= 1
@@ -235,10 +230,7 @@ class Rows(Shadow):
         self._numbers = np.arange(self.count)
         self._cells: dict[int, Ints] = {}
         """What one agent did to each row, for one kind of access: its time in the upper half, its note in the lower."""
-        self._times: dict[int, int] = {}
-
-    def _latest(self) -> dict[int, int]:
-        return self._times
+        self._times = {}
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
@@ -278,10 +270,8 @@ class Rows(Shadow):
 
     def _rows_of_gaps(self, low: int, layout: Layout) -> Ints:
         """The rows of a view that may leave some out."""
-        at: Any = low
-        for size, stride in zip(layout.sizes, layout.strides, strict=True):
-            at = np.add.outer(at, np.arange(size) * stride)
-        return np.unique(at // self.stride)
+        places = zip(np.indices(layout.sizes, sparse=True), layout.strides, strict=True)
+        return np.unique(sum((place * stride for place, stride in places), low) // self.stride)
 
 
 def spans(rows: Ints, most: int = 8) -> str:

@@ -17,7 +17,7 @@ class RaceState:
 
     def __init__(self, raises: bool, one_thread: bool, floor: Any) -> None:
         self.races: list[Race] = []
-        self.lock = forks.rlock()
+        self.lock = forks.lock()
         self.agents = Agents(one_thread, self.lock)
         self.sites = Sites(floor)
         self.buffers = WatchedBuffers()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 from . import forks, threads
@@ -26,15 +27,11 @@ class ThreadWatch:
         self._agents = checker.agents
 
     def install(self, patches: Patches) -> None:
-        wrap = patches.wrap
         patches.enter_context(threads.starting_inside(self._started))
-        wrap(threading.Thread, "join", self._join)
-        wrap(threading.Event, "set", self._set)
-        wrap(threading.Event, "wait", self._event_seen)
-        wrap(threading.Event, "is_set", self._event_seen)
-        wrap(threading.Condition, "__enter__", self._enter_condition)
-        wrap(threading.Condition, "__exit__", self._exit_condition)
-        wrap(threading.Condition, "wait", self._wait_condition)
+        for owner, name, key in _RELEASING:
+            patches.wrap(owner, name, partial(self._releasing, key))
+        for owner, name, key in _ACQUIRING:
+            patches.wrap(owner, name, partial(self._acquiring, key))
         patches.put(threading, "Lock", lambda: _Lock(self, _REAL_LOCK()))
         patches.put(threading, "RLock", lambda: _RLock(self, _REAL_RLOCK()))
         patches.put(queue, "SimpleQueue", lambda: _Queue(self))
@@ -67,38 +64,32 @@ class ThreadWatch:
         finally:
             self._agents.release(thread)
 
-    def _join(self, original: Any, thread: threading.Thread, timeout: float | None = None) -> None:
-        original(thread, timeout)
-        if not thread.is_alive():
-            self.acquire(thread)
+    def _releasing(self, key: Callable[..., object], original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        self.release(key(owner))
+        return original(owner, *args, **kwargs)
 
-    # Events and conditions.
+    def _acquiring(self, key: Callable[..., object], original: Any, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(owner, *args, **kwargs)
+        known = key(owner, result)
+        if known is not None:
+            self.acquire(known)
+        return result
 
-    def _set(self, original: Any, event: threading.Event) -> None:
-        self.release(event)
-        original(event)
 
-    def _event_seen(self, original: Any, event: threading.Event, *args: Any, **kwargs: Any) -> bool:
-        seen = bool(original(event, *args, **kwargs))
-        if seen:
-            self.acquire(event)
-        return seen
-
-    def _enter_condition(self, original: Any, condition: Any) -> Any:
-        entered = original(condition)
-        self.acquire(condition._lock)
-        return entered
-
-    def _exit_condition(self, original: Any, condition: Any, *error: Any) -> Any:
-        self.release(condition._lock)
-        return original(condition, *error)
-
-    def _wait_condition(self, original: Any, condition: Any, timeout: float | None = None) -> bool:
-        self.release(condition._lock)
-        woken = bool(original(condition, timeout))
-        self.acquire(condition._lock)
-        return woken
-
+_RELEASING: tuple[tuple[type, str, Callable[..., object]], ...] = (
+    (threading.Event, "set", lambda event: event),
+    (threading.Condition, "__exit__", lambda condition: condition._lock),
+    (threading.Condition, "wait", lambda condition: condition._lock),
+)
+"""Methods that let others learn what the caller did, and a function to the object by which they do."""
+_ACQUIRING: tuple[tuple[type, str, Callable[..., object]], ...] = (
+    (threading.Thread, "join", lambda thread, _: None if thread.is_alive() else thread),
+    (threading.Event, "wait", lambda event, seen: event if seen else None),
+    (threading.Event, "is_set", lambda event, seen: event if seen else None),
+    (threading.Condition, "__enter__", lambda condition, _: condition._lock),
+    (threading.Condition, "wait", lambda condition, _: condition._lock),
+)
+"""Methods after which the caller knows what others did, and a function to the object by which it does, or to None."""
 
 _REAL_LOCK: Any = threading.Lock
 _REAL_RLOCK: Any = threading.RLock

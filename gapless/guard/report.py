@@ -12,12 +12,10 @@ from . import forks
 from .sites import UNKNOWN, Frame, shown
 
 _CALLERS_SHOWN = 3
-_SET_UP = frozenset(
-    """
+_SET_UP = """
     __init__ __new__ __post_init__ from_pretrained from_config load_model load_state_dict load_checkpoint
     restore_checkpoint prepare setup set_up warmup warm_up capture
-    """.split()  # noqa: SIM905
-)
+""".split()  # noqa: SIM905
 """Functions that programs call before their loops. A loop inside of one is part of the set-up."""
 
 
@@ -123,19 +121,16 @@ class SyncReport:
     """Findings, counted by rule and site. May be added to from any thread."""
 
     def __init__(self) -> None:
-        self._lock = forks.rlock()
+        self._lock = forks.lock()
         self._entries: dict[tuple[Any, ...], CountedFinding] = {}
 
     def add(self, finding: Finding, excuse: str | None = None, count: int = 1) -> None:
         key = (*finding.key, excuse)
         with self._lock:
-            known = self._entries.get(key)
+            known = self._entries.get(key) or CountedFinding(finding, 0, excuse)
             # The test of a while loop is compiled twice, before the loop and in it: the second finding knows of it.
-            if known is None or (known.count == 1 and known.finding.loop is None):
-                first = finding
-            else:
-                first = known.finding
-            self._entries[key] = CountedFinding(first, count + (known.count if known else 0), excuse)
+            first = finding if known.count < 2 and known.finding.loop is None else known.finding
+            self._entries[key] = CountedFinding(first, known.count + count, excuse)
 
     def clear(self) -> None:
         """Forget all findings."""

@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -202,15 +202,8 @@ def is_library(file: str) -> bool:
     return file.startswith((*_PACKAGES, *_LIBRARY, *_OURS_AND_TORCH)) or any(name in file for name in _PACKAGE_FOLDERS)
 
 
-def _folders() -> Iterator[str]:
-    """Yield the folders of torch and of this package."""
-    yield _HERE
-    spec = find_spec("torch")
-    if spec is not None and spec.origin is not None:
-        yield os.path.dirname(spec.origin) + os.sep
-
-
-_OURS_AND_TORCH = tuple(_folders())
+_TORCH = find_spec("torch")
+_OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for place in (_TORCH and _TORCH.submodule_search_locations) or ()))
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})

@@ -24,10 +24,6 @@ _COMMENT = re.compile(r"#\s*san:\s*ok\((?P<reason>.*)\)")
 _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s+--\s+(?P<reason>\S.*)")
 
 
-class SuppressionError(ValueError):
-    """A suppression cannot be read; the text names its place and the form that is expected."""
-
-
 @dataclass(slots=True)
 class Suppression:
     """One suppression. `used` counts what it excused."""
@@ -47,26 +43,26 @@ class Suppression:
 
 
 def parse(text: str, where: str) -> Suppression:
-    """Parse one suppression. Raises SuppressionError."""
+    """Parse one suppression. Raises ValueError: the text names its place and the form that is expected."""
     found = _LINE.fullmatch(text.strip())
     if found is None:
-        raise SuppressionError(f"{where}: expected `PATH[:LINE] [RULE] -- reason`, got {text.strip()!r}")
+        raise ValueError(f"{where}: expected `PATH[:LINE] [RULE] -- reason`, got {text.strip()!r}")
     line = int(found["line"]) if found["line"] else None
     return Suppression(found["path"], line, found["rule"], found["reason"].strip(), where)
 
 
 def read(path: Path) -> list[Suppression]:
-    """Read all suppressions of a file. Raises SuppressionError, also when the file cannot be read."""
+    """Read all suppressions of a file. Raises ValueError, also when the file cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SuppressionError(f"{path}: cannot be read: {error}") from error
+        raise ValueError(f"{path}: cannot be read: {error}") from error
     numbered = ((number, line.split("#", 1)[0]) for number, line in enumerate(lines, 1))
     return [parse(line, f"{path}:{number}") for number, line in numbered if line.strip()]
 
 
 def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
-    """Read the suppressions of flags and of `file`, by default DEFAULT_FILE if that exists. Raises SuppressionError."""
+    """Read the suppressions of flags and of `file`, by default DEFAULT_FILE if that exists. Raises ValueError."""
     path = Path(file or DEFAULT_FILE)
     from_file = read(path) if file or path.exists() else []
     return [*(parse(text, FLAG) for text in flags), *from_file]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import marks, sync_cuda
+from .patches import holding
 from .sync_calls import SyncCalls
 from .sync_ops import SyncOps
 from .watch import Mode, Scope, ThreadState, current, local
@@ -23,7 +22,7 @@ SLOW_MS = 1.0
 """A call that takes this long has done more than enqueue. By default it is checked on an accelerator alone."""
 
 
-class Region(Scope):
+class Region(Scope, ContextDecorator):
     """A checked region; use it by `with`, or as a decorator. It may be entered again, and on several threads at once.
 
     `report` holds what was found, in all of its uses.
@@ -37,19 +36,19 @@ class Region(Scope):
             ops = watch.modes.enter_context(SyncOps(watch))
             watch.modes.enter_context(SyncCalls(watch, ops))
             local.watch = watch
-        watch.push(self)
+        watch.scopes.append(self)
+        watch.settle()
         sync_cuda.entered(watch)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         watch = current()
         assert watch is not None and watch.scopes[-1] is self, "regions of one thread must be nested"
         try:
             sync_cuda.leaving(watch, quietly=error is not None)
         finally:
-            watch.pop()
+            watch.scopes.pop()
+            watch.settle()
             if not watch.scopes:
                 local.watch = None
                 watch.modes.close()
@@ -59,13 +58,7 @@ class Region(Scope):
             raise TypeError(
                 "no_sync() cannot decorate a generator or coroutine: use `with` around its synchronous parts"
             )
-
-        @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return inside  # type: ignore[return-value]
+        return super().__call__(function)
 
 
 def no_sync(
@@ -114,7 +107,7 @@ def listening() -> AbstractContextManager[None]:
     """Report what is found inside, also when a caller further out has silenced this thread's reports."""
     watch = current()
     assert watch is not None, "listening() is for the inside of a region"
-    return watch.listening()
+    return holding(watch, quiet=0)
 
 
 @contextmanager
@@ -126,11 +119,5 @@ def allow(reason: str) -> Iterator[None]:
     if not reason.strip():
         raise ValueError("allow() needs a reason: say why the host may wait here")
     watch = current()
-    if watch is None:
+    with nullcontext() if watch is None else holding(watch, allowed=reason):
         yield
-        return
-    watch.allowed.append(reason)
-    try:
-        yield
-    finally:
-        watch.allowed.pop()

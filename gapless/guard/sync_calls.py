@@ -47,11 +47,11 @@ def _argument(call: TorchCall, at: int, name: str, default: Any = None) -> Any:
 
 
 def _reader(rule: str) -> Handler:
-    """A read of the first argument's values on the host."""
+    """Return the handler of a read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
         if watch.is_device(call.args[0]) and call.args[0].numel():
-            watch.flag(read_rule(watch, call.args[0]) if call.func in _NUMBERS else rule)
+            watch.flag(rule or read_rule(watch, call.args[0]))
         with watch.silence(to_host=True):
             return _run(call)
 
@@ -67,7 +67,7 @@ def _to(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     non_blocking = _wants_non_blocking(call)
     if marks.names_device(device):
-        return _upload(watch, call, source, device, non_blocking)
+        return _upload(watch, call, device, non_blocking)
     if _GROUPED.search(caller()) and not marks.on_accelerator(source):
         return _run(call)
     return _download(watch, call, "pinned-alloc" if non_blocking else "copy-to-host")
@@ -93,7 +93,8 @@ def _wants_non_blocking(call: TorchCall) -> bool:
     return bool(call.kwargs.get("non_blocking", flags[0] if flags else False))
 
 
-def _upload(watch: ThreadState, call: TorchCall, source: Tensor, device: Any, non_blocking: bool) -> Any:
+def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool) -> Any:
+    source = call.args[0]
     on_host = not watch.is_device(source)
     if on_host:
         TALLY.add("copies")
@@ -157,14 +158,10 @@ def _names_place(value: Any) -> bool:
     return isinstance(value, (str, torch.device)) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _cpu(watch: ThreadState, call: TorchCall) -> Any:
-    return _download(watch, call, "copy-to-host")
-
-
 def _cuda(watch: ThreadState, call: TorchCall) -> Any:
     non_blocking = bool(_argument(call, 2, "non_blocking", False))
     plain = TorchCall(Tensor.to, (call.args[0], "cuda"), {"non_blocking": non_blocking})
-    return _upload(watch, call if marks.has_accelerator() else plain, call.args[0], "cuda", non_blocking)
+    return _upload(watch, call if marks.has_accelerator() else plain, "cuda", non_blocking)
 
 
 def _type(watch: ThreadState, call: TorchCall) -> Any:
@@ -176,7 +173,7 @@ def _type(watch: ThreadState, call: TorchCall) -> Any:
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
     if "cuda" in name:
         plain = TorchCall(Tensor.to, (source, "cuda", getattr(torch, name.rpartition(".")[2]).dtype), {})
-        return _upload(watch, call if marks.has_accelerator() else plain, source, "cuda", False)
+        return _upload(watch, call if marks.has_accelerator() else plain, "cuda", False)
     return _download(watch, call, "type-hop")
 
 
@@ -269,10 +266,6 @@ def _pin_memory(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call) if marks.has_accelerator() else marks.pinned_tensor(call.args[0].clone())
 
 
-def _is_pinned(watch: ThreadState, call: TorchCall) -> Any:
-    return marks.is_pinned(call.args[0])
-
-
 def _record_stream(watch: ThreadState, call: TorchCall) -> Any:
     watch.flag("record-stream")
     return _run(call) if marks.has_accelerator() else None
@@ -318,19 +311,16 @@ def _asked(answer: Callable[[torch.device], Any]) -> Handler:
     return lambda watch, call: answer(_device_of(watch, call.args[0]))
 
 
-def _get_device(watch: ThreadState, call: TorchCall) -> Any:
-    device = _device_of(watch, call.args[0])
-    return 0 if device.type == "cuda" and not marks.has_accelerator() else _run(call)
+def _index_of(device: torch.device) -> int:
+    return -1 if device.type == "cpu" or device.index is None else device.index
 
-
-_NUMBERS = (Tensor.item, Tensor.tolist, Tensor.__int__)
-"""Reads that may be meant for a size."""
 
 _READERS = {
+    # These may be meant for a size.
+    "": (Tensor.item, Tensor.tolist, Tensor.__int__),
     "host-read": (
-        Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__complex__,
-        Tensor.__repr__, Tensor.__format__, Tensor.__contains__, torch.is_nonzero, torch.equal, Tensor.equal,
-        torch.allclose, Tensor.allclose,
+        Tensor.__bool__, Tensor.__float__, Tensor.__complex__, Tensor.__repr__, Tensor.__format__, Tensor.__contains__,
+        torch.is_nonzero, torch.equal, Tensor.equal, torch.allclose, Tensor.allclose,
     ),
     "host-index": (Tensor.__index__,),
     "copy-to-host": (Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__),
@@ -339,11 +329,11 @@ _READERS = {
 _HANDLERS: dict[Any, Handler] = {
     **{func: _reader(rule) for rule, funcs in _READERS.items() for func in funcs},
     Tensor.to: _to,
-    Tensor.cpu: _cpu,
+    Tensor.cpu: lambda watch, call: _download(watch, call, "copy-to-host"),
     Tensor.cuda: _cuda,
     Tensor.type: _type,
     Tensor.pin_memory: _pin_memory,
-    Tensor.is_pinned: _is_pinned,
+    Tensor.is_pinned: lambda watch, call: marks.is_pinned(call.args[0]),
     Tensor.record_stream: _record_stream,
     Tensor.new_tensor: _new_tensor,
     Tensor.__deepcopy__: _deep_copy,
@@ -357,8 +347,8 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.device.__get__: _asked(lambda device: device),
     Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
     Tensor.is_cpu.__get__: _asked(lambda device: device == HOST),  # type: ignore[attr-defined]
-    Tensor.get_device: _get_device,
-    torch.get_device: _get_device,
+    Tensor.get_device: _asked(_index_of),
+    torch.get_device: _asked(_index_of),
 }
 
 

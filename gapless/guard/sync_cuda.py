@@ -10,15 +10,15 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from . import forks
-from .patches import Patches
+from .patches import Patches, SharedPatches
+from .sync_rules import COLLECTIVES, CUDA_WAITS
 from .watch import ThreadState, current, make_finding
 
 _cuda: Any = torch.cuda
@@ -26,23 +26,6 @@ _cuda: Any = torch.cuda
 TORCH_WARNING = "called a synchronizing CUDA operation"
 POLLS_ALLOWED = 50
 """The queries of events from one line, in one region, that do not yet count as a polling loop."""
-
-CUDA_WAITS = (
-    ("torch.cuda", "synchronize", "stream-wait"),
-    ("torch.cuda.Stream", "synchronize", "stream-wait"),
-    ("torch.cuda.Event", "synchronize", "event-wait"),
-    ("torch.cuda.Event", "query", "event-poll"),
-    ("torch.cuda", "empty_cache", "empty-cache"),
-    ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
-    # It synchronises and empties the cache before it begins the capture: one cause, one finding.
-    ("torch.cuda.graph", "__enter__", "graph-capture"),
-    ("torch.accelerator", "synchronize", "stream-wait"),
-)
-"""Functions that wait, by name, since an emulated CUDA has classes of its own."""
-_COLLECTIVES = (
-    "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
-    "scatter_object_list",
-)  # fmt: skip
 
 
 def install(watch: ThreadState) -> None:
@@ -59,7 +42,7 @@ def install(watch: ThreadState) -> None:
 def entered(watch: ThreadState) -> None:
     """Note that a region has begun on this thread."""
     if torch.cuda.is_available():
-        _shared.reassert()
+        _hook_warnings()
     watch.grown.append(_allocations())
 
 
@@ -85,35 +68,6 @@ def _allocations() -> tuple[int, int]:
     )
 
 
-class _Shared:
-    """Installs process-wide state while at least one thread holds it."""
-
-    def __init__(self, install: Callable[[Patches], None]) -> None:
-        self._lock = forks.lock()
-        self._users = 0
-        self._install = install
-        self._stack = Patches()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self._lock:
-            if self._users == 0:
-                self._install(self._stack)
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    self._stack.close()
-
-    def reassert(self) -> None:
-        """Put the warning hook back in front: test runners and libraries reset warning filters."""
-        with self._lock:
-            _hook_warnings()
-
-
 def _install_cuda(stack: Patches) -> None:
     stack.enter_context(warnings.catch_warnings())
     # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
@@ -123,23 +77,19 @@ def _install_cuda(stack: Patches) -> None:
         warnings.simplefilter("ignore")
         set_mode("warn")
     stack.callback(set_mode, before)
-    for owner, name, rule in CUDA_WAITS:
-        _wrap(stack, owner, name, rule)
+    _report_waits(stack, CUDA_WAITS)
 
 
-def _install_collectives(stack: Patches) -> None:
-    for name in _COLLECTIVES:
-        _wrap(stack, "torch.distributed", name, "collective")
-
-
-_shared = _Shared(_install_cuda)
-_collectives = _Shared(_install_collectives)
+_shared = SharedPatches(_install_cuda)
+_collectives = SharedPatches(lambda patches: _report_waits(patches, COLLECTIVES))
 
 
 def _hook_warnings() -> None:
-    warnings.filterwarnings("always", message=TORCH_WARNING)
-    if not isinstance(warnings.showwarning, _Show):
-        warnings.showwarning = _Show(warnings.showwarning)
+    """Put the warning hook in front, again at each region: test runners and libraries reset warning filters."""
+    with _shared.lock:
+        warnings.filterwarnings("always", message=TORCH_WARNING)
+        if not isinstance(warnings.showwarning, _Show):
+            warnings.showwarning = _Show(warnings.showwarning)
 
 
 class _Show:
@@ -162,21 +112,21 @@ def owner_of(path: str) -> Any:
     return attrgetter(path.removeprefix("torch."))(torch)
 
 
-def _wrap(patches: Patches, path: str, name: str, rule: str) -> None:
-    """Make the call `name` of the torch module or class at `path` report `rule` when a checked thread makes it."""
+def _report_waits(patches: Patches, waits: Iterable[tuple[str, str, str]]) -> None:
+    """Have each of these functions, by module or class and name, report its rule when a checked thread calls it."""
+    for path, name, rule in waits:
+        if hasattr(owner_of(path), name):
+            patches.wrap(owner_of(path), name, partial(_reported, rule, f"{path}.{name}"))
 
-    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = current()
-        if watch is None:
-            return original(*args, **kwargs)
-        if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
-            watch.flag(rule, f"{path}.{name}")
-        with watch.silence():
-            return original(*args, **kwargs)
 
-    owner = owner_of(path)
-    if hasattr(owner, name):
-        patches.wrap(owner, name, around)
+def _reported(rule: str, what: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    watch = current()
+    if watch is None:
+        return original(*args, **kwargs)
+    if rule != "event-poll" or watch.polled(POLLS_ALLOWED):
+        watch.flag(rule, what)
+    with watch.silence():
+        return original(*args, **kwargs)
 
 
 def _collector(watch: ThreadState) -> Callable[[str, dict[str, int]], None]:

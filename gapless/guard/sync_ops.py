@@ -72,13 +72,11 @@ def _tensor_value(at: int) -> Check:
 
 
 def _index(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    return _index_rule(watch, args[0], [index for index in args[1] if index is not None])
-
-
-def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str | None:
-    if not watch.is_device(base):
+    if not watch.is_device(args[0]):
         return "host-operand"
-    for index in indices:
+    for index in args[1]:
+        if index is None:
+            continue
         if index.dtype in _MASKS:
             # A mask on the host is turned into an index there, which is uploaded without a wait.
             if watch.is_device(index):
@@ -89,12 +87,12 @@ def _index_rule(watch: ThreadState, base: Tensor, indices: list[Tensor]) -> str 
 
 
 def _index_put(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    base, indices, value = args[0], [index for index in args[1] if index is not None], args[2]
+    indices, value = [index for index in args[1] if index is not None], args[2]
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     on_host = not watch.is_device(value)
     if len(indices) == 1 and indices[0].dtype in _MASKS and on_host and value.numel() == 1 and not accumulate:
         return None  # torch makes it a masked_fill_
-    rule = _index_rule(watch, base, indices)
+    rule = _index(watch, args, kwargs)
     if rule is None and on_host:
         rule = "index-put-scalar" if value.numel() == 1 else "upload"
     return rule
@@ -139,60 +137,39 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
 
-_WAITING = {
-    "host-read": (
-        "equal", "is_nonzero", "allclose", "_linalg_check_errors",
-        # These check their results inside of one operator.
-        "_linalg_eigh", "_linalg_svd", "linalg_eig", "_linalg_eigvals", "linalg_lstsq", "linalg_pinv",
-        "linalg_matrix_exp", "cholesky", "cholesky_inverse",
-        # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
-        "linspace", "logspace",
-    ),
-    "data-size": ("_to_sparse", "nonzero", "nonzero_numpy", "argwhere", "masked_select"),
-    "counted-size": (
-        "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "bincount",
-    ),
+_CHECKS: dict[str, Check] = {f"aten::{name}": check for check, names in (
+    (_always("host-read"), "equal is_nonzero allclose _linalg_check_errors"),
+    # These check their results inside of one operator.
+    (_always("host-read"), "_linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq linalg_pinv"),
+    (_always("host-read"), "linalg_matrix_exp cholesky cholesky_inverse"),
+    # Ends that are tensors are read; ends that are numbers never come here with a device tensor.
+    (_always("host-read"), "linspace logspace"),
+    (_always("data-size"), "_to_sparse nonzero nonzero_numpy argwhere masked_select"),
+    (_always("counted-size"), "_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount"),
     # These take host tensors on purpose.
-    "": ("set_.source_Storage", "set_.source_Tensor", "is_pinned"),
-}  # fmt: skip
-"""Operators that break a rule, or none, whatever their arguments are."""
-
-_CHECKS: dict[str, Check] = {
-    **{f"aten::{name}": _always(rule) for rule, names in _WAITING.items() for name in names},
-    "aten::_local_scalar_dense": _read,
-    "aten::item": _read,
-    "aten::linalg_inv_ex": _if_checked,
-    "aten::linalg_cholesky_ex": _if_checked,
-    "aten::linalg_lu_factor_ex": _if_checked,
-    "aten::_linalg_solve_ex": _if_checked,
-    "aten::linalg_ldl_factor_ex": _if_checked,
-    "aten::histc": _histc,
-    "aten::repeat_interleave.Tensor": _repeat,
-    "aten::index.Tensor": _index,
-    "aten::index_put": _index_put,
-    "aten::index_put_": _index_put,
-    "aten::_index_put_impl_": _index_put,
-    "aten::_unsafe_index_put": _index_put,
-    "aten::masked_fill.Tensor": _tensor_value(2),
-    "aten::masked_fill_.Tensor": _tensor_value(2),
-    "aten::index_fill.int_Tensor": _tensor_value(3),
-    "aten::index_fill_.int_Tensor": _tensor_value(3),
-    "aten::copy_": _copy,
-    "aten::_to_copy": _to_copy,
-    "aten::lift_fresh": _lift,
-}
+    (_always(""), "set_.source_Storage set_.source_Tensor is_pinned"),
+    (_read, "_local_scalar_dense item"),
+    (_if_checked, "linalg_inv_ex linalg_cholesky_ex linalg_lu_factor_ex _linalg_solve_ex linalg_ldl_factor_ex"),
+    (_histc, "histc"),
+    (_repeat, "repeat_interleave.Tensor"),
+    (_index, "index.Tensor"),
+    (_index_put, "index_put index_put_ _index_put_impl_ _unsafe_index_put"),
+    (_tensor_value(2), "masked_fill.Tensor masked_fill_.Tensor"),
+    (_tensor_value(3), "index_fill.int_Tensor index_fill_.int_Tensor"),
+    (_copy, "copy_"),
+    (_to_copy, "_to_copy"),
+    (_lift, "lift_fresh"),
+) for name in names.split()}  # fmt: skip
 
 _REDUCTIONS = ("aten::max", "aten::min", "aten::amax", "aten::amin", "aten::sum", "aten::count_nonzero")
 
-_PLAIN = frozenset(
-    """
+_PLAIN = """
     aten::to.dtype aten::where.ScalarSelf aten::where.ScalarOther aten::where.Scalar aten::reshape aten::flatten
     aten::flatten.using_ints aten::contiguous aten::linear aten::matmul aten::chunk aten::split.Tensor
     aten::split.sizes aten::expand_as aten::view_as aten::type_as aten::isfinite aten::square
     aten::scaled_dot_product_attention aten::rms_norm aten::layer_norm aten::softmax.int aten::log_softmax.int
     aten::dropout aten::conv1d aten::conv2d aten::einsum aten::outer
-    """.split()  # noqa: SIM905
-)
+""".split()  # noqa: SIM905
 """Composites that are known not to wait: taking them apart would only cost time."""
 
 

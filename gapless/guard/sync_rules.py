@@ -173,3 +173,20 @@ RULES: dict[str, SyncRule] = {rule.id: rule for rule in (
     ),
 )}  # fmt: skip
 """The rules by their ids."""
+
+CUDA_WAITS = (
+    ("torch.cuda", "synchronize", "stream-wait"),
+    ("torch.cuda.Stream", "synchronize", "stream-wait"),
+    ("torch.cuda.Event", "synchronize", "event-wait"),
+    ("torch.cuda.Event", "query", "event-poll"),
+    ("torch.cuda", "empty_cache", "empty-cache"),
+    ("torch.cuda.CUDAGraph", "capture_begin", "graph-capture"),
+    # It synchronises and empties the cache before it begins the capture: one cause, one finding.
+    ("torch.cuda.graph", "__enter__", "graph-capture"),
+    ("torch.accelerator", "synchronize", "stream-wait"),
+)
+"""Functions that wait, by name, since an emulated CUDA has classes of its own."""
+COLLECTIVES = tuple(("torch.distributed", name, "collective") for name in (
+    "all_gather_object", "barrier", "broadcast_object_list", "gather_object", "monitored_barrier",
+    "scatter_object_list",
+))  # fmt: skip

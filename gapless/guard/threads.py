@@ -7,32 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from . import forks
-from .patches import Patches
+from .patches import SharedPatches
 from .watched import TALLY
 
 Around = Callable[[threading.Thread], AbstractContextManager[Any]]
 """A function that the starting thread calls; the new thread runs inside the context that it returns."""
 
 _around: list[Around] = []
-_patches = Patches()
-_turn = forks.lock()
 
 
 @contextmanager
 def starting_inside(around: Around) -> Iterator[None]:
     """Run new threads inside `around`, within the contexts that are there already. Those that run later on keep it."""
-    with _turn:
-        if not _around:
-            _patches.wrap(threading.Thread, "start", _start)
+    with _patches.held():
         _around.append(around)
-    try:
-        yield
-    finally:
-        with _turn:
+        try:
+            yield
+        finally:
             _around.remove(around)
-            if not _around:
-                _patches.close()
 
 
 def _start(original: Any, thread: threading.Thread) -> None:
@@ -49,3 +41,6 @@ def _start(original: Any, thread: threading.Thread) -> None:
 
     thread.run = inside  # type: ignore[method-assign]
     original(thread)
+
+
+_patches = SharedPatches(lambda patches: patches.wrap(threading.Thread, "start", _start))

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -32,20 +33,17 @@ class SyncError(RuntimeError):
         self.finding = finding
 
 
+@dataclass(eq=False)
 class Scope:
-    """What a ThreadState needs of a region. `report` holds what was found, in all of its uses."""
+    """What a ThreadState needs of a region."""
 
-    def __init__(self, predicate: Predicate | None, mode: Mode, slow_ns: int, reports: bool = True) -> None:
-        self.report = SyncReport()
-        self.reports = reports
-        """Whether findings count."""
-        self.predicate = predicate
-        self.slow_ns = slow_ns
-        self._mode = mode
-
-    @property
-    def raises(self) -> bool:
-        return self._mode == "raise" and not REPORT_SINKS
+    predicate: Predicate | None
+    mode: Mode
+    slow_ns: int
+    reports: bool = True
+    """Whether findings count."""
+    report: SyncReport = field(default_factory=SyncReport)
+    """What was found, in all of its uses."""
 
 
 class TorchCall(NamedTuple):
@@ -65,7 +63,8 @@ class ThreadState:
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
-        self.allowed: list[str] = []
+        self.allowed: str | None = None
+        """The reason of the innermost `allow`."""
         self.call: TorchCall | None = None
         self.quiet = 0
         """Nothing is reported while this is above 0: what happens is part of something reported already."""
@@ -87,15 +86,8 @@ class ThreadState:
         self._predicate: Predicate | None = None
         self.real = marks.has_accelerator()
 
-    def push(self, scope: Scope) -> None:
-        self.scopes.append(scope)
-        self._settle()
-
-    def pop(self) -> None:
-        self.scopes.pop()
-        self._settle()
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Take what the regions say that are in `scopes` now."""
         # A region that names no devices sees those of the one around it.
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
@@ -123,10 +115,10 @@ class ThreadState:
         scope = self.scopes[-1]
         if not scope.reports:
             return
-        excuse = self.allowed[-1] if self.allowed else comment_at(finding.site) or comment_at(finding.user)
+        excuse = self.allowed or comment_at(finding.site) or comment_at(finding.user)
         for report in (scope.report, *REPORT_SINKS):
             report.add(finding, excuse)
-        if excuse is None and scope.raises and not quietly:
+        if excuse is None and scope.mode == "raise" and not (quietly or REPORT_SINKS):
             raise SyncError(finding)
 
     def polled(self, most: int) -> bool:
@@ -145,10 +137,6 @@ class ThreadState:
             yield
         finally:
             self.quiet, self.to_host = quiet, host
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Report what is found inside, also where a silence is around it."""
-        return holding(self, quiet=0)
 
     def placing(self) -> AbstractContextManager[None]:
         """Place what is made inside from no other tensor on the emulated device."""

@@ -22,7 +22,7 @@ class Tally:
     """Counts by name, which only grow. May be added to from any thread."""
 
     def __init__(self) -> None:
-        self._lock = forks.rlock()
+        self._lock = forks.lock()
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str) -> None:
@@ -91,11 +91,10 @@ class Watched:
 class Watching:
     """Counts from its making on."""
 
-    def __init__(self) -> None:
-        self._patches = Patches()
+    def __init__(self, patches: Patches) -> None:
         # All ways of Python's own: subprocess, forked workers, spawned workers.
         for owner, name in ((Popen, "__init__"), (os, "fork"), (_posixsubprocess, "fork_exec")):
-            self._patches.wrap(owner, name, _counted)
+            patches.wrap(owner, name, _counted)
         self.renew()
 
     def renew(self) -> None:
@@ -103,12 +102,8 @@ class Watching:
         self._before = TALLY.counts()
         self._tensors = _device_tensors()
 
-    def close(self) -> Watched:
-        """Stop counting; returns what was watched."""
-        self._patches.close()
-        return self.so_far()
-
     def so_far(self) -> Watched:
+        """Return what was watched until now."""
         counts = TALLY.counts() - self._before
         tensors = _device_tensors() - self._tensors
         return Watched(tensors, counts["copies"], counts["streams"], counts["threads"] + 1, counts["processes"])
