@@ -53,7 +53,7 @@ def adapted_linear_add(
     return inner
 
 
-def early_adapted_norm(
+def _adapted_norm(
     x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
     projections: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -61,34 +61,13 @@ def early_adapted_norm(
     return adapted_norm(x, before, up, slots, norm, eps, down, projections, is_hopper(x.device))
 
 
-triton_adapted_norm = operator(
-    "triton_adapted_norm(Tensor x, Tensor? before, Tensor? up, Tensor slots, Tensor norm, float eps, Tensor? down, "
-    "int projections) -> (Tensor, Tensor, Tensor)",
-    early_adapted_norm,
-)
-triton_adapted_linear = operator(
-    "triton_adapted_linear(Tensor x, Tensor weight, Tensor? bias, bool gated, Tensor inner, Tensor slots, Tensor up, "
-    "int[] ends) -> Tensor",
-    adapted_linear,
-)
-triton_adapted_linear_add = operator(
-    "triton_adapted_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
-    "-> Tensor",
-    adapted_linear_add,
-)
-triton_normed_linear = operator(
-    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
-    normed_linear,
-)
-triton_linear_add = operator("triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias) -> ()", linear_add)
-triton_one_row_linear = operator(
-    "triton_one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()", one_row_linear
-)
-triton_rotated_decode = operator(
-    "triton_rotated_decode(Tensor qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-    "Tensor(a!) cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, float scale) -> Tensor",
-    rotated_decode,
-)
+triton_adapted_norm = operator(_adapted_norm)
+triton_adapted_linear = operator(adapted_linear)
+triton_adapted_linear_add = operator(adapted_linear_add, "x")
+triton_normed_linear = operator(normed_linear)
+triton_linear_add = operator(linear_add, "x")
+triton_one_row_linear = operator(one_row_linear, "out")
+triton_rotated_decode = operator(rotated_decode, "cache")
 
 
 class FewRowsLinear(plain.TorchLinear):

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear as product_of
 
 from gapless.kernels import linear as plain
+from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Joint
 from gapless.kernels.attention_triton import triton_decode_attention
-from gapless.kernels.many_rows import triton_adapted_rope_and_write, triton_adapted_silu_mul
 from gapless.kernels.many_rows_triton import MOST_WEIGHT
-from gapless.kernels.norm_triton import triton_adapted_add_rms_norm
+from gapless.kernels.norm_triton import triton_add_rms_norm
+from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import JoinedRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
@@ -45,8 +46,8 @@ def _linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Join
 def _decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     (product, inner, slots, part), (qk_norm, eps, table) = joint, rotation
     qkv = product.view(len(product), -1, kv.cache.shape[5])
-    triton_adapted_rope_and_write(
-        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner, slots, part.up, early=False
+    triton_rope_and_write(
+        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner, slots, part.up
     )
     found: Tensor = triton_decode_attention(qkv[:, : -2 * kv.cache.shape[4]], *kv, batch.rows, batch.kv_lens, scale)
     return found
@@ -54,13 +55,13 @@ def _decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch:
 
 def _silu_mul(joint: Joint) -> Tensor:
     gate_up, inner, slots, part = joint
-    found: Tensor = triton_adapted_silu_mul(gate_up, inner, slots, part.up, early=False)
+    found: Tensor = triton_silu_mul(gate_up, inner, slots, part.up)
     return found
 
 
 def _add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Tensor:
     delta, inner, slots, part = joint
-    found: Tensor = triton_adapted_add_rms_norm(x, delta, norm, eps, inner, slots, part.up)
+    found: Tensor = triton_add_rms_norm(x, delta, norm, eps, inner, slots, part.up)
     return found
 
 

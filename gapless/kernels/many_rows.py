@@ -7,14 +7,14 @@ from torch import Tensor
 
 from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
-from gapless.kernels.activation_triton import silu_mul
+from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
-from gapless.kernels.rope_triton import rope_and_write, triton_rope_and_write
+from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import AdaptedRows, Linear, ManyRows, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
@@ -47,29 +47,9 @@ def linear_add_beside(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     return inner
 
 
-triton_divided_linear = operator(
-    "triton_divided_linear(Tensor x, Tensor? squares, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
-    divided_linear,
-)
-triton_linear_add_square = operator(
-    "triton_linear_add_square(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor norm) -> (Tensor, Tensor)",
-    linear_add_square,
-)
-
-triton_linear_add_beside = operator(
-    "triton_linear_add_beside(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
-    "-> Tensor",
-    linear_add_beside,
-)
-triton_adapted_rope_and_write = operator(
-    "triton_adapted_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, "
-    "Tensor slots, Tensor(b!) cache, int layer, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> ()",
-    rope_and_write,
-)
-triton_adapted_silu_mul = operator(
-    "triton_adapted_silu_mul(Tensor gate_up, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> Tensor",
-    silu_mul,
-)
+triton_divided_linear = operator(divided_linear)
+triton_linear_add_square = operator(linear_add_square, "x")
+triton_linear_add_beside = operator(linear_add_beside, "x")
 
 
 def _serves(linear: Linear) -> bool:
@@ -110,7 +90,7 @@ def _bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
 
 def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
     (inner, slots, part), (qk_norm, eps, table) = added, rotation
-    triton_adapted_rope_and_write(
+    triton_rope_and_write(
         qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner[0], slots, part.up,
         early=is_hopper(qkv.device),
     )  # fmt: skip
@@ -119,7 +99,7 @@ def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: Toke
 def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     inner, slots, part = added
     gate_up = _bare_linear(x, added, linear)
-    found: Tensor = triton_adapted_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
+    found: Tensor = triton_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
     return found
 
 

@@ -166,11 +166,4 @@ def _score(
     )  # fmt: skip
 
 
-score = unpacked(
-    operator(
-        "triton_score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, "
-        "int start, int width) -> ()",
-        _score,
-    ),
-    ("state",),
-)
+score = unpacked(operator(_score, "outboxes"))

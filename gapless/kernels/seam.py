@@ -224,8 +224,8 @@ class Kernels(NamedTuple):
     `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are
     finite; REJECTED in the places of other drafts, NO_TOKEN after them. With one place, RIGHT or REJECTED follows the
     token of a row that had a draft."""
-    look_up: Callable[[Tensor, Tables, int, tuple[int, int]], Tensor]
-    """(rows int32 [N], tables, most, (shortest, longest)), after `finish`: drafts the tokens that followed when the
+    look_up: Callable[[Tensor, Tables, int, int, int], Tensor]
+    """(rows int32 [N], tables, most, shortest, longest), after `finish`: drafts the tokens that followed when the
     row's history last had the longest end of it that it had before, of `shortest` to `longest` tokens; as many as
     `most`, the row's DRAFTS and its greatest length allow. What follows may reach into the drafts themselves. -> int32
     [N], how many tokens that end has, 0 for a row without drafts."""

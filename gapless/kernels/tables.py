@@ -59,9 +59,9 @@ class Adjustments(NamedTuple):
     counted: Tensor
     """int32 [slots, tiles] tokens of the history that are in the counts, for each part of the vocabulary that a program
     works on; where one works on all, the first"""
-    rows: Tensor
+    owners: Tensor
     """int32 [slots] the row that leases each"""
-    logits: Tensor
+    adjusted: Tensor
     """float32 [P, slots, vocab] the adjusted logits of this step, after the row's last token and after each draft"""
 
     @classmethod
@@ -72,5 +72,5 @@ class Adjustments(NamedTuple):
             return torch.zeros(slots + 1, *columns, dtype=torch.int32, device=device)
 
         tiles = -(-vocab // COUNTED_TILE)
-        logits = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
-        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), logits)
+        adjusted = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
+        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), adjusted)
