@@ -1,4 +1,4 @@
-"""A decoder layer for a batch of few rows on CUDA: the seam's `FewRows` as operators of torch."""
+"""A decoder layer for a batch of few rows on CUDA: the seam's `FusedRows` as operators of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
 from gapless.kernels.library_triton import is_hopper, operator
-from gapless.kernels.seam import AdaptedRows, FewRows, Linear
+from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -86,15 +86,20 @@ def _serves(linear: Linear) -> bool:
     return linear.weight.numel() <= MOST_WEIGHT
 
 
-def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
+def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
+    return Normable(x, norm)
+
+
+def _normed(gated: bool, x: Normable, eps: float, linear: Linear) -> Tensor:
     assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
+    found: Tensor = triton_normed_linear(x.rows, x.norm, eps, linear.weight, linear.bias, gated)
     return found
 
 
-def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
+def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
     assert isinstance(linear, plain.TorchLinear)
     triton_linear_add(x, y, linear.weight, linear.bias)
+    return Normable(x, norm)
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -130,4 +135,6 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
 
 
 ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
-FEW_ROWS = FewRows(MOST_ROWS, _serves, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)
+FEW_ROWS = FusedRows(
+    MOST_ROWS, _serves, _first, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
+)

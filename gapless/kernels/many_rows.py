@@ -1,4 +1,4 @@
-"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: the seam's `ManyRows` as operators of torch."""
+"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: the seam's `FusedRows` as operators of torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
+from gapless.kernels.norm_triton import triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
-from gapless.kernels.seam import AdaptedRows, Linear, ManyRows, Normable
+from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -59,9 +60,13 @@ def _serves(linear: Linear) -> bool:
     return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
 
 
+def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
+    return Normable(triton_rms_norm(x, norm, eps))
+
+
 def _linear(x: Normable, eps: float, linear: Linear, gated: bool = False) -> Tensor:
     assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_divided_linear(*x, eps, linear.weight, linear.bias, gated)
+    found: Tensor = triton_divided_linear(x.rows, x.squares, eps, linear.weight, linear.bias, gated)
     return found
 
 
@@ -71,7 +76,8 @@ def _silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
 
 def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
     assert isinstance(linear, plain.TorchLinear)
-    return Normable(*triton_linear_add_square(x, y, linear.weight, linear.bias, norm))
+    scaled, squares = triton_linear_add_square(x, y, linear.weight, linear.bias, norm)
+    return Normable(scaled, None, squares)
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -85,7 +91,7 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
 
 
 def _bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    return _linear(Normable(x, None), 0.0, linear)
+    return _linear(Normable(x), 0.0, linear)
 
 
 def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
@@ -109,4 +115,4 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
 
 
 MANY_ADAPTED = AdaptedRows(norm_with_adapters, _bare_linear, _rotate, _adapted_silu_mul, _adapted_add)
-MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)
+MANY_ROWS = FusedRows(MOST_ROWS, _serves, _first, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)

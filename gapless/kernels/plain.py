@@ -16,7 +16,7 @@ from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import AdaptedRows, DecodeBatch, FewRows, JoinedRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import AdaptedRows, DecodeBatch, FusedRows, JoinedRows, Kernels, Linear, Normable
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
 
@@ -59,38 +59,37 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    return linear(rms_norm(x, norm, eps))
+def normed(x: Normable, eps: float) -> Tensor:
+    """Return the rows with their norm finished."""
+    rows, norm, squares = x
+    if norm is not None:
+        return rms_norm(rows, norm, eps)
+    if squares is None:
+        return rows
+    mean = squares.sum(-1, keepdim=True) / rows.shape[1]
+    return (rows * (mean + eps).rsqrt()).to(rows.dtype)
 
 
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    return silu_mul(linear(rms_norm(x, norm, eps)))
+def normed_linear(x: Normable, eps: float, linear: Linear) -> Tensor:
+    return linear(normed(x, eps))
 
 
-def linear_add(x: Tensor, y: Tensor, linear: Linear) -> None:
+def normed_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
+    return silu_mul(linear(normed(x, eps)))
+
+
+def linear_add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
+    return Normable(x.add_(linear(y)), norm)
+
+
+def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
     x.add_(linear(y))
+    return Normable(x * norm, None, x.float().square().sum(-1, keepdim=True))
 
 
 def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     rope_and_write(qkv, rotation, kv, tokens)
     return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
-
-
-def divided_linear(x: Normable, eps: float, linear: Linear) -> Tensor:
-    rows, squares = x
-    if squares is not None:
-        mean = squares.sum(-1, keepdim=True) / rows.shape[1]
-        rows = (rows * (mean + eps).rsqrt()).to(rows.dtype)
-    return linear(rows)
-
-
-def divided_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
-    return silu_mul(divided_linear(x, eps, linear))
-
-
-def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    linear_add(x, y, linear)
-    return Normable(x * norm, x.float().square().sum(-1, keepdim=True))
 
 
 def adapted_norm(
@@ -124,7 +123,7 @@ def adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
 
 
 def adapted_linear_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    linear_add(x, y, linear)
+    x.add_(linear(y))
     return shrink(y, slots, part)
 
 
@@ -254,12 +253,18 @@ KERNELS = Kernels(
 
 ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
 MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
-FEW_ROWS = FewRows(32, lambda linear: True, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
+FEW_ROWS = FusedRows(
+    32, lambda linear: True, lambda x, norm, eps: Normable(x, norm), normed_linear, normed_silu_mul, linear_add, decode,
+    ADAPTED_ROWS,
+)  # fmt: skip
 JOINED_ROWS = JoinedRows(
     256, lambda linear: True, joint_linear, joint_decode,
     lambda joint: silu_mul(joint_sum(joint)), joint_add_rms_norm,
 )  # fmt: skip
-MANY_ROWS = ManyRows(
-    256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED
+MANY_ROWS = FEW_ROWS._replace(
+    most=256,
+    first=lambda x, norm, eps: Normable(rms_norm(x, norm, eps)),
+    linear_add=linear_add_square,
+    adapted=MANY_ADAPTED,
 )
 """The reference of fused ones. They gain nothing here, so KERNELS has none."""

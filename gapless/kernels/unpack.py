@@ -35,7 +35,7 @@ def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | 
     views = [getattr(arg, "_fields", ()) for arg in args]
     fields = {name: (at, place) for at, view in enumerate(views) for place, name in enumerate(view)}
     whole = iter([at for at, view in enumerate(views) if not view])
-    places = [fields[name] if name in fields else (next(whole), None) for name in names]
+    places: list[tuple[int, int | None]] = [fields[name] if name in fields else (next(whole), None) for name in names]
     assert next(whole, None) is None, f"an operator of {names} takes fewer arguments"
     return places
 
