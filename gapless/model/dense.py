@@ -21,7 +21,7 @@ from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.adapters import AdapterTables
 from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
-from gapless.model.params import Layer, Params
+from gapless.model.params import Layer, Matrix, Params
 from gapless.model.rope import Rope
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
@@ -57,17 +57,10 @@ class Block(NamedTuple):
     """The norm after the block: the next one's first, or the model's last"""
 
 
-def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
-    return Block(
-        layer.input_norm,
-        linear(layer.qkv, layer.qkv_bias),
-        layer.qk_norm,
-        linear(layer.output, layer.output_bias),
-        layer.mlp_norm,
-        linear(layer.gate_up, layer.gate_up_bias),
-        linear(layer.down, layer.down_bias),
-        next_norm,
-    )
+def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
+    """Put the matrices of a layer into the layout that `linear` likes."""
+    parts = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
+    return Block(*parts, next_norm)
 
 
 class DenseModel:
@@ -90,7 +83,7 @@ class DenseModel:
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
-            self.blocks.append(_block(layer, next_norm, kernels.linear))
+            self.blocks.append(block_of(layer, next_norm, kernels.linear))
         few, many = kernels.few_rows, kernels.many_rows
         # One row is always faster so: its matrices are read as fast, in fewer launches.
         self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1

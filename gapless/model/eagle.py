@@ -16,7 +16,7 @@ from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
 from gapless.model.fields import Fields
 from gapless.model.heads import HeadLayer
-from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
+from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import Rope
 from gapless.model.weights import load_weights, tensor_names
 
@@ -92,7 +92,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
         return torch.empty(shape, dtype=dtype, device=device)
 
     hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
-    layer = layer._replace(qkv=new(len(layer.qkv), 2 * hidden))
+    layer = layer._replace(qkv=layer.qkv._replace(weight=new(len(layer.qkv.weight), 2 * hidden)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
     params = HeadParams(
         new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
@@ -100,10 +100,9 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     names = tensor_names(directory)
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
     own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
-    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own.items()}
-    slots |= layer_slots(config.layer, layer, prefix)
+    slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:
-        slots["d2t"] = WeightSlot(offsets, (drafted,))
+        slots["d2t"] = offsets
     load_weights(directory, slots, tied=False, unused=UNUSED)
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
@@ -135,4 +134,4 @@ class EagleLayer(HeadLayer):
 
     def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
-        return normed, self.project(torch.cat((self.embed(tokens, self.input_norm), normed), dim=1), tokens, kv)
+        return normed, self.project(torch.cat((self.embed(tokens, self.block.input_norm), normed), dim=1), tokens, kv)

@@ -19,7 +19,7 @@ from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
 from gapless.model.heads import HeadLayer
-from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
+from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
 
@@ -91,8 +91,7 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
     hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
     params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
-    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own}
-    slots |= layer_slots(config, layer, family.layer)
+    slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
     load_weights(directory, slots, tied=False, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))
@@ -117,4 +116,4 @@ class MtpLayer(HeadLayer):
     def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
         joined = self.join(torch.cat((self.embed(tokens, self.embedding_norm), normed), dim=1))
-        return joined, self.project(self.kernels.rms_norm(joined, self.input_norm, self.eps), tokens, kv)
+        return joined, self.project(self.kernels.rms_norm(joined, self.block.input_norm, self.eps), tokens, kv)

@@ -19,7 +19,7 @@ from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import Block, DenseModel
 from gapless.model.fingerprint import digest_of
 from gapless.model.mtp import of_mtp_layers
-from gapless.model.params import Layer, Params, allocate, slots
+from gapless.model.params import MODULES, Layer, Params, allocate, slots
 from gapless.model.weights import load_weights, tensor_names
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling")
@@ -74,7 +74,5 @@ def _put_layer(block: Block, layer: Layer) -> None:
     block.mlp_norm.copy_(layer.mlp_norm)
     if block.qk_norm is not None and layer.qk_norm is not None:
         block.qk_norm.copy_(layer.qk_norm)
-    refill(block.qkv, layer.qkv, layer.qkv_bias)
-    refill(block.output, layer.output, layer.output_bias)
-    refill(block.gate_up, layer.gate_up, layer.gate_up_bias)
-    refill(block.down, layer.down, layer.down_bias)
+    for name in MODULES:
+        refill(getattr(block, name), *getattr(layer, name))

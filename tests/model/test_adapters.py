@@ -229,11 +229,11 @@ def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them
     tables = AdapterTables(config, 3, 8, params, below=True)
     for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
         for name, part in parts._asdict().items():
-            matrix, bias, size = getattr(layer, name), getattr(layer, f"{name}_bias"), lines * len(part.ends)
+            (matrix, bias), size = getattr(layer, name), lines * len(part.ends)
             assert part.down.data_ptr() == matrix.data_ptr() + matrix.nbytes
             assert part.down.shape == (4, len(part.ends) * 16, matrix.shape[1]) and not part.down.any()
             part.down.fill_(7.0)
-            assert torch.equal(matrix, getattr(alone, name)) and torch.equal(bias, getattr(alone, f"{name}_bias"))
+            assert all(map(torch.equal, (matrix, bias), getattr(alone, name)))
             assert not bias.as_strided((size,), (1,), len(bias)).any(), "zeros are added to what is not the product's"
 
 
