@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gapless.kernels import linear as plain
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
 from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.linear import TorchLinear, weights
 from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
@@ -70,7 +70,7 @@ triton_one_row_linear = operator(one_row_linear, "out")
 triton_rotated_decode = operator(rotated_decode, "cache")
 
 
-class FewRowsLinear(plain.TorchLinear):
+class FewRowsLinear(TorchLinear):
     """Torch's product, except for one row, which has a kernel of its own."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -82,8 +82,7 @@ class FewRowsLinear(plain.TorchLinear):
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    return linear.weight.numel() <= MOST_WEIGHT
+    return weights(linear)[0].numel() <= MOST_WEIGHT
 
 
 def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
@@ -91,14 +90,12 @@ def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
 
 
 def _normed(gated: bool, x: Normable, eps: float, linear: Linear) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_normed_linear(x.rows, x.norm, eps, linear.weight, linear.bias, gated)
+    found: Tensor = triton_normed_linear(x.rows, x.norm, eps, *weights(linear), gated)
     return found
 
 
 def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    assert isinstance(linear, plain.TorchLinear)
-    triton_linear_add(x, y, linear.weight, linear.bias)
+    triton_linear_add(x, y, *weights(linear))
     return Normable(x, norm)
 
 
@@ -120,17 +117,13 @@ def norm_with_adapters(
 
 
 def _adapted(gated: bool, x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
     inner, slots, part = added
-    found: Tensor = triton_adapted_linear(
-        x, linear.weight, linear.bias, gated, inner[0], slots, part.up, list(part.ends)
-    )
+    found: Tensor = triton_adapted_linear(x, *weights(linear), gated, inner[0], slots, part.up, list(part.ends))
     return found
 
 
 def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    assert isinstance(linear, plain.TorchLinear)
-    inner = triton_adapted_linear_add(x, y, linear.weight, linear.bias, slots, part.down)
+    inner = triton_adapted_linear_add(x, y, *weights(linear), slots, part.down)
     return Shrunk(inner, slots, part)
 
 

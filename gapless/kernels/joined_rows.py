@@ -10,10 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import linear as product_of
 
-from gapless.kernels import linear as plain
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Joint
 from gapless.kernels.attention_triton import triton_decode_attention
+from gapless.kernels.linear import weights
 from gapless.kernels.many_rows_triton import MOST_WEIGHT
 from gapless.kernels.norm_triton import triton_add_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
@@ -25,8 +25,7 @@ MOST_ROWS = 256
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    return linear.weight.numel() > MOST_WEIGHT
+    return weights(linear)[0].numel() > MOST_WEIGHT
 
 
 def _whole(front: Tensor, size: int) -> Tensor:
@@ -35,8 +34,7 @@ def _whole(front: Tensor, size: int) -> Tensor:
 
 
 def _linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Joint:
-    assert isinstance(linear, plain.TorchLinear)
-    weight, bias, (count, lines, _) = linear.weight, linear.bias, part.down.shape
+    weight, bias, (count, lines, _) = *weights(linear), part.down.shape
     assert part.down.data_ptr() == weight.data_ptr() + weight.nbytes, "they are in one memory"
     size = len(weight) + count * lines
     y = product_of(x, _whole(weight, size), None if bias is None else _whole(bias, size))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
 from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Shrunk
@@ -13,6 +12,7 @@ from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
+from gapless.kernels.linear import weights
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
 from gapless.kernels.norm_triton import triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
@@ -54,8 +54,7 @@ triton_linear_add_beside = operator(linear_add_beside, "x")
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    weight = linear.weight
+    weight, _ = weights(linear)
     fits = is_hopper(weight.device) and has_large_blocks(weight.device)
     return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
 
@@ -65,8 +64,7 @@ def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
 
 
 def _linear(x: Normable, eps: float, linear: Linear, gated: bool = False) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_divided_linear(x.rows, x.squares, eps, linear.weight, linear.bias, gated)
+    found: Tensor = triton_divided_linear(x.rows, x.squares, eps, *weights(linear), gated)
     return found
 
 
@@ -75,8 +73,7 @@ def _silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
 
 
 def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    assert isinstance(linear, plain.TorchLinear)
-    scaled, squares = triton_linear_add_square(x, y, linear.weight, linear.bias, norm)
+    scaled, squares = triton_linear_add_square(x, y, *weights(linear), norm)
     return Normable(scaled, None, squares)
 
 
@@ -110,8 +107,7 @@ def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
 
 
 def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    assert isinstance(linear, plain.TorchLinear)
-    return Shrunk(triton_linear_add_beside(x, y, linear.weight, linear.bias, slots, part.down), slots, part)
+    return Shrunk(triton_linear_add_beside(x, y, *weights(linear), slots, part.down), slots, part)
 
 
 MANY_ADAPTED = AdaptedRows(norm_with_adapters, _bare_linear, _rotate, _adapted_silu_mul, _adapted_add)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,10 +37,7 @@ class Tables(NamedTuple):
         cls, rows: int, max_len: int, max_pages: int, device: torch.device, vocab: int = 0, places: int = 1
     ) -> Tables:
         """Tables for `rows` requests, the null row not counted; without a vocabulary no row may be MASKED."""
-
-        def zeros(*columns: int) -> Tensor:
-            return torch.zeros(rows + 1, *columns, dtype=torch.int32, device=device)
-
+        zeros = partial(torch.zeros, rows + 1, dtype=torch.int32, device=device)
         masks = zeros(places, mask_words(vocab))
         return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages), masks)
 
@@ -67,10 +65,7 @@ class Adjustments(NamedTuple):
     @classmethod
     def new(cls, slots: int, vocab: int, device: torch.device, places: int = 1) -> Adjustments:
         """Memory for `slots` rows of `places` tokens in a step, the null row not counted."""
-
-        def zeros(*columns: int) -> Tensor:
-            return torch.zeros(slots + 1, *columns, dtype=torch.int32, device=device)
-
+        zeros = partial(torch.zeros, slots + 1, dtype=torch.int32, device=device)
         tiles = -(-vocab // COUNTED_TILE)
         adjusted = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
         return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), adjusted)
