@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from gapless.kernels import plain
 from gapless.kernels.seam import FusedRows, JoinedRows, Kernels, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.adapters import AdapterTables
-from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
+from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
 from gapless.model.params import Layer, Matrix, Params
-from gapless.model.rope import Rope
+from gapless.model.rope import rope_table
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
@@ -59,7 +59,7 @@ class Block(NamedTuple):
 
 def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
     """Put the matrices of a layer into the layout that `linear` likes."""
-    parts = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
+    parts: list[Any] = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
     return Block(*parts, next_norm)
 
 
@@ -99,7 +99,7 @@ class DenseModel:
         self.adapters = adapters
         joined = kernels.joined_rows if adapters is not None and adapters.below else None
         self.joined = joined if joined and any(map(joined.serves, self._linears())) else None
-        self.rope = Rope(config, max_model_len, params.embedding.device)
+        self.rope = rope_table(config, max_model_len, params.embedding.device)
 
     def _linears(self) -> Iterator[Linear]:
         for block in self.blocks:
@@ -243,7 +243,7 @@ class DenseModel:
             self.kernels.adapt(x, y, inputs.adapters, getattr(self.adapters.layers[layer], name))
         return y
 
-    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
+    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> FusedAttention | PagedAttention:
         if self.kernels.decode_attention is None:
             return PagedAttention(inputs, plan, cache, self.config.heads)
         return FusedAttention(self.kernels, inputs, plan, cache)
@@ -260,4 +260,4 @@ class DenseModel:
         return q, k, v
 
     def _rotation(self, block: Block) -> Rotation:
-        return Rotation(block.qk_norm, self.config.norm_eps, self.rope.table)
+        return Rotation(block.qk_norm, self.config.norm_eps, self.rope)

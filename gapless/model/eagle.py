@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from gapless.model.drafting import PlaceTokens
 from gapless.model.fields import Fields
 from gapless.model.heads import HeadLayer
 from gapless.model.params import Layer, allocate_layer, layer_slots
-from gapless.model.rope import Rope
+from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -87,10 +88,7 @@ class HeadParams(NamedTuple):
 
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
     """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
-
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
+    new = partial(torch.empty, dtype=dtype, device=device)
     hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
     layer = layer._replace(qkv=layer.qkv._replace(weight=new(len(layer.qkv.weight), 2 * hidden)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
@@ -116,7 +114,7 @@ class EagleLayer(HeadLayer):
     def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
         kernels, device = model.kernels, params.norm.device
         linear = native.draft_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
-        table = Rope(config.layer, model.max_model_len, device).table
+        table = rope_table(config.layer, model.max_model_len, device)
         super().__init__(model, config.layer, params.layer, params.norm, table, linear)
         self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
         self._fuse, self.head = linear(params.fuse, None), linear(params.head, None)

@@ -91,7 +91,7 @@ class RecurrentHead:
 
     def __init__(self, layer: HeadLayer, model: DenseModel, rows: int, drafts: int) -> None:
         """`rows` may run at once, the null row not counted, and have up to `drafts` drafts in a step."""
-        device, width = model.rope.table.device, model.config.hidden_size
+        device, width = model.rope.device, model.config.hidden_size
         self.layer, self.model = layer, model
         self.kv_layer = model.cache_layers - 1
         self.kept_places = drafts + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -88,9 +89,7 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
     """Uninitialised parameters of one layer; see `allocate`."""
-
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    new = partial(torch.empty, dtype=dtype, device=device)
 
     def matrix(name: str, biased: bool) -> Matrix:
         depth, outputs = sizes_of(name, config)
