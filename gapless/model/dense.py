@@ -60,7 +60,7 @@ class Block(NamedTuple):
 def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
     """Put the matrices of a layer into the layout that `linear` likes."""
     parts: list[Any] = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
-    return Block(*parts, next_norm)
+    return Block._make([*parts, next_norm])
 
 
 class DenseModel:
