@@ -11,7 +11,7 @@ from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
-from gapless.kernels.library_triton import is_hopper, operator
+from gapless.kernels.library_triton import operator
 from gapless.kernels.linear import TorchLinear, weights
 from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
@@ -53,15 +53,7 @@ def adapted_linear_add(
     return inner
 
 
-def _adapted_norm(
-    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
-    projections: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """See `adapted_norm`."""
-    return adapted_norm(x, before, up, slots, norm, eps, down, projections, is_hopper(x.device))
-
-
-triton_adapted_norm = operator(_adapted_norm)
+triton_adapted_norm = operator(adapted_norm)
 triton_adapted_linear = operator(adapted_linear)
 triton_adapted_linear_add = operator(adapted_linear_add, "x")
 triton_normed_linear = operator(normed_linear)

@@ -135,29 +135,25 @@ def rows_in_turn_kernel(
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
         shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, ROWS, K, RANK, SHARES, EARLY)
-    elif ROWS == 1:
-        _one_row(
-            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
     else:
-        _two_rows(
-            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
+        if ADAPT and not ADD:
+            own = _own_adapters(table, slots, ROWS, N, ROWS, BLOCK_N, GATED, RANK)
+        lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+        if ROWS == 1:
+            sums = _one_row(x, norm, lines, inside, k, tile, eps, K, NORM, BLOCK_N, BLOCK_K)
+        else:
+            sums = _two_rows(x, norm, lines, inside, k, tile, eps, K, NORM, BLOCK_N, BLOCK_K)
+        if ADAPT and not ADD:
+            sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, ROWS, BLOCK_N, GATED)
+        _store(sums, bias, out, ROWS, N, BIAS, GATED, ADD, ROWS, BLOCK_N)
 
 
 @triton.jit
 def _one_row(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Products and sums in registers."""
-    if ADAPT and not ADD:
-        own = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
-    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+    """A row times a program's part of the weight [1, BLOCK_N], which begins with `tile`: products in registers."""
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -172,23 +168,15 @@ def _one_row(
     found = tl.sum(sums, axis=1)
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    found = found[None, :]
-    if ADAPT and not ADD:
-        found += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 1, BLOCK_N, GATED)
-    _store(found, bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+    return found[None, :]
 
 
 @triton.jit
 def _two_rows(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row after the other, with the weight in registers. Each part of K is summed at once."""
-    if ADAPT and not ADD:
-        own = _own_adapters(table, slots, 2, N, 2, BLOCK_N, GATED, RANK)
-    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+    """The same for two rows [2, BLOCK_N], one after the other. Each part of K is summed at once."""
     token = tl.arange(0, 2)
     sums = tl.zeros([2, BLOCK_N], tl.float32)
     squares = tl.zeros([2], tl.float32)
@@ -207,9 +195,7 @@ def _two_rows(
             tile = _tile(lines, inside, at + BLOCK_K, K)
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
-    if ADAPT and not ADD:
-        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 2, BLOCK_N, GATED)
-    _store(sums, bias, out, 2, N, BIAS, GATED, ADD, 2, BLOCK_N)
+    return sums
 
 
 @triton.jit
