@@ -26,7 +26,6 @@ from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expande
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
-INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 32
 """Rows that these kernels can take."""
 PAIR_WEIGHT = 8 << 20
