@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import fused_reference
 import torch
 from fused_cases import normed, random
 from torch import Tensor
 
-from gapless.kernels import few_rows, few_rows_triton, plain
+from gapless.kernels import few_rows, few_rows_triton
 from gapless.kernels.few_rows_triton import FewRowsTiles
 from gapless.kernels.linear import TorchLinear
 
@@ -84,7 +85,7 @@ def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool,
 def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, product, True)
-    ours, reference = few_rows.FEW_ROWS, plain.FEW_ROWS
+    ours, reference = few_rows.FEW_ROWS, fused_reference.FEW_ROWS
     rows = ours.first(x, norm, EPS)
     close(ours.linear(rows, EPS, layer), reference.linear(rows, EPS, layer).double())
     close(ours.silu_mul(rows, EPS, layer), reference.silu_mul(rows, EPS, layer).double())

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import fused_reference
 import torch
 from few_rows_cases import Product as FewProduct
 from few_rows_cases import close, expected, operands, random
 from paged import LAYER, Heads, paged, unturned
 from torch import Tensor
 
-from gapless.kernels import many_rows_triton, plain
+from gapless.kernels import many_rows_triton
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows_triton import Following, ManyRowsTiles
 from gapless.kernels.seam import FusedRows
@@ -106,7 +107,7 @@ def check_decode(
     wide = batch._replace(cache=batch.cache.to(torch.float32, copy=True))
     rotation = Rotation(*(part.float() if isinstance(part, Tensor) else part for part in turn.rotation))
     qkv = turn.qkv.to(torch.float32, copy=True)
-    want = plain.MANY_ROWS.decode(qkv, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    want = fused_reference.MANY_ROWS.decode(qkv, rotation, wide.kv, turn.tokens, wide.batch, scale)
     before = batch.cache.clone()
     found = ours.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, scale)
     # Values of several times one are rounded when they are rotated, written and summed.

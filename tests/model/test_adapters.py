@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from adapter_files import additions, random_weights, write_adapter
+from fused_reference import FEW_ROWS, JOINED_ROWS
 from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 
@@ -50,8 +51,8 @@ def family(request, tmp_path_factory):
     config = EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapters, "MOST_BELOW", 100)
-        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=plain.JOINED_ROWS))
-    assert model.adapters.below and model.joined is plain.JOINED_ROWS
+        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=JOINED_ROWS))
+    assert model.adapters.below and model.joined is JOINED_ROWS
     merged = {0: theirs}
     for slot, kind in KINDS.items():
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
@@ -69,7 +70,7 @@ def with_fields(model, **fields):
     return other
 
 
-@pytest.mark.parametrize("joined", [None, plain.JOINED_ROWS], ids=["separate", "joined"])
+@pytest.mark.parametrize("joined", [None, JOINED_ROWS], ids=["separate", "joined"])
 def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
     model, merged = family
     model = with_fields(model, joined=joined)
@@ -88,7 +89,7 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
 
 @pytest.mark.parametrize(
     "way",
-    [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": plain.FEW_ROWS.most}, {}],
+    [{"kernels": plain.KERNELS._replace(few_rows=FEW_ROWS), "few_most": FEW_ROWS.most}, {}],
     ids=["few", "joined"],
 )
 def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(family, way):
