@@ -175,7 +175,7 @@ def _two_rows(
     x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The same for two rows [2, BLOCK_N], one after the other. Each part of K is summed at once."""
+    """Do the same with two rows, one after the other: [2, BLOCK_N]. Each part of K is summed at once."""
     token = tl.arange(0, 2)
     sums = tl.zeros([2, BLOCK_N], tl.float32)
     squares = tl.zeros([2], tl.float32)
