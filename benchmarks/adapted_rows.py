@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from gapless import LLM, SamplingParams
-from gapless.model.adapters import CONFIG, MODULES, WEIGHTS, sizes_of
+from gapless.model.adapters import CONFIG, WEIGHTS
 from gapless.model.config import ModelConfig, read_model_config, resolve_model_dir
+from gapless.model.params import MODULES, sizes_of
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 BARE = "without adapters"

@@ -122,7 +122,7 @@ def attentions() -> Iterator[str]:
         q = torch.randn(rows, HEADS, DIM, device=GPU, dtype=BF16)
         args = (q, *paged(rows, length), DIM**-0.5)
         usual = microseconds(attention_triton.decode_attention, *args)
-        ours = microseconds(invariant_attention_triton.decode_attention, *args)
+        ours = microseconds(invariant_attention_triton.invariant_decode, *args)
         yield say("attention", what="decode", rows=rows, entries=length, default_us=usual, us=ours, ratio=ours / usual)
     for chunks, size, length in ((1, 2048, 2048), (4, 512, 512), (1, 512, 4000)):
         cache, layer, table, rows_, lens = paged(chunks, length)
@@ -130,7 +130,7 @@ def attentions() -> Iterator[str]:
         q = torch.randn(chunks * size, HEADS, DIM, device=GPU, dtype=BF16)
         chunk = (q, cache, layer, table, rows_, starts, lens, DIM**-0.5, size)
         usual = microseconds(attention_triton.prefill_attention, *chunk)
-        ours = microseconds(invariant_attention_triton.prefill_attention, *chunk)
+        ours = microseconds(invariant_attention_triton.invariant_prefill, *chunk)
         yield say("attention", what="prefill", rows=chunks * size, entries=length, default_us=usual, us=ours,
                   ratio=ours / usual)  # fmt: skip
 

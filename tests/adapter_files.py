@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gapless.model.adapters import CONFIG, MODULES, WEIGHTS, sizes_of
+from gapless.model.adapters import CONFIG, WEIGHTS
 from gapless.model.config import ModelConfig
+from gapless.model.params import MODULES, sizes_of
 
 ALL = [module for _, modules in MODULES.values() for module in modules]
 

@@ -28,7 +28,7 @@ class Follower:
         program, self.device, self._rng = leader.program, device, rng
         tables = Tables(*(table.clone() for table in program.tables))
         cache = model.new_cache(program.cache.pages, program.cache.page_size, device.torch_device)
-        slots = len(program.adjustments.rows) - 1
+        slots = len(program.adjustments.owners) - 1
         self._program = type(program)(model, tables, cache, program.kernels, program.outbox, slots)
         words, rings = leader.buffers.words.numel(), (len(leader.packets.slots), len(leader.outboxes.slots))
         self.executor = Executor(device, self._program, words, *rings, leader.buffers.loads.numel())

@@ -149,7 +149,7 @@ def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> Non
     state_rows()
     checker.register(f"{prefix}tables", program.tables, "rows")
     slots = program.adjustments
-    checker.register(f"{prefix}slots", slots._replace(logits=slots.logits.flatten(0, 1)), "rows")
+    checker.register(f"{prefix}slots", slots._replace(adjusted=slots.adjusted.flatten(0, 1)), "rows")
     for group, memory in enumerate((program.cache.data, *program.cache.others)):
         checker.register(f"{prefix}kv{group or ''}", memory, "rows")
     checker.register(f"{prefix}words", executor.sent)
@@ -169,9 +169,9 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
             checker.freed(f"{prefix}tables.{field}", [row])
 
     def slot_freed(slot: int) -> None:
-        places, count, _ = loop.launcher.executor.program.adjustments.logits.shape
+        places, count, _ = loop.launcher.executor.program.adjustments.adjusted.shape
         for field in Adjustments._fields:
-            rows = [place * count + slot for place in range(places if field == "logits" else 1)]
+            rows = [place * count + slot for place in range(places if field == "adjusted" else 1)]
             checker.freed(f"{prefix}slots.{field}", rows)
 
     slots = loop.rows.slots[Lane.ADJUST.value]

@@ -66,7 +66,7 @@ class Rehearsal:
         rows, longest = 2 * ROWS[-1], program.tables.history.shape[1]
         self._tables, self._slots = Tables.new(rows, longest, 1, at), Adjustments.new(rows, vocab, at)
         random = torch.Generator().manual_seed(0)
-        self._slots.logits.copy_(torch.randn(1, rows + 1, vocab, generator=random))
+        self._slots.adjusted.copy_(torch.randn(1, rows + 1, vocab, generator=random))
         self._tables.params[:, ADJUST_SLOT] = torch.arange(rows + 1, dtype=torch.int32).to(at)
         self._tables.history.copy_(torch.randint(vocab, (rows + 1, longest), generator=random))
         self._tables.state[:, LENGTH] = torch.randint(1, longest + 1, (rows + 1,), generator=random).to(at)
@@ -90,7 +90,7 @@ class Rehearsal:
 
     def given(self, number: int, rows: int, start: int) -> tuple[Tensor, ProcessorTables]:
         """Return what the processor is given for the first row and its neighbours from `start` on."""
-        chosen = torch.arange(start - 1, start - 1 + rows, device=self._slots.logits.device)
+        chosen = torch.arange(start - 1, start - 1 + rows, device=self._slots.adjusted.device)
         chosen[:1].fill_(1)
         given = ProcessorTables(self._tables, self._slots, chosen, number)
-        return self._slots.logits[0].index_select(0, chosen), given
+        return self._slots.adjusted[0].index_select(0, chosen), given

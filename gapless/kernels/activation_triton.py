@@ -46,7 +46,7 @@ def silu_mul_kernel(
 
 
 def silu_mul(
-    gate_up: Tensor, inner: Tensor | None = None, adapters: Tensor | None = None, lines: Tensor | None = None, *,
+    gate_up: Tensor, inner: Tensor | None = None, adapters: Tensor | None = None, lines: Tensor | None = None,
     early: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return silu(left half) * right half of `gate_up` [T, 2I], whose rows may be apart: [T, I], computed in float32.
@@ -65,4 +65,4 @@ def silu_mul(
     return out
 
 
-triton_silu_mul = operator("triton_silu_mul(Tensor gate_up) -> Tensor", silu_mul)
+triton_silu_mul = operator(silu_mul)

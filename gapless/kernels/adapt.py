@@ -50,26 +50,6 @@ class Joint(NamedTuple):
     """int64 [rows]"""
     part: AdapterPart
 
-    def own(self) -> Shrunk:
-        """Return the first half of each row's own adapter."""
-        rows = torch.arange(len(self.slots), device=self.slots.device)
-        return Shrunk(self.inner[rows, self.slots].float()[None], self.slots, self.part)
-
-
-def shrink(x: Tensor, slots: Tensor, part: AdapterPart) -> Shrunk:
-    """Do the first half of `adapt`, rows after each other."""
-    inner = torch.bmm(part.down.index_select(0, slots).float(), x.float()[:, :, None])[:, :, 0]
-    return Shrunk(inner[None], slots, part)
-
-
-def expand(y: Tensor, shrunk: Shrunk) -> None:
-    """Do the second half of `adapt`: y [rows, out] gets what the adapters add."""
-    inner, slots, part = shrunk
-    up, begin = part.up.index_select(0, slots).float(), 0
-    for lines, end in zip(torch.split(inner.sum(0), part.rank, dim=1), part.ends, strict=True):
-        y[:, begin:end] += torch.bmm(lines[:, None], up[:, :, begin:end])[:, 0].where((slots > 0)[:, None], 0.0)
-        begin = end
-
 
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
     """See `Kernels.adapt`. Rows of slot 0 get zeros added."""

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
-from gapless.kernels.library_triton import launch_options, prefetch
+from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
 
 RANKS = tl.constexpr(16)
 """Lines of `up` that a program of a product holds before its input is there: the least rank."""
@@ -298,7 +298,7 @@ def adapted_norm_kernel(
 
 def adapted_norm(
     x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
-    projections: int, early: bool,
+    projections: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return x [M, H] with what `before` [shares, M, rank] and `up` add to it, its norm, and `down` of that [M, lines].
 
@@ -308,7 +308,7 @@ def adapted_norm(
     (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
     changed, out = torch.empty_like(x), torch.empty_like(x)
     inner = torch.empty((rows, lines), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
+    block, early = triton.next_power_of_2(width), is_hopper(x.device)
     chunk = max(1, min(16, HELD // block))
     shares = rank = 0
     if before is not None and up is not None:

@@ -89,7 +89,7 @@ def up_kernel(
         tl.store(found, total.to(y.dtype.element_ty), mask=changed)
 
 
-def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: list[int]) -> None:
+def _adapt(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: list[int]) -> None:
     x = x.contiguous()
     for tensor in (y, slots, down, up):
         assert tensor.is_contiguous()
@@ -111,9 +111,4 @@ def _launch(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends:
     )  # fmt: skip
 
 
-adapt = unpacked(
-    operator(
-        "triton_adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()",
-        _launch,
-    ),
-)
+adapt = unpacked(operator(_adapt, "y"))

@@ -42,7 +42,7 @@ def adjust(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: A
         x = _penalized(x, counts, at.params)
         x = _only_allowed(x, at.wishes)
         x = _without_bad_words(x, at)
-        slots.logits[place].index_copy_(0, at.slots, x)
+        slots.adjusted[place].index_copy_(0, at.slots, x)
 
 
 def listed_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> _Rows:

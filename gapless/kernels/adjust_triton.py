@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gapless.base.params import MAX_BIASES
 from gapless.kernels import layout as L
-from gapless.kernels import unpack
 from gapless.kernels.library_triton import operator
 from gapless.kernels.tables import COUNTED_TILE
+from gapless.kernels.unpack import unpacked
 
 _STATE, _PARAMS, _WISH_WORDS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS), tl.constexpr(L.WISH_WORDS)
 _SLOT, _LENGTH, _TILE = tl.constexpr(L.ADJUST_SLOT), tl.constexpr(L.LENGTH), tl.constexpr(COUNTED_TILE)
@@ -168,7 +168,7 @@ BLOCK = 256
 """Tokens of a history that a program looks at together"""
 
 
-def _launch(
+def _adjust_logits(
     logits: Tensor, index: Tensor, rows: Tensor, state: Tensor, params: Tensor, history: Tensor, wishes: Tensor,
     counts: Tensor, counted: Tensor, adjusted: Tensor,
 ) -> None:  # fmt: skip
@@ -185,10 +185,4 @@ def _launch(
             )
 
 
-adjust = unpack.adjust(
-    operator(
-        "triton_adjust(Tensor logits, Tensor index, Tensor rows, Tensor state, Tensor params, Tensor history, "
-        "Tensor wishes, Tensor(a!) counts, Tensor(b!) counted, Tensor(c!) adjusted) -> ()",
-        _launch,
-    )
-)
+adjust = unpacked(operator(_adjust_logits, "counts", "counted", "adjusted"))

@@ -470,13 +470,5 @@ def prefill_attention(
     return out
 
 
-triton_decode_attention = operator(
-    "triton_decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-    "float scale) -> Tensor",
-    decode_attention,
-)
-triton_prefill_attention = operator(
-    "triton_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-    "Tensor kv_lens, float scale, int max_query) -> Tensor",
-    prefill_attention,
-)
+triton_decode_attention = operator(decode_attention)
+triton_prefill_attention = operator(prefill_attention)

@@ -56,7 +56,7 @@ def begin_decode_kernel(
         tl.store(out + 4 * total + index, tl.where(active, position + 1, 1).to(tl.int64), mask=inside)
 
 
-def _gather(
+def _begin_decode(
     words: Tensor, count: int, places: int, writes: int, state: Tensor, history: Tensor, pages: Tensor, page_size: int
 ) -> Tensor:
     assert words.is_contiguous() and state.is_contiguous() and history.is_contiguous() and pages.is_contiguous()
@@ -69,11 +69,7 @@ def _gather(
     return out
 
 
-triton_begin_decode = operator(
-    "triton_begin_decode(Tensor words, int count, int places, int writes, Tensor state, Tensor history, "
-    "Tensor(a!) pages, int page_size) -> Tensor",
-    _gather,
-)
+triton_begin_decode = operator(_begin_decode, "pages")
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:

@@ -418,11 +418,4 @@ def _cut(
         count(slots - 1, 0)
 
 
-cut = unpacked(
-    operator(
-        "triton_cut(Tensor logits, Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor masks, "
-        "bool top_k, bool top_p) -> ()",
-        _cut,
-    ),
-    ("state", "params", "masks"),
-)
+cut = unpacked(operator(_cut, "state"))

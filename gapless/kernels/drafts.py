@@ -39,9 +39,8 @@ def accept(tokens: Tensor, finite: Tensor, rows: Tensor, tables: Tables, width: 
     return torch.nn.functional.pad(given, (0, width - places), value=L.NO_TOKEN)
 
 
-def look_up(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
+def look_up(rows: Tensor, tables: Tables, most: int, shortest: int, longest: int) -> Tensor:
     """See `seam.Kernels.look_up`."""
-    shortest, longest = lengths
     rows = rows.long()
     state, params, history = (table.index_select(0, rows) for table in tables[:3])
     length = state[:, L.LENGTH, None].long()

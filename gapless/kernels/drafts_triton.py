@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.unpack import ROW_TABLES, unpacked
+from gapless.kernels.unpack import unpacked
 
 BLOCK = 1024
 """Tokens of a history that a program looks at together."""
@@ -108,18 +108,5 @@ def _look_up(
     return matches
 
 
-accept = unpacked(
-    operator(
-        "triton_accept(Tensor tokens, Tensor finite, Tensor rows, Tensor state, Tensor history, int width) -> Tensor",
-        _accept,
-    ),
-    ("state", "history"),
-)
-look_up = unpacked(
-    operator(
-        "triton_look_up(Tensor rows, Tensor(a!) state, Tensor params, Tensor(b!) history, int most, int shortest, "
-        "int longest) -> Tensor",
-        _look_up,
-    ),
-    ROW_TABLES,
-)
+accept = unpacked(operator(_accept))
+look_up = unpacked(operator(_look_up, "state", "history"))

@@ -1,4 +1,4 @@
-"""A decoder layer for a batch of few rows on CUDA: the seam's `FewRows` as operators of torch."""
+"""A decoder layer for a batch of few rows on CUDA: the seam's `FusedRows` as operators of torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gapless.kernels import linear as plain
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
 from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
-from gapless.kernels.library_triton import is_hopper, operator
-from gapless.kernels.seam import AdaptedRows, FewRows, Linear
+from gapless.kernels.library_triton import operator
+from gapless.kernels.linear import TorchLinear, weights
+from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -53,45 +53,16 @@ def adapted_linear_add(
     return inner
 
 
-def early_adapted_norm(
-    x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
-    projections: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """See `adapted_norm`."""
-    return adapted_norm(x, before, up, slots, norm, eps, down, projections, is_hopper(x.device))
+triton_adapted_norm = operator(adapted_norm)
+triton_adapted_linear = operator(adapted_linear)
+triton_adapted_linear_add = operator(adapted_linear_add, "x")
+triton_normed_linear = operator(normed_linear)
+triton_linear_add = operator(linear_add, "x")
+triton_one_row_linear = operator(one_row_linear, "out")
+triton_rotated_decode = operator(rotated_decode, "cache")
 
 
-triton_adapted_norm = operator(
-    "triton_adapted_norm(Tensor x, Tensor? before, Tensor? up, Tensor slots, Tensor norm, float eps, Tensor? down, "
-    "int projections) -> (Tensor, Tensor, Tensor)",
-    early_adapted_norm,
-)
-triton_adapted_linear = operator(
-    "triton_adapted_linear(Tensor x, Tensor weight, Tensor? bias, bool gated, Tensor inner, Tensor slots, Tensor up, "
-    "int[] ends) -> Tensor",
-    adapted_linear,
-)
-triton_adapted_linear_add = operator(
-    "triton_adapted_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
-    "-> Tensor",
-    adapted_linear_add,
-)
-triton_normed_linear = operator(
-    "triton_normed_linear(Tensor x, Tensor norm, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
-    normed_linear,
-)
-triton_linear_add = operator("triton_linear_add(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias) -> ()", linear_add)
-triton_one_row_linear = operator(
-    "triton_one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()", one_row_linear
-)
-triton_rotated_decode = operator(
-    "triton_rotated_decode(Tensor qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-    "Tensor(a!) cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, float scale) -> Tensor",
-    rotated_decode,
-)
-
-
-class FewRowsLinear(plain.TorchLinear):
+class FewRowsLinear(TorchLinear):
     """Torch's product, except for one row, which has a kernel of its own."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -103,19 +74,21 @@ class FewRowsLinear(plain.TorchLinear):
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    return linear.weight.numel() <= MOST_WEIGHT
+    return weights(linear)[0].numel() <= MOST_WEIGHT
 
 
-def _normed(gated: bool, x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_normed_linear(x, norm, eps, linear.weight, linear.bias, gated)
+def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
+    return Normable(x, norm)
+
+
+def _normed(gated: bool, x: Normable, eps: float, linear: Linear) -> Tensor:
+    found: Tensor = triton_normed_linear(x.rows, x.norm, eps, *weights(linear), gated)
     return found
 
 
-def _add(x: Tensor, y: Tensor, linear: Linear) -> None:
-    assert isinstance(linear, plain.TorchLinear)
-    triton_linear_add(x, y, linear.weight, linear.bias)
+def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
+    triton_linear_add(x, y, *weights(linear))
+    return Normable(x, norm)
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -136,19 +109,17 @@ def norm_with_adapters(
 
 
 def _adapted(gated: bool, x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
     inner, slots, part = added
-    found: Tensor = triton_adapted_linear(
-        x, linear.weight, linear.bias, gated, inner[0], slots, part.up, list(part.ends)
-    )
+    found: Tensor = triton_adapted_linear(x, *weights(linear), gated, inner[0], slots, part.up, list(part.ends))
     return found
 
 
 def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    assert isinstance(linear, plain.TorchLinear)
-    inner = triton_adapted_linear_add(x, y, linear.weight, linear.bias, slots, part.down)
+    inner = triton_adapted_linear_add(x, y, *weights(linear), slots, part.down)
     return Shrunk(inner, slots, part)
 
 
 ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
-FEW_ROWS = FewRows(MOST_ROWS, _serves, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS)
+FEW_ROWS = FusedRows(
+    MOST_ROWS, _serves, _first, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
+)

@@ -26,7 +26,6 @@ from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expande
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
-INTERPRETED = triton.knobs.runtime.interpret
 MOST_ROWS = 32
 """Rows that these kernels can take."""
 PAIR_WEIGHT = 8 << 20
@@ -135,29 +134,25 @@ def rows_in_turn_kernel(
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
         shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, ROWS, K, RANK, SHARES, EARLY)
-    elif ROWS == 1:
-        _one_row(
-            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
     else:
-        _two_rows(
-            x, norm, weight, bias, out, table, inner, slots, eps, N, K, NORM, BIAS, GATED, ADD, EARLY, BLOCK_N, BLOCK_K,
-            ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
+        if ADAPT and not ADD:
+            own = _own_adapters(table, slots, ROWS, N, ROWS, BLOCK_N, GATED, RANK)
+        lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+        if ROWS == 1:
+            sums = _one_row(x, norm, lines, inside, k, tile, eps, K, NORM, BLOCK_N, BLOCK_K)
+        else:
+            sums = _two_rows(x, norm, lines, inside, k, tile, eps, K, NORM, BLOCK_N, BLOCK_K)
+        if ADAPT and not ADD:
+            sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, ROWS, BLOCK_N, GATED)
+        _store(sums, bias, out, ROWS, N, BIAS, GATED, ADD, ROWS, BLOCK_N)
 
 
 @triton.jit
 def _one_row(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Products and sums in registers."""
-    if ADAPT and not ADD:
-        own = _own_adapters(table, slots, 1, N, 1, BLOCK_N, GATED, RANK)
-    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+    """A row times a program's part of the weight [1, BLOCK_N], which begins with `tile`: products in registers."""
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -172,23 +167,15 @@ def _one_row(
     found = tl.sum(sums, axis=1)
     if NORM:
         found *= tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
-    found = found[None, :]
-    if ADAPT and not ADD:
-        found += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 1, BLOCK_N, GATED)
-    _store(found, bias, out, 1, N, BIAS, GATED, ADD, 1, BLOCK_N)
+    return found[None, :]
 
 
 @triton.jit
 def _two_rows(
-    x, norm, weight, bias, out, table, inner, slots, eps, N: tl.constexpr, K: tl.constexpr, NORM: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row after the other, with the weight in registers. Each part of K is summed at once."""
-    if ADAPT and not ADD:
-        own = _own_adapters(table, slots, 2, N, 2, BLOCK_N, GATED, RANK)
-    lines, inside, k, tile = _begin(weight, N, K, BLOCK_N, BLOCK_K, GATED, EARLY)
+    """Do the same with two rows, one after the other: [2, BLOCK_N]. Each part of K is summed at once."""
     token = tl.arange(0, 2)
     sums = tl.zeros([2, BLOCK_N], tl.float32)
     squares = tl.zeros([2], tl.float32)
@@ -207,9 +194,7 @@ def _two_rows(
             tile = _tile(lines, inside, at + BLOCK_K, K)
     if NORM:
         sums *= tl.rsqrt(squares / K + eps)[:, None]
-    if ADAPT and not ADD:
-        sums += _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, 2, BLOCK_N, GATED)
-    _store(sums, bias, out, 2, N, BIAS, GATED, ADD, 2, BLOCK_N)
+    return sums
 
 
 @triton.jit
@@ -241,88 +226,68 @@ def matrix_kernel(
     BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's."""
-    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    if ADAPT and ADD:
-        if tl.program_id(0) >= BLOCKS:
-            program = (tl.program_id(0) - BLOCKS) * SPLITS + tl.program_id(1)
-            shrink(x, table, inner, slots, program, M, K, RANK, SHARES, EARLY)
-        else:
-            _matrix(
-                x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
-                BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-            )  # fmt: skip
-    else:
-        _matrix(
-            x, weight, bias, out, parts, arrived, table, inner, slots, M, N, K, BIAS, GATED, ADD, EARLY, BLOCK_M,
-            BLOCK_N, BLOCK_K, SPLITS, ADAPT, RANK, PROJECTIONS, FIRST, SECOND,
-        )  # fmt: skip
-
-
-@triton.jit
-def _matrix(
-    x, weight, bias, out, parts, arrived, table, inner, slots, M, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr,
-):  # fmt: skip
-    """A program of the product.
+    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's.
 
     Program (columns, split): the last to end of a split K sums the parts. parts [SPLITS, BLOCK_M, N] float32; arrived
     int32 of zeros, one for each block of columns, left as zeros. A program's part of the weight is loaded before the
     kernel in front has ended if BLOCK_K is all of its depth, and else asked for.
     """
-    row, inside = _weight_rows(N, BLOCK_N, GATED)
-    split = tl.program_id(1)
-    token = tl.arange(0, BLOCK_M)
-    k = tl.arange(0, BLOCK_K)
-    PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
-    lines = weight + row.to(tl.int64)[:, None] * K
-    rows = x + token[None, :] * K
-    at = split * PART + k
-    if EARLY:
-        cuda.gdc_launch_dependents()
-    if PART == BLOCK_K:
-        # It is in shared memory when the input comes.
-        tile = _part(lines, inside, at, K)
-    elif EARLY:
-        _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
-    if ADAPT and not ADD:
-        own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
-    if EARLY:
-        cuda.gdc_wait()
-    if PART == BLOCK_K:
-        value = _inputs(rows, token, at, M, K)
-    if ADAPT and not ADD:
-        # While the inputs come.
-        added = _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
-    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    if PART == BLOCK_K:
-        sums = tl.dot(tile, value, sums, input_precision="ieee")
+    BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
+        program = (tl.program_id(0) - BLOCKS) * SPLITS + tl.program_id(1)
+        shrink(x, table, inner, slots, program, M, K, RANK, SHARES, EARLY)
     else:
-        for begin in range(0, PART, BLOCK_K):
-            tile = _part(lines, inside, at + begin, K)
-            sums = tl.dot(tile, _inputs(rows, token, at + begin, M, K), sums, input_precision="ieee")
-    sums = tl.trans(sums)
-    if SPLITS == 1:
+        row, inside = _weight_rows(N, BLOCK_N, GATED)
+        split = tl.program_id(1)
+        token = tl.arange(0, BLOCK_M)
+        k = tl.arange(0, BLOCK_K)
+        PART: tl.constexpr = (K + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+        lines = weight + row.to(tl.int64)[:, None] * K
+        rows = x + token[None, :] * K
+        at = split * PART + k
+        if EARLY:
+            cuda.gdc_launch_dependents()
+        if PART == BLOCK_K:
+            # It is in shared memory when the input comes.
+            tile = _part(lines, inside, at, K)
+        elif EARLY:
+            _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
         if ADAPT and not ADD:
-            sums += added
-        _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
-    else:
-        place = parts + token[:, None] * N + row[None, :]
-        tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
-        # All threads have stored before one of them says so.
-        tl.debug_barrier()
-        counter = arrived + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
-            tl.store(counter, 0)
-            sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            for part in tl.static_range(SPLITS):
-                # Past the first-level cache: other programs wrote these.
-                sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+            own = _own_adapters(table, slots, M, N, BLOCK_M, BLOCK_N, GATED, RANK)
+        if EARLY:
+            cuda.gdc_wait()
+        if PART == BLOCK_K:
+            value = _inputs(rows, token, at, M, K)
+        if ADAPT and not ADD:
+            # While the inputs come.
+            added = _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
+        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        if PART == BLOCK_K:
+            sums = tl.dot(tile, value, sums, input_precision="ieee")
+        else:
+            for begin in range(0, PART, BLOCK_K):
+                tile = _part(lines, inside, at + begin, K)
+                sums = tl.dot(tile, _inputs(rows, token, at + begin, M, K), sums, input_precision="ieee")
+        sums = tl.trans(sums)
+        if SPLITS == 1:
             if ADAPT and not ADD:
                 sums += added
             _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
+        else:
+            place = parts + token[:, None] * N + row[None, :]
+            tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
+            # All threads have stored before one of them says so.
+            tl.debug_barrier()
+            counter = arrived + tl.program_id(0)
+            if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
+                tl.store(counter, 0)
+                sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                for part in tl.static_range(SPLITS):
+                    # Past the first-level cache: other programs wrote these.
+                    sums += tl.load(place + part * BLOCK_M * N, mask=inside[None, :], other=0.0, cache_modifier=".cg")
+                if ADAPT and not ADD:
+                    sums += added
+                _store(sums, bias, out, M, N, BIAS, GATED, ADD, BLOCK_M, BLOCK_N)
 
 
 class FewRowsTiles(NamedTuple):

@@ -12,7 +12,7 @@ from gapless.base.params import MAX_STOP_IDS
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.unpack import ROW_TABLES, unpacked
+from gapless.kernels.unpack import unpacked
 
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
 _COMPUTED, _STATE = tl.constexpr(L.COMPUTED), tl.constexpr(L.STATE_COLUMNS)
@@ -118,7 +118,7 @@ def finish_kernel(
     _publish(words, state, outbox, number, slot, slots, samples, LINE, COLUMNS)
 
 
-def _launch(
+def _finish(
     words: Tensor, rows: Tensor, sizes: Tensor | None, tokens: Tensor, finite: Tensor, state: Tensor, params: Tensor,
     history: Tensor, lines: Tensor, out: Tensor,
 ) -> None:  # fmt: skip
@@ -135,11 +135,4 @@ def _launch(
     )  # fmt: skip
 
 
-finish = unpacked(
-    operator(
-        "triton_finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
-        "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()",
-        _launch,
-    ),
-    ROW_TABLES,
-)
+finish = unpacked(operator(_finish, "words", "state", "history", "lines", "out"))

@@ -218,7 +218,7 @@ def _launch(
     return out
 
 
-def decode_attention(
+def invariant_decode(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
@@ -228,7 +228,7 @@ def decode_attention(
     return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)
 
 
-def prefill_attention(
+def invariant_prefill(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
     scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
@@ -236,13 +236,5 @@ def prefill_attention(
     return _launch(q, cache, layer, page_table, rows, starts, kv_lens, scale, 1, tiles)
 
 
-triton_invariant_decode = operator(
-    "triton_invariant_decode(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
-    "float scale) -> Tensor",
-    decode_attention,
-)
-triton_invariant_prefill = operator(
-    "triton_invariant_prefill(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
-    "Tensor kv_lens, float scale, int max_query) -> Tensor",
-    prefill_attention,
-)
+triton_invariant_decode = operator(invariant_decode)
+triton_invariant_prefill = operator(invariant_prefill)

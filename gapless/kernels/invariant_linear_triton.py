@@ -142,13 +142,11 @@ def product(
     return out
 
 
-def _write(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _invariant_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     product(x, weight, bias, out)
 
 
-triton_invariant_product = operator(
-    "triton_invariant_product(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) out) -> ()", _write
-)
+triton_invariant_product = operator(_invariant_product, "out")
 
 
 class InvariantLinear(plain.TorchLinear):

@@ -10,12 +10,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import linear as product_of
 
-from gapless.kernels import linear as plain
+from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Joint
 from gapless.kernels.attention_triton import triton_decode_attention
-from gapless.kernels.many_rows import triton_adapted_rope_and_write, triton_adapted_silu_mul
+from gapless.kernels.linear import weights
 from gapless.kernels.many_rows_triton import MOST_WEIGHT
-from gapless.kernels.norm_triton import triton_adapted_add_rms_norm
+from gapless.kernels.norm_triton import triton_add_rms_norm
+from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import JoinedRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
@@ -24,8 +25,7 @@ MOST_ROWS = 256
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    return linear.weight.numel() > MOST_WEIGHT
+    return weights(linear)[0].numel() > MOST_WEIGHT
 
 
 def _whole(front: Tensor, size: int) -> Tensor:
@@ -34,8 +34,7 @@ def _whole(front: Tensor, size: int) -> Tensor:
 
 
 def _linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Joint:
-    assert isinstance(linear, plain.TorchLinear)
-    weight, bias, (count, lines, _) = linear.weight, linear.bias, part.down.shape
+    weight, bias, (count, lines, _) = *weights(linear), part.down.shape
     assert part.down.data_ptr() == weight.data_ptr() + weight.nbytes, "they are in one memory"
     size = len(weight) + count * lines
     y = product_of(x, _whole(weight, size), None if bias is None else _whole(bias, size))
@@ -45,8 +44,8 @@ def _linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Join
 def _decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
     (product, inner, slots, part), (qk_norm, eps, table) = joint, rotation
     qkv = product.view(len(product), -1, kv.cache.shape[5])
-    triton_adapted_rope_and_write(
-        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner, slots, part.up, early=False
+    triton_rope_and_write(
+        qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner, slots, part.up
     )
     found: Tensor = triton_decode_attention(qkv[:, : -2 * kv.cache.shape[4]], *kv, batch.rows, batch.kv_lens, scale)
     return found
@@ -54,13 +53,13 @@ def _decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch:
 
 def _silu_mul(joint: Joint) -> Tensor:
     gate_up, inner, slots, part = joint
-    found: Tensor = triton_adapted_silu_mul(gate_up, inner, slots, part.up, early=False)
+    found: Tensor = triton_silu_mul(gate_up, inner, slots, part.up)
     return found
 
 
 def _add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Tensor:
     delta, inner, slots, part = joint
-    found: Tensor = triton_adapted_add_rms_norm(x, delta, norm, eps, inner, slots, part.up)
+    found: Tensor = triton_add_rms_norm(x, delta, norm, eps, inner, slots, part.up)
     return found
 
 

@@ -8,6 +8,7 @@ An argument of a kernel must not be called `params`: Triton 3.6 uses that name i
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,32 @@ _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 DISPATCH_KEY = "CPU" if triton.knobs.runtime.interpret else "CUDA"
 
 
-def operator(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the operator gapless::`schema`, which runs `function` on CUDA, or on the CPU in Triton's interpreter."""
-    name = schema.split("(", 1)[0]
-    _LIBRARY.define(schema)
+_TYPES = {
+    "Tensor | None": "Tensor?",
+    "list[int]": "int[]",
+    "tuple[Tensor, Tensor]": "(Tensor, Tensor)",
+    "tuple[Tensor, Tensor, Tensor]": "(Tensor, Tensor, Tensor)",
+    "None": "()",
+}
+"""Annotations of Python, and the types of a schema that are spelt in another way"""
+
+
+def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
+    """Make the operator gapless::triton_<the function's name>, for CUDA, or for the CPU in Triton's interpreter.
+
+    Its schema follows from the annotations. The function writes to the tensors that are named, and to no other one.
+    Parameters by keyword alone are for measuring, and no part of the operator.
+    """
+    name, signature = f"triton_{function.__name__.lstrip('_')}", inspect.signature(function)
+    assert signature.parameters.keys() >= {*writes}, f"{name} has no parameter for all of {writes}"
+    arguments = []
+    for place, (argument, how) in enumerate(signature.parameters.items()):
+        if how.kind is how.KEYWORD_ONLY:
+            break
+        kind = f"Tensor(a{place}!)" if argument in writes else _TYPES.get(how.annotation, how.annotation)
+        arguments.append(f"{kind} {argument}" + ("" if how.default is how.empty else f"={how.default}"))
+    returned = signature.return_annotation
+    _LIBRARY.define(f"{name}({', '.join(arguments)}) -> {_TYPES.get(returned, returned)}")
     _LIBRARY.impl(name, function, DISPATCH_KEY)
     overload: Callable[..., Any] = getattr(torch.ops.gapless, name).default
     return overload

@@ -33,6 +33,12 @@ class TorchLinear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
 
+def weights(layer: Linear) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a layer that is multiplied by other products than torch's."""
+    assert isinstance(layer, TorchLinear)
+    return layer.weight, layer.bias
+
+
 def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
     """Give a layer another weight of the same shape, from any device, in the memory that graphs know it by."""
     if isinstance(layer, TorchLinear) and not layer.packed:

@@ -1,21 +1,22 @@
-"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: the seam's `ManyRows` as operators of torch."""
+"""A decoder layer for a decode batch of 33 to 256 rows on Hopper: the seam's `FusedRows` as operators of torch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from gapless.kernels import linear as plain
 from gapless.kernels import many_rows_triton
-from gapless.kernels.activation_triton import silu_mul
+from gapless.kernels.activation_triton import triton_silu_mul
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, shares_of
 from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
+from gapless.kernels.linear import weights
 from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
-from gapless.kernels.rope_triton import rope_and_write, triton_rope_and_write
-from gapless.kernels.seam import AdaptedRows, Linear, ManyRows, Normable
+from gapless.kernels.norm_triton import triton_rms_norm
+from gapless.kernels.rope_triton import triton_rope_and_write
+from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 
@@ -47,41 +48,23 @@ def linear_add_beside(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
     return inner
 
 
-triton_divided_linear = operator(
-    "triton_divided_linear(Tensor x, Tensor? squares, float eps, Tensor weight, Tensor? bias, bool gated) -> Tensor",
-    divided_linear,
-)
-triton_linear_add_square = operator(
-    "triton_linear_add_square(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor norm) -> (Tensor, Tensor)",
-    linear_add_square,
-)
-
-triton_linear_add_beside = operator(
-    "triton_linear_add_beside(Tensor(a!) x, Tensor y, Tensor weight, Tensor? bias, Tensor slots, Tensor down) "
-    "-> Tensor",
-    linear_add_beside,
-)
-triton_adapted_rope_and_write = operator(
-    "triton_adapted_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, "
-    "Tensor slots, Tensor(b!) cache, int layer, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> ()",
-    rope_and_write,
-)
-triton_adapted_silu_mul = operator(
-    "triton_adapted_silu_mul(Tensor gate_up, Tensor inner, Tensor adapters, Tensor up, *, bool early) -> Tensor",
-    silu_mul,
-)
+triton_divided_linear = operator(divided_linear)
+triton_linear_add_square = operator(linear_add_square, "x")
+triton_linear_add_beside = operator(linear_add_beside, "x")
 
 
 def _serves(linear: Linear) -> bool:
-    assert isinstance(linear, plain.TorchLinear)
-    weight = linear.weight
+    weight, _ = weights(linear)
     fits = is_hopper(weight.device) and has_large_blocks(weight.device)
     return weight.dtype == torch.bfloat16 and fits and many_rows_triton.serves(weight)
 
 
+def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
+    return Normable(triton_rms_norm(x, norm, eps))
+
+
 def _linear(x: Normable, eps: float, linear: Linear, gated: bool = False) -> Tensor:
-    assert isinstance(linear, plain.TorchLinear)
-    found: Tensor = triton_divided_linear(*x, eps, linear.weight, linear.bias, gated)
+    found: Tensor = triton_divided_linear(x.rows, x.squares, eps, *weights(linear), gated)
     return found
 
 
@@ -90,8 +73,8 @@ def _silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
 
 
 def _add(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    assert isinstance(linear, plain.TorchLinear)
-    return Normable(*triton_linear_add_square(x, y, linear.weight, linear.bias, norm))
+    scaled, squares = triton_linear_add_square(x, y, *weights(linear), norm)
+    return Normable(scaled, None, squares)
 
 
 def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
@@ -105,12 +88,12 @@ def _decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: 
 
 
 def _bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    return _linear(Normable(x, None), 0.0, linear)
+    return _linear(Normable(x), 0.0, linear)
 
 
 def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
     (inner, slots, part), (qk_norm, eps, table) = added, rotation
-    triton_adapted_rope_and_write(
+    triton_rope_and_write(
         qkv, qk_norm, eps, tokens.positions, table, tokens.slots, kv.cache, kv.layer, inner[0], slots, part.up,
         early=is_hopper(qkv.device),
     )  # fmt: skip
@@ -119,14 +102,13 @@ def _rotate(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: Toke
 def _adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
     inner, slots, part = added
     gate_up = _bare_linear(x, added, linear)
-    found: Tensor = triton_adapted_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
+    found: Tensor = triton_silu_mul(gate_up, inner[0], slots, part.up, early=is_hopper(x.device))
     return found
 
 
 def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    assert isinstance(linear, plain.TorchLinear)
-    return Shrunk(triton_linear_add_beside(x, y, linear.weight, linear.bias, slots, part.down), slots, part)
+    return Shrunk(triton_linear_add_beside(x, y, *weights(linear), slots, part.down), slots, part)
 
 
 MANY_ADAPTED = AdaptedRows(norm_with_adapters, _bare_linear, _rotate, _adapted_silu_mul, _adapted_add)
-MANY_ROWS = ManyRows(MOST_ROWS, _serves, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)
+MANY_ROWS = FusedRows(MOST_ROWS, _serves, _first, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)

@@ -87,53 +87,35 @@ def product_kernel(
     front still runs. If LINES, further programs do the first half of adapters, see `adapt_fused_triton.shrink`.
     """
     COLUMNS: tl.constexpr = ((N // 2 if GATED else N) + BLOCK_N - 1) // BLOCK_N
-    if LINES > 0:
-        if tl.program_id(1) >= COLUMNS:
-            program = (tl.program_id(1) - COLUMNS) * tl.num_programs(0) + tl.program_id(0)
-            shrink(given, down, inner, slots, program, M, K, LINES, SHARES, EARLY)
-        else:
-            _product(
-                x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N, K, BEFORE, BIAS, GATED, ADD,
-                LEAVE, EARLY, BLOCK_M, BLOCK_N, BLOCK_K,
-            )  # fmt: skip
+    if LINES > 0 and tl.program_id(1) >= COLUMNS:
+        program = (tl.program_id(1) - COLUMNS) * tl.num_programs(0) + tl.program_id(0)
+        shrink(given, down, inner, slots, program, M, K, LINES, SHARES, EARLY)
     else:
-        _product(
-            x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N, K, BEFORE, BIAS, GATED, ADD, LEAVE,
-            EARLY, BLOCK_M, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-
-
-@triton.jit
-def _product(
-    x, weight, matrix, before, bias, out, norm, scaled, squares, eps, M, N: tl.constexpr, K: tl.constexpr,
-    BEFORE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, LEAVE: tl.constexpr,
-    EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    WIDTH: tl.constexpr = N // 2 if GATED else N
-    row = tl.program_id(0) * BLOCK_M
-    column = tl.program_id(1) * BLOCK_N
-    token = row + tl.arange(0, BLOCK_M)
-    if EARLY:
-        cuda.gdc_launch_dependents()
-        if row == 0 and column + BLOCK_N <= WIDTH:
-            _ask_for(matrix, column, K, BLOCK_N)
+        WIDTH: tl.constexpr = N // 2 if GATED else N
+        row = tl.program_id(0) * BLOCK_M
+        column = tl.program_id(1) * BLOCK_N
+        token = row + tl.arange(0, BLOCK_M)
+        if EARLY:
+            cuda.gdc_launch_dependents()
+            if row == 0 and column + BLOCK_N <= WIDTH:
+                _ask_for(matrix, column, K, BLOCK_N)
+                if GATED:
+                    _ask_for(matrix, WIDTH + column, K, BLOCK_N)
+            cuda.gdc_wait()
+        scale = tl.full([BLOCK_M], 1.0, tl.float32)
+        if BEFORE:
+            part = tl.arange(0, triton.next_power_of_2(BEFORE))
+            there = (token < M)[:, None] & (part < BEFORE)[None, :]
+            found = tl.load(before + token[:, None] * BEFORE + part[None, :], mask=there, other=0.0)
+            scale = tl.rsqrt(tl.sum(found, axis=1) / K + eps)
+        sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for at in range(0, K, BLOCK_K):
+            value = x.load([row, at])
+            sums = tl.dot(value, weight.load([column, at]).T, sums, input_precision="ieee")
             if GATED:
-                _ask_for(matrix, WIDTH + column, K, BLOCK_N)
-        cuda.gdc_wait()
-    scale = tl.full([BLOCK_M], 1.0, tl.float32)
-    if BEFORE:
-        part = tl.arange(0, triton.next_power_of_2(BEFORE))
-        there = (token < M)[:, None] & (part < BEFORE)[None, :]
-        found = tl.load(before + token[:, None] * BEFORE + part[None, :], mask=there, other=0.0)
-        scale = tl.rsqrt(tl.sum(found, axis=1) / K + eps)
-    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for at in range(0, K, BLOCK_K):
-        value = x.load([row, at])
-        sums = tl.dot(value, weight.load([column, at]).T, sums, input_precision="ieee")
-        if GATED:
-            up = tl.dot(value, weight.load([WIDTH + column, at]).T, up, input_precision="ieee")
-    _finish(sums, up, scale, bias, out, norm, scaled, squares, M, N, BIAS, GATED, ADD, LEAVE, BLOCK_M, BLOCK_N)
+                up = tl.dot(value, weight.load([WIDTH + column, at]).T, up, input_precision="ieee")
+        _finish(sums, up, scale, bias, out, norm, scaled, squares, M, N, BIAS, GATED, ADD, LEAVE, BLOCK_M, BLOCK_N)
 
 
 class ManyRowsTiles(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
-from gapless.kernels.unpack import ROW_TABLES, unpacked
+from gapless.kernels.unpack import unpacked
 
 LOOKS = 16
 """How often a program looks for a late mask: each takes a GPU about a microsecond, across the bus."""
@@ -184,19 +184,5 @@ def _check(*tables: Tensor) -> None:
     assert mail.stride(1) == 1 and mail.stride(0) % 2 == 0, "a tag is one int64"
 
 
-mask = unpacked(
-    operator(
-        "triton_mask(Tensor index, Tensor rows, Tensor(a!) state, Tensor params, Tensor history, Tensor(b!) masks, "
-        "Tensor mail, int places) -> ()",
-        _mask,
-    ),
-    (*ROW_TABLES, "masks"),
-)
-reply = unpacked(
-    operator(
-        "triton_reply(Tensor index, Tensor rows, Tensor tokens, Tensor(a!) state, Tensor params, Tensor(b!) history, "
-        "Tensor(c!) mail, int drafts, int most) -> ()",
-        _reply,
-    ),
-    ROW_TABLES,
-)
+mask = unpacked(operator(_mask, "state", "masks"))
+reply = unpacked(operator(_reply, "state", "history", "mail"))

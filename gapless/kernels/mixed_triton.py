@@ -107,7 +107,7 @@ def gather_kernel(
             tl.store(at + 2 * tokens, slot, mask=inside)
 
 
-def _begin(
+def _begin_mixed(
     words: Tensor, count: int, decode: int, writes: int, admissions: int, tokens: int, places: int, state: Tensor,
     params: Tensor, history: Tensor, pages: Tensor, page_size: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -131,11 +131,7 @@ def _begin(
     return by_row, by_token
 
 
-triton_begin_mixed = operator(
-    "triton_begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, int places, "
-    "Tensor(a!) state, Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) -> (Tensor, Tensor)",
-    _begin,
-)
+triton_begin_mixed = operator(_begin_mixed, "state", "params", "history", "pages")
 
 
 def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> MixedBatch:

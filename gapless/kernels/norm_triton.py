@@ -92,12 +92,5 @@ def add_rms_norm(
     return out
 
 
-triton_rms_norm = operator("triton_rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm)
-triton_adapted_add_rms_norm = operator(
-    "triton_adapted_add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps, Tensor inner, Tensor adapters, "
-    "Tensor up) -> Tensor",
-    add_rms_norm,
-)
-triton_add_rms_norm = operator(
-    "triton_add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor", add_rms_norm
-)
+triton_rms_norm = operator(rms_norm)
+triton_add_rms_norm = operator(add_rms_norm, "x")

@@ -46,6 +46,4 @@ def launch_copy(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     )
 
 
-copy_pages = operator(
-    "triton_copy_pages(Tensor src, Tensor(a!) dst, Tensor places, Tensor(b!) sums) -> ()", launch_copy
-)
+copy_pages = operator(launch_copy, "dst", "sums")

@@ -1,4 +1,5 @@
-"""Every operation in plain torch: the fallback, and the reference of the other implementations."""
+"""Every operation in plain torch: the fallback, and the reference of the other implementations. It has none that fuse
+more, which would gain nothing here."""
 
 from __future__ import annotations
 
@@ -10,15 +11,13 @@ from torch.nn.functional import pad, silu
 
 from gapless.base.records import Flag
 from gapless.kernels import layout as L
-from gapless.kernels.adapt import AdapterPart, Joint, Shrunk, expand, shrink
-from gapless.kernels.attention import decode_attention
 from gapless.kernels.drafts import accept, drafts_of, look_up
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.sampling import cut, sample
 from gapless.kernels.scores import score
-from gapless.kernels.seam import AdaptedRows, DecodeBatch, FewRows, JoinedRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import DecodeBatch, Kernels
 from gapless.kernels.tables import Tables
-from gapless.kernels.views import KV, Counts, Rotation, RowBatch, TokenBatch
+from gapless.kernels.views import KV, Counts, Rotation, TokenBatch
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -57,95 +56,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up
-
-
-def normed_linear(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    return linear(rms_norm(x, norm, eps))
-
-
-def normed_silu_mul(x: Tensor, norm: Tensor, eps: float, linear: Linear) -> Tensor:
-    return silu_mul(linear(rms_norm(x, norm, eps)))
-
-
-def linear_add(x: Tensor, y: Tensor, linear: Linear) -> None:
-    x.add_(linear(y))
-
-
-def decode(qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
-    rope_and_write(qkv, rotation, kv, tokens)
-    return decode_attention(qkv[:, : -2 * kv.cache.shape[4]], kv, batch, scale)
-
-
-def divided_linear(x: Normable, eps: float, linear: Linear) -> Tensor:
-    rows, squares = x
-    if squares is not None:
-        mean = squares.sum(-1, keepdim=True) / rows.shape[1]
-        rows = (rows * (mean + eps).rsqrt()).to(rows.dtype)
-    return linear(rows)
-
-
-def divided_silu_mul(x: Normable, eps: float, linear: Linear) -> Tensor:
-    return silu_mul(divided_linear(x, eps, linear))
-
-
-def linear_add_square(x: Tensor, y: Tensor, linear: Linear, norm: Tensor) -> Normable:
-    linear_add(x, y, linear)
-    return Normable(x * norm, x.float().square().sum(-1, keepdim=True))
-
-
-def adapted_norm(
-    x: Tensor, added: Shrunk | None, norm: Tensor, eps: float, slots: Tensor, part: AdapterPart | None
-) -> tuple[Tensor, Tensor, Shrunk | None]:
-    if added is not None:
-        wide = x.to(torch.float32, copy=True)
-        expand(wide, added)
-        x = wide.to(x.dtype)
-    y = rms_norm(x, norm, eps)
-    return x, y, None if part is None else shrink(y, slots, part)
-
-
-def adapted_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    y = linear(x)
-    expand(y, added)
-    return y
-
-
-def bare_linear(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    return linear(x)
-
-
-def adapted_rope_and_write(qkv: Tensor, added: Shrunk, rotation: Rotation, kv: KV, tokens: TokenBatch) -> None:
-    expand(qkv.flatten(1), added)
-    rope_and_write(qkv, rotation, kv, tokens)
-
-
-def adapted_silu_mul(x: Tensor, added: Shrunk, linear: Linear) -> Tensor:
-    return silu_mul(adapted_linear(x, added, linear))
-
-
-def adapted_linear_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Shrunk:
-    linear_add(x, y, linear)
-    return shrink(y, slots, part)
-
-
-def joint_linear(x: Tensor, linear: Linear, slots: Tensor, part: AdapterPart) -> Joint:
-    inner = torch.einsum("bk,slk->bsl", x.float(), part.down.float())
-    return Joint(linear(x), inner, slots, part)
-
-
-def joint_sum(joint: Joint) -> Tensor:
-    """The product with what adapters add to it, in its dtype."""
-    y = joint.product.contiguous()
-    expand(y, joint.own())
-    return y
-
-
-def joint_decode(joint: Joint, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float) -> Tensor:
-    return decode(joint_sum(joint).view(len(joint.slots), -1, kv.cache.shape[5]), rotation, kv, tokens, batch, scale)
-
-
-def joint_add_rms_norm(x: Tensor, joint: Joint, norm: Tensor, eps: float) -> Tensor:
-    return add_rms_norm(x, joint_sum(joint), norm, eps)
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:
@@ -251,15 +161,3 @@ KERNELS = Kernels(
     "torch", TorchLinear, rms_norm, add_rms_norm, rope_and_write, silu_mul, None, None, cut, sample, begin_decode,
     finish, score, accept, look_up,
 )  # fmt: skip
-
-ADAPTED_ROWS = AdaptedRows(adapted_norm, adapted_linear, None, adapted_silu_mul, adapted_linear_add)
-MANY_ADAPTED = ADAPTED_ROWS._replace(linear=bare_linear, rotate=adapted_rope_and_write)
-FEW_ROWS = FewRows(32, lambda linear: True, normed_linear, normed_silu_mul, linear_add, decode, ADAPTED_ROWS)
-JOINED_ROWS = JoinedRows(
-    256, lambda linear: True, joint_linear, joint_decode,
-    lambda joint: silu_mul(joint_sum(joint)), joint_add_rms_norm,
-)  # fmt: skip
-MANY_ROWS = ManyRows(
-    256, lambda linear: True, divided_linear, divided_silu_mul, linear_add_square, decode, MANY_ADAPTED
-)
-"""The reference of fused ones. They gain nothing here, so KERNELS has none."""

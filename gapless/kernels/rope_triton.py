@@ -106,7 +106,7 @@ def rope_and_write_kernel(
 
 def rope_and_write(
     qkv: Tensor, qk_norm: Tensor | None, eps: float, positions: Tensor, table: Tensor, slots: Tensor, cache: Tensor,
-    layer: int, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None, *,
+    layer: int, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
     early: bool = False,
 ) -> None:  # fmt: skip
     """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
@@ -133,8 +133,4 @@ def rope_and_write(
     )  # fmt: skip
 
 
-triton_rope_and_write = operator(
-    "triton_rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
-    "Tensor(b!) cache, int layer, *, bool early=False) -> ()",
-    rope_and_write,
-)
+triton_rope_and_write = operator(rope_and_write, "qkv", "cache")

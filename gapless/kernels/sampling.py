@@ -8,8 +8,6 @@ each row asks for is read from the tables, so one program serves all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -21,14 +19,6 @@ from gapless.kernels.views import Filters
 
 UNITS = 2.0**40
 """The weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
-
-
-class PlaceMasks(NamedTuple):
-    """The rows int32 [N] whose masks may count, of `masks` [rows, P, words], each at its place, or all at the first."""
-
-    masks: Tensor
-    rows: Tensor
-    place: Tensor | None
 
 
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -44,7 +34,7 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None
         if place is not None:
             slots = torch.where(slots > 0, place.int() * adjusted.shape[1] + slots, 0)
         logits = torch.ops.gapless.own_logits.default(logits, adjusted.flatten(0, 1), slots)
-    logits = _allowed(logits, state, params, PlaceMasks(tables.masks, rows, place))
+    logits = _allowed(logits, state, params, tables.masks, rows, place)
     tokens: Tensor = torch.ops.gapless.draw.default(logits, state, params)
     return tokens, logits.amax(-1).isfinite()
 
@@ -141,7 +131,7 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     place, vocab = index // rows.shape[0], logits.shape[1]
     rows = rows.index_select(0, index % rows.shape[0])
     state, params = at_place(tables.state.index_select(0, rows), place), tables.params.index_select(0, rows)
-    logits = _allowed(logits.index_select(0, index), state, params, PlaceMasks(tables.masks, rows, place))
+    logits = _allowed(logits.index_select(0, index), state, params, tables.masks, rows, place)
     best, temperature = logits.amax(-1, keepdim=True), _real(params, L.TEMPERATURE)
     hot = temperature > 0
     weight = ((logits - best) / torch.where(hot, temperature, 1.0)).exp()
@@ -170,16 +160,21 @@ def _real(params: Tensor, column: int) -> Tensor:
     return params[:, column : column + 1].view(torch.float32)
 
 
-def _allowed(logits: Tensor, state: Tensor, params: Tensor, own: PlaceMasks) -> Tensor:
-    """Return a float32 copy of `logits`: stop ids below the minimum length, and what masks leave out, are -inf."""
+def _allowed(
+    logits: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None
+) -> Tensor:
+    """Return a float32 copy of `logits`: stop ids below the minimum length, and what masks leave out, are -inf.
+
+    The rows int32 [N] have `masks` [rows, P, words], each at its place, or all at the first.
+    """
     vocab, stops = logits.shape[1], params[:, L.STOP_IDS :]
     early = state[:, L.LENGTH : L.LENGTH + 1] + 1 <= params[:, L.MIN_LEN : L.MIN_LEN + 1]
     banned = early & (stops >= 0) & (stops < vocab)
     # A minimum with +inf changes nothing, so padding needs no index of its own.
     limit = torch.where(banned, -torch.inf, torch.inf)
     x = logits.float().scatter_reduce(1, stops.long().clamp(0, vocab - 1), limit, "amin")
-    if own.masks.shape[2]:
-        torch.ops.gapless.leave_masked.default(x, state, params, *own)
+    if masks.shape[2]:
+        torch.ops.gapless.leave_masked.default(x, state, params, masks, rows, place)
     return x
 
 

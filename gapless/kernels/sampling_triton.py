@@ -196,11 +196,4 @@ def _sample(
     return tokens, finite
 
 
-sample = unpacked(
-    operator(
-        "triton_sample(Tensor logits, Tensor rows, Tensor state, Tensor params, Tensor masks, "
-        "Tensor? adjusted) -> (Tensor, Tensor)",
-        _sample,
-    ),
-    ("state", "params", "masks"),
-)
+sample = unpacked(operator(_sample))

@@ -23,7 +23,7 @@ TILE = 2048
 _GENERATION, _LENGTH, _STATE = tl.constexpr(L.GENERATION), tl.constexpr(L.LENGTH), tl.constexpr(L.STATE_COLUMNS)
 _ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.NO_TOKEN)
 _ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (L.SCORE_ROW, L.SCORE_GENERATION, L.SCORE_POSITION))
-_LOGPROB, _RANK, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_RANK), tl.constexpr(L.SCORE_TOP)
+_LOGPROB, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_TOP)
 _NONE = tl.constexpr(-(2**63))
 """A key below those of all tokens; _NONE_16 for logits of 16 bits."""
 _NONE_16 = tl.constexpr(-(2**31))
@@ -166,11 +166,4 @@ def _score(
     )  # fmt: skip
 
 
-score = unpacked(
-    operator(
-        "triton_score(Tensor logits, Tensor index, Tensor words, Tensor tokens, Tensor state, Tensor(a!) outboxes, "
-        "int start, int width) -> ()",
-        _score,
-    ),
-    ("state",),
-)
+score = unpacked(operator(_score, "outboxes"))

@@ -82,52 +82,35 @@ class AdaptedRows(NamedTuple):
     silu_mul: Callable[[Tensor, Shrunk, Linear], Tensor]
     """(x [B, H], added, linear of 2I) -> silu_mul(linear(x) and the second half of `added`) [B, I]"""
     linear_add: Callable[[Tensor, Tensor, Linear, Tensor, AdapterPart], Shrunk]
-    """(x [B, out], y [B, in], linear, slots, part): `FewRows.linear_add`; returns the first half of what `part` adds"""
-
-
-class FewRows(NamedTuple):
-    """A decoder layer for a batch of few rows of one token each, in as few launches as can be.
-
-    A row's result may depend on how many rows there are, but not between one power of two and the next.
-    """
-
-    most: int
-    """Rows up to which this is the faster way"""
-    serves: Callable[[Linear], bool]
-    """Whether it is for this linear layer and more than one row"""
-    normed_linear: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x [B, H], norm [H], eps, linear) -> linear(rms_norm(x)) [B, out]"""
-    normed_silu_mul: Callable[[Tensor, Tensor, float, Linear], Tensor]
-    """(x [B, H], norm [H], eps, linear of 2I) -> silu_mul(linear(rms_norm(x))) [B, I]"""
-    linear_add: Callable[[Tensor, Tensor, Linear], None]
-    """(x [B, out], y [B, in], linear): x += linear(y) in place, rounded to x's dtype"""
-    decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
-    `decode_attention`. The contents of qkv mean nothing afterwards."""
-    adapted: AdaptedRows
-    """How such a layer runs where rows have adapters"""
+    """(x [B, out], y [B, in], linear, slots, part): x += linear(y) in place, rounded to x's dtype; returns the first
+    half of what `part` adds"""
 
 
 class Normable(NamedTuple):
-    """Rows whose norm is not finished: a product of them is divided by their root mean square."""
+    """Rows whose norm is not finished: a product of them does what is left."""
 
     rows: Tensor
-    """[B, H] times the norm's weight"""
-    squares: Tensor | None
-    """[B, S] float32, sums of squares of each row before that weight; None: the rows are normed"""
+    """[B, H], times the norm's weight unless that is given here"""
+    norm: Tensor | None = None
+    """[H] the norm's weight, where the whole norm is left"""
+    squares: Tensor | None = None
+    """[B, S] float32, sums of squares of each row before that weight, where rows are left to be divided by their root
+    mean square. None here and above: the rows are normed."""
 
 
-class ManyRows(NamedTuple):
-    """A decoder layer for a batch of more rows than `FewRows` takes, one token each, without launches between products.
+class FusedRows(NamedTuple):
+    """A decoder layer for a batch of rows of one token each, in as few launches as can be.
 
-    A row's result may depend on how many rows there are, and in attention, whose splits follow from the lengths of all,
-    on these; not on what the others hold.
+    A row's result may depend on how many rows there are, and in attention on the lengths of all; not on what the others
+    hold. Of a few rows it does not change between one power of two and the next.
     """
 
     most: int
     """Rows up to which this is the faster way"""
     serves: Callable[[Linear], bool]
-    """Whether it can compute this linear layer, and fast"""
+    """Whether it can compute this linear layer, and fast. One row of few takes this way in any case."""
+    first: Callable[[Tensor, Tensor, float], Normable]
+    """(x [B, H], norm [H], eps) -> what a product of x's norm needs"""
     linear: Callable[[Normable, float, Linear], Tensor]
     """(x, eps, linear) -> linear(rms_norm) [B, out]"""
     silu_mul: Callable[[Normable, float, Linear], Tensor]
@@ -136,7 +119,8 @@ class ManyRows(NamedTuple):
     """(x [B, out], y [B, in], linear, norm [out]): x += linear(y) in place, rounded to x's dtype; returns what a
     product of x's norm needs"""
     decode: Callable[[Tensor, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """Rotates, writes keys and values, and attends, as `FewRows.decode` does"""
+    """(qkv [B, Q + 2K, D], rotation, kv, tokens, batch, scale) -> [B, Q * D]: `rope_and_write`, then
+    `decode_attention`. The contents of qkv mean nothing afterwards."""
     adapted: AdaptedRows
     """How such a layer runs where rows have adapters"""
 
@@ -152,7 +136,7 @@ class JoinedRows(NamedTuple):
     linear: Callable[[Tensor, Linear, Tensor, AdapterPart], Joint]
     """(x [B, in], linear, slots int64 [B], part), whose `down` is below the matrix in its memory"""
     decode: Callable[[Joint, Rotation, KV, TokenBatch, RowBatch, float], Tensor]
-    """`FewRows.decode` of the sum, also where rows read what other rows write"""
+    """`FusedRows.decode` of the sum, also where rows read what other rows write"""
     silu_mul: Callable[[Joint], Tensor]
     """`Kernels.silu_mul` of the sum"""
     add_rms_norm: Callable[[Tensor, Joint, Tensor, float], Tensor]
@@ -224,8 +208,8 @@ class Kernels(NamedTuple):
     `finish`: -> tokens int64 [N, W] that each row got: the first, then each whose draft was right and whose logits are
     finite; REJECTED in the places of other drafts, NO_TOKEN after them. With one place, RIGHT or REJECTED follows the
     token of a row that had a draft."""
-    look_up: Callable[[Tensor, Tables, int, tuple[int, int]], Tensor]
-    """(rows int32 [N], tables, most, (shortest, longest)), after `finish`: drafts the tokens that followed when the
+    look_up: Callable[[Tensor, Tables, int, int, int], Tensor]
+    """(rows int32 [N], tables, most, shortest, longest), after `finish`: drafts the tokens that followed when the
     row's history last had the longest end of it that it had before, of `shortest` to `longest` tokens; as many as
     `most`, the row's DRAFTS and its greatest length allow. What follows may reach into the drafts themselves. -> int32
     [N], how many tokens that end has, 0 for a row without drafts."""
@@ -284,9 +268,9 @@ class Kernels(NamedTuple):
     `pages` defines them. On a GPU src or dst is pinned host memory; sums is on the device that copies."""
     stores_on_host: bool = False
     """Whether `finish`, `score`, `mask` and `reply` on a device may be given pinned host memory to write and read."""
-    few_rows: FewRows | None = None
+    few_rows: FusedRows | None = None
     """A faster way for batches of few rows. None: they run as any other."""
-    many_rows: ManyRows | None = None
+    many_rows: FusedRows | None = None
     """A faster way for decode batches of more rows. None: they run as any other."""
     joined_rows: JoinedRows | None = None
     """A faster way for decode batches with adapters and large matrices. None: they run as any other."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
-from gapless.kernels.unpack import ROW_TABLES, unpacked
+from gapless.kernels.unpack import unpacked
 
 _ACTIVE, _LENGTH, _DRAFTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
@@ -141,19 +141,5 @@ def _recall(
         )  # fmt: skip
 
 
-remember = unpacked(
-    operator(
-        "triton_remember(Tensor rows, Tensor tokens, Tensor state, Tensor params, Tensor history, Tensor(a!) suffixes) "
-        "-> ()",
-        _remember,
-    ),
-    ROW_TABLES,
-)
-recall = unpacked(
-    operator(
-        "triton_recall(Tensor rows, Tensor same, Tensor(a!) state, Tensor params, Tensor(b!) history, Tensor suffixes, "
-        "int most, int factor, int least) -> ()",
-        _recall,
-    ),
-    ROW_TABLES,
-)
+remember = unpacked(operator(_remember, "suffixes"))
+recall = unpacked(operator(_recall, "state", "history"))

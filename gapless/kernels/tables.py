@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,10 +37,7 @@ class Tables(NamedTuple):
         cls, rows: int, max_len: int, max_pages: int, device: torch.device, vocab: int = 0, places: int = 1
     ) -> Tables:
         """Tables for `rows` requests, the null row not counted; without a vocabulary no row may be MASKED."""
-
-        def zeros(*columns: int) -> Tensor:
-            return torch.zeros(rows + 1, *columns, dtype=torch.int32, device=device)
-
+        zeros = partial(torch.zeros, rows + 1, dtype=torch.int32, device=device)
         masks = zeros(places, mask_words(vocab))
         return cls(zeros(STATE_COLUMNS), zeros(PARAM_COLUMNS), zeros(max_len), zeros(max_pages), masks)
 
@@ -59,18 +57,15 @@ class Adjustments(NamedTuple):
     counted: Tensor
     """int32 [slots, tiles] tokens of the history that are in the counts, for each part of the vocabulary that a program
     works on; where one works on all, the first"""
-    rows: Tensor
+    owners: Tensor
     """int32 [slots] the row that leases each"""
-    logits: Tensor
+    adjusted: Tensor
     """float32 [P, slots, vocab] the adjusted logits of this step, after the row's last token and after each draft"""
 
     @classmethod
     def new(cls, slots: int, vocab: int, device: torch.device, places: int = 1) -> Adjustments:
         """Memory for `slots` rows of `places` tokens in a step, the null row not counted."""
-
-        def zeros(*columns: int) -> Tensor:
-            return torch.zeros(slots + 1, *columns, dtype=torch.int32, device=device)
-
+        zeros = partial(torch.zeros, slots + 1, dtype=torch.int32, device=device)
         tiles = -(-vocab // COUNTED_TILE)
-        logits = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
-        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), logits)
+        adjusted = torch.zeros(places, slots + 1, vocab, dtype=torch.float32, device=device)
+        return cls(zeros(WISH_WORDS), zeros(vocab), zeros(tiles), zeros(), adjusted)

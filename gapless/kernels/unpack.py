@@ -6,46 +6,41 @@ costs the host time only when a step runs eagerly or is captured, and not in a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from gapless.kernels.tables import Adjustments, Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 Operator = Callable[..., Any]
-ROW_TABLES = ("state", "params", "history")
-"""Tables with a line for each row that most operators take"""
 
 
-def unpacked(operator: Operator, tables: tuple[str, ...] = ()) -> Operator:
-    """Return an operation of `seam.Kernels` that calls an operator with its own arguments, in their order: in place of
-    `Tables` the ones that are named, in place of any other view all its fields."""
-    places = [Tables._fields.index(name) for name in tables]
+def unpacked(operator: Any) -> Operator:
+    """Return an operation of `seam.Kernels` that calls an operator with its own arguments, in their order, and with
+    those fields of its views that the operator has an argument for, by name."""
+    names = [argument.name for argument in operator._schema.arguments]
+    places: list[tuple[int, int | None]] = []
 
     def call(*args: Any) -> Any:
-        flat: list[Any] = []
-        for arg in args:  # an eager step calls this for every layer, so the common case comes first
-            if not isinstance(arg, tuple):
-                flat.append(arg)
-            elif isinstance(arg, Tables):
-                flat += [arg[place] for place in places]
-            else:
-                flat += arg
-        return operator(*flat)
+        nonlocal places
+        places = places or _places(names, args)
+        return operator(*[args[at] if field is None else args[at][field] for at, field in places])
 
     return call
 
 
-def adjust(operator: Operator) -> Callable[[Tensor, Tensor, Tensor, Tables, Adjustments], None]:
-    """Return `seam.Kernels.adjust` by an operator (logits, index, rows, state, params, history, wishes, counts,
-    counted, adjusted)."""
+def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | None]]:
+    """Return where each argument of an operator is: the place of an argument, and of the field if that is a view."""
+    views = [getattr(arg, "_fields", ()) for arg in args]
+    fields = {name: (at, place) for at, view in enumerate(views) for place, name in enumerate(view)}
+    whole = iter([at for at, view in enumerate(views) if not view])
+    places: list[tuple[int, int | None]] = [fields[name] if name in fields else (next(whole), None) for name in names]
+    assert next(whole, None) is None, f"an operator of {names} takes fewer arguments"
+    return places
 
-    def call(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments) -> None:
-        operator(logits, index, rows, *tables[:3], slots.wishes, slots.counts, slots.counted, slots.logits)
 
-    return call
+# Operations of every layer have functions of their own: in an eager step the host's time for each call counts.
 
 
 def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenBatch], None]:

@@ -17,19 +17,12 @@ from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
 from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
-from gapless.model.params import Params
+from gapless.model.params import MODULES, Params, sizes_of
 from gapless.model.weights import read_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LEAST_RANK = 16
 """Tables have this rank at least: tensor cores multiply nothing narrower."""
-MODULES = {
-    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
-    "output": ("self_attn", ("o_proj",)),
-    "gate_up": ("mlp", ("gate_proj", "up_proj")),
-    "down": ("mlp", ("down_proj",)),
-}
-"""Each product of a layer: the block and the modules of a checkpoint that it is made of"""
 _TARGETS = [name for _, names in MODULES.values() for name in names]
 _WEIGHT = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])\.weight")
 _REFUSED = {
@@ -66,7 +59,7 @@ class AdapterTables:
         self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
         for layer in params.layers:
-            parts = (self._part(name, config, getattr(layer, name)) for name in MODULES)
+            parts = (self._part(name, config, getattr(layer, name).weight) for name in MODULES)
             self.layers.append(AdapterLayer(*parts))
 
     def _part(self, name: str, config: ModelConfig, matrix: Tensor) -> AdapterPart:
@@ -98,19 +91,6 @@ def lines_below(config: ModelConfig, count: int, rank: int) -> int:
     lines, sizes = (count + 1) * padded(rank), [sizes_of(name, config) for name in MODULES]
     matrices = sum(width * sum(columns) for width, columns in sizes)
     return lines if lines * sum(width * len(columns) for width, columns in sizes) <= MOST_BELOW * matrices else 0
-
-
-def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
-    """Return how many inputs a product of a layer has, and how many outputs each of its modules."""
-    heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    hidden, middle = config.hidden_size, config.intermediate_size
-    known = {
-        "qkv": (hidden, (heads, kv, kv)),
-        "output": (heads, (hidden,)),
-        "gate_up": (hidden, (middle, middle)),
-        "down": (middle, (hidden,)),
-    }
-    return known[name]
 
 
 class Adapter(NamedTuple):

@@ -17,7 +17,7 @@ alone, and these share no page that an earlier step has not filled.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,19 +70,8 @@ def plan_attention(shape: BatchShape, kv_width: int) -> AttentionPlan:
     return AttentionPlan(shape.bound, groups, tuple(chunks))
 
 
-class Attention(Protocol):
-    """The attention of one step, called once a layer."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
-
-        Returns [T, heads * head_dim].
-        """
-        ...
-
-
 class FusedAttention:
-    """Attention by kernels that read pages and lengths on the device themselves."""
+    """Attention of one step by kernels that read pages and lengths on the device themselves."""
 
     def __init__(self, kernels: Kernels, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> None:
         assert kernels.decode_attention is not None and kernels.prefill_attention is not None
@@ -95,6 +84,7 @@ class FusedAttention:
             self.chunks = RowBatch(inputs.rows[count:], inputs.kv_lens[count:], inputs.starts[count:] - count)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+        """See `PagedAttention.forward`."""
         count, kv = self.count, KV(self.cache, layer, self.table)
         if not self.longest:
             return self.decode(q, kv, self.rows, self.scale)
@@ -118,7 +108,7 @@ class PagedAttention:
         self.columns = torch.arange(longest, device=inputs.slots.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        """Attend with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
+        """Attend in one layer with q [T, heads, head_dim]; k and v [T, kv_heads, head_dim] are in the cache already.
 
         Returns [T, heads * head_dim].
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,13 +16,13 @@ from torch.nn.functional import embedding
 
 from gapless.base.records import PageGroup
 from gapless.kernels import plain
-from gapless.kernels.seam import FewRows, JoinedRows, Kernels, Linear, ManyRows, Normable
+from gapless.kernels.seam import FusedRows, JoinedRows, Kernels, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.adapters import AdapterTables
-from gapless.model.attention import Attention, AttentionPlan, FusedAttention, PagedAttention, plan_attention
+from gapless.model.attention import AttentionPlan, FusedAttention, PagedAttention, plan_attention
 from gapless.model.config import ModelConfig
-from gapless.model.params import Layer, Params
-from gapless.model.rope import Rope
+from gapless.model.params import Layer, Matrix, Params
+from gapless.model.rope import rope_table
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
@@ -57,17 +57,10 @@ class Block(NamedTuple):
     """The norm after the block: the next one's first, or the model's last"""
 
 
-def _block(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
-    return Block(
-        layer.input_norm,
-        linear(layer.qkv, layer.qkv_bias),
-        layer.qk_norm,
-        linear(layer.output, layer.output_bias),
-        layer.mlp_norm,
-        linear(layer.gate_up, layer.gate_up_bias),
-        linear(layer.down, layer.down_bias),
-        next_norm,
-    )
+def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
+    """Put the matrices of a layer into the layout that `linear` likes."""
+    parts: list[Any] = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
+    return Block._make([*parts, next_norm])
 
 
 class DenseModel:
@@ -90,7 +83,7 @@ class DenseModel:
         while params.layers:
             layer = params.layers.pop(0)
             next_norm = params.layers[0].input_norm if params.layers else params.norm
-            self.blocks.append(_block(layer, next_norm, kernels.linear))
+            self.blocks.append(block_of(layer, next_norm, kernels.linear))
         few, many = kernels.few_rows, kernels.many_rows
         # One row is always faster so: its matrices are read as fast, in fewer launches.
         self.few_most = 0 if few is None else few.most if all(map(few.serves, self._linears())) else 1
@@ -106,7 +99,7 @@ class DenseModel:
         self.adapters = adapters
         joined = kernels.joined_rows if adapters is not None and adapters.below else None
         self.joined = joined if joined and any(map(joined.serves, self._linears())) else None
-        self.rope = Rope(config, max_model_len, params.embedding.device)
+        self.rope = rope_table(config, max_model_len, params.embedding.device)
 
     def _linears(self) -> Iterator[Linear]:
         for block in self.blocks:
@@ -142,14 +135,15 @@ class DenseModel:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some on the way."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
-        adapted, few, joined = inputs.adapters is not None, kernels.few_rows, self.joined
-        if few is not None and inputs.starts is None and len(x) <= self.few_most:
-            return (self._adapted_rows if adapted else self._few_rows)(few, x, inputs, cache, taps)
-        if adapted and joined is not None and inputs.starts is None and len(x) <= joined.most:
-            return self._joined_rows(joined, x, inputs, cache, taps)
-        many = self.many_rows
-        if many is not None and inputs.starts is None and len(x) <= many.most:
-            return (self._adapted_rows if adapted else self._many_rows)(many, x, inputs, cache, taps)
+        if inputs.starts is None:
+            adapted, few, many, joined = inputs.adapters is not None, kernels.few_rows, self.many_rows, self.joined
+            way = self._adapted_rows if adapted else self._fused_rows
+            if few is not None and len(x) <= self.few_most:
+                return way(few, x, inputs, cache, taps)
+            if adapted and joined is not None and len(x) <= joined.most:
+                return self._joined_rows(joined, x, inputs, cache, taps)
+            if many is not None and len(x) <= many.most:
+                return way(many, x, inputs, cache, taps)
         attention = self._attention(inputs, plan, cache)
         y = kernels.rms_norm(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
@@ -161,24 +155,22 @@ class DenseModel:
             taps.pass_by(i + 1, x)
         return y
 
-    def _few_rows(self, few: FewRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
-        """Run the forward in fewer launches, for rows of one token each."""
+    def _fused_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+        """Run the forward in fewer launches, for rows of one token each: a product finishes the norm before it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
-        decode = few.decode if inputs.places == 1 else self._decode
+        decode = fused.decode if inputs.places == 1 else self._decode
+        y = fused.first(x, self.blocks[0].input_norm, eps)
         for i, block in enumerate(self.blocks):
-            qkv = few.normed_linear(x, block.input_norm, eps, block.qkv).view(len(x), -1, config.head_dim)
+            qkv = fused.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
             kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            y = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            few.linear_add(x, y, block.output)
-            few.linear_add(x, few.normed_silu_mul(x, block.mlp_norm, eps, block.gate_up), block.down)
+            found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
+            y = fused.linear_add(x, found, block.output, block.mlp_norm)
+            y = fused.linear_add(x, fused.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
             taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
-    def _adapted_rows(
-        self, fused: FewRows | ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps
-    ) -> Tensor:
-        """Do `_few_rows` or `_many_rows` where rows have adapters: what these add to the residual comes with the norm
-        after it."""
+    def _adapted_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+        """Do `_fused_rows` where rows have adapters: what these add to the residual comes with the norm after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         assert inputs.adapters is not None and self.adapters is not None
         slots, ways, added = inputs.adapters, fused.adapted, None
@@ -217,24 +209,10 @@ class DenseModel:
             taps.pass_by(i + 1, x)
         return y
 
-    def _many_rows(self, many: ManyRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
-        """Runs the layers of a decode batch of more rows: a norm is finished by the product after it."""
-        config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
-        decode = many.decode if inputs.places == 1 else self._decode
-        y = Normable(self.kernels.rms_norm(x, self.blocks[0].input_norm, eps), None)
-        for i, block in enumerate(self.blocks):
-            qkv = many.linear(y, eps, block.qkv).view(len(x), -1, config.head_dim)
-            kv = KV(cache.data, self.first_layer + i, inputs.page_table)
-            found = decode(qkv, self._rotation(block), kv, tokens, batch, config.head_dim**-0.5)
-            y = many.linear_add(x, found, block.output, block.mlp_norm)
-            y = many.linear_add(x, many.silu_mul(y, eps, block.gate_up), block.down, block.next_norm)
-            taps.pass_by(i + 1, x)
-        return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
-
     def _decode(
         self, qkv: Tensor, rotation: Rotation, kv: KV, tokens: TokenBatch, batch: RowBatch, scale: float
     ) -> Tensor:
-        """`FewRows.decode` in two launches, for rows that read what other rows write."""
+        """`FusedRows.decode` in two launches, for rows that read what other rows write."""
         self.kernels.rope_and_write(qkv, rotation, kv, tokens)
         return self._attend(qkv, kv, batch, scale)
 
@@ -265,7 +243,7 @@ class DenseModel:
             self.kernels.adapt(x, y, inputs.adapters, getattr(self.adapters.layers[layer], name))
         return y
 
-    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> Attention:
+    def _attention(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache) -> FusedAttention | PagedAttention:
         if self.kernels.decode_attention is None:
             return PagedAttention(inputs, plan, cache, self.config.heads)
         return FusedAttention(self.kernels, inputs, plan, cache)
@@ -282,4 +260,4 @@ class DenseModel:
         return q, k, v
 
     def _rotation(self, block: Block) -> Rotation:
-        return Rotation(block.qk_norm, self.config.norm_eps, self.rope.table)
+        return Rotation(block.qk_norm, self.config.norm_eps, self.rope)

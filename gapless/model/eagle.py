@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
 from gapless.model.fields import Fields
 from gapless.model.heads import HeadLayer
-from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
-from gapless.model.rope import Rope
+from gapless.model.params import Layer, allocate_layer, layer_slots
+from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -87,12 +88,9 @@ class HeadParams(NamedTuple):
 
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
     """Read the parameters of a head. Raises CheckpointError naming the file and the tensor."""
-
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
+    new = partial(torch.empty, dtype=dtype, device=device)
     hidden, drafted, layer = config.layer.hidden_size, config.drafted, allocate_layer(config.layer, dtype, device)
-    layer = layer._replace(qkv=new(len(layer.qkv), 2 * hidden))
+    layer = layer._replace(qkv=layer.qkv._replace(weight=new(len(layer.qkv.weight), 2 * hidden)))
     offsets = torch.zeros(drafted, dtype=torch.int64, device=device)
     params = HeadParams(
         new(hidden, len(config.taps) * hidden), new(hidden), layer, new(hidden), new(drafted, hidden), offsets
@@ -100,10 +98,9 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     names = tensor_names(directory)
     prefix = "midlayer" if any(name.startswith("midlayer.") for name in names) else "layers.0"
     own = {"fc": params.fuse, f"{prefix}.hidden_norm": params.hidden_norm, "norm": params.norm, "lm_head": params.head}
-    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own.items()}
-    slots |= layer_slots(config.layer, layer, prefix)
+    slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:
-        slots["d2t"] = WeightSlot(offsets, (drafted,))
+        slots["d2t"] = offsets
     load_weights(directory, slots, tied=False, unused=UNUSED)
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
@@ -117,7 +114,7 @@ class EagleLayer(HeadLayer):
     def __init__(self, config: HeadConfig, params: HeadParams, model: DenseModel) -> None:
         kernels, device = model.kernels, params.norm.device
         linear = native.draft_linear if kernels.name == "native" else kernels.linear  # oneDNN takes 10 us a call
-        table = Rope(config.layer, model.max_model_len, device).table
+        table = rope_table(config.layer, model.max_model_len, device)
         super().__init__(model, config.layer, params.layer, params.norm, table, linear)
         self.taps, self.hidden_norm, self.normed_residual = config.taps, params.hidden_norm, config.normed_residual
         self._fuse, self.head = linear(params.fuse, None), linear(params.head, None)
@@ -135,4 +132,4 @@ class EagleLayer(HeadLayer):
 
     def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
-        return normed, self.project(torch.cat((self.embed(tokens, self.input_norm), normed), dim=1), tokens, kv)
+        return normed, self.project(torch.cat((self.embed(tokens, self.block.input_norm), normed), dim=1), tokens, kv)

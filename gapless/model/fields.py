@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,20 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, "must be true or false")
-        return value
+        return self._of(bool, name, default, "must be true or false")
 
     def text(self, name: str, default: str) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise self.error(name, "must be a string")
-        return value
+        return self._of(str, name, default, "must be a string")
 
     def sub(self, name: str) -> Fields:
         """A nested object; empty where it is missing."""
-        value = self._get(name, {})
-        if not isinstance(value, dict):
-            raise self.error(name, "must be an object")
-        return Fields(self.path, value, f"{self.prefix}{name}.")
+        return Fields(self.path, self._of(dict, name, {}, "must be an object"), f"{self.prefix}{name}.")
+
+    def _of(self, kind: type[T], name: str, default: T, rule: str) -> T:
+        value = self._get(name, default)
+        if not isinstance(value, kind):
+            raise self.error(name, rule)
+        return value
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)

@@ -26,7 +26,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.dense import NO_TAPS, DenseModel, Taps
+from gapless.model.dense import NO_TAPS, DenseModel, Taps, block_of
 from gapless.model.drafting import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
@@ -47,11 +47,7 @@ class HeadLayer:
         """`config` is that of the layer, and `table` the rope's."""
         self.model, self.kernels, self.eps = model, model.kernels, config.norm_eps
         self.heads, self.head_dim = config.heads, config.head_dim
-        self.input_norm, self.mlp_norm, self.norm = layer.input_norm, layer.mlp_norm, norm
-        self.qkv = linear(layer.qkv, layer.qkv_bias)
-        self.output = linear(layer.output, layer.output_bias)
-        self.gate_up = linear(layer.gate_up, layer.gate_up_bias)
-        self.down = linear(layer.down, layer.down_bias)
+        self.block = block_of(layer, norm, linear)
         self.rotation = Rotation(layer.qk_norm, self.eps, table)
         self.attend = self.kernels.decode_attention or decode_attention
 
@@ -74,16 +70,16 @@ class HeadLayer:
 
     def project(self, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
         """Write the KV of tokens of which the layer takes y; return queries, keys and values as `write` does."""
-        qkv = self.qkv(y).view(len(y), -1, self.head_dim)
+        qkv = self.block.qkv(y).view(len(y), -1, self.head_dim)
         self.kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
         return qkv
 
     def run(self, x: Tensor, qkv: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
         """Add to x [B, H] what the layer computes of the queries in `qkv`; return its norm."""
-        kernels, rows = self.kernels, RowBatch(tokens.rows, tokens.kv_lens)
-        y = self.output(self.attend(qkv[:, : self.heads], kv, rows, self.head_dim**-0.5))
-        y = kernels.add_rms_norm(x, y, self.mlp_norm, self.eps)
-        return kernels.add_rms_norm(x, self.down(kernels.silu_mul(self.gate_up(y))), self.norm, self.eps)
+        kernels, block, rows = self.kernels, self.block, RowBatch(tokens.rows, tokens.kv_lens)
+        y = block.output(self.attend(qkv[:, : self.heads], kv, rows, self.head_dim**-0.5))
+        y = kernels.add_rms_norm(x, y, block.mlp_norm, self.eps)
+        return kernels.add_rms_norm(x, block.down(kernels.silu_mul(block.gate_up(y))), block.next_norm, self.eps)
 
 
 class RecurrentHead:
@@ -95,7 +91,7 @@ class RecurrentHead:
 
     def __init__(self, layer: HeadLayer, model: DenseModel, rows: int, drafts: int) -> None:
         """`rows` may run at once, the null row not counted, and have up to `drafts` drafts in a step."""
-        device, width = model.rope.table.device, model.config.hidden_size
+        device, width = model.rope.device, model.config.hidden_size
         self.layer, self.model = layer, model
         self.kv_layer = model.cache_layers - 1
         self.kept_places = drafts + 2

@@ -70,7 +70,7 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
 
     Raises as `load_model`, and ConfigError where the vocabularies differ.
     """
-    asked, device = config.speculation, model.rope.table.device
+    asked, device = config.speculation, model.rope.device
     assert asked is not None
     if asked.method == "draft_model":
         return _load_draft_model(config, asked.model, model)
@@ -84,7 +84,7 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
 
 
 def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
-    small, device = read_draft_config(name, model.config), model.rope.table.device
+    small, device = read_draft_config(name, model.config), model.rope.device
     params = _filled(allocate(small, model.dtype, device), config, resolve_model_dir(name), small)
     share = PageShare.of(model.config, small)
     draft = DenseModel(small, params, model.max_model_len, model.kernels, first_layer=share.first)

@@ -8,6 +8,7 @@ of a checkpoint's layers drafts every token, from its own hidden state where the
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from gapless.kernels.views import KV
 from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
 from gapless.model.heads import HeadLayer
-from gapless.model.params import Layer, WeightSlot, allocate_layer, layer_slots
+from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.weights import load_weights, tensor_names
 
 
@@ -76,7 +77,7 @@ class MtpParams(NamedTuple):
 def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
     """Read the first MTP layer of a model's checkpoint. Raises CheckpointError naming the directory if it has none, or
     the file and the tensor."""
-    config, names, device = model.config, tensor_names(directory), model.rope.table.device
+    config, names, device = model.config, tensor_names(directory), model.rope.device
     known = families(config.layers)
     family = next((family for family in known if f"{family.join}.weight" in names), None)
     if family is None:
@@ -84,15 +85,11 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
             f"{directory}: has no MTP layer of a known kind, none of the tensors "
             f"{', '.join(f'{family.join}.weight' for family in known)}: set speculative_config.method to another one"
         )
-
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=model.dtype, device=device)
-
+    new = partial(torch.empty, dtype=model.dtype, device=device)
     hidden, layer = config.hidden_size, allocate_layer(config, model.dtype, device)
     params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
-    slots = {f"{name}.weight": WeightSlot(target, tuple(target.shape)) for name, target in own}
-    slots |= layer_slots(config, layer, family.layer)
+    slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
     load_weights(directory, slots, tied=False, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))
@@ -104,7 +101,7 @@ class MtpLayer(HeadLayer):
 
     def __init__(self, params: MtpParams, model: DenseModel) -> None:
         linear = model.kernels.linear
-        super().__init__(model, model.config, params.layer, params.norm, model.rope.table, linear)
+        super().__init__(model, model.config, params.layer, params.norm, model.rope, linear)
         self.embedding_norm, self.hidden_norm, self.normed = params.embedding_norm, params.hidden_norm, params.normed
         self.join = linear(params.join, None)
 
@@ -117,4 +114,4 @@ class MtpLayer(HeadLayer):
     def write(self, tokens: PlaceTokens, x: Tensor, kv: KV) -> tuple[Tensor, Tensor]:
         normed = self.kernels.rms_norm(x, self.hidden_norm, self.eps)
         joined = self.join(torch.cat((self.embed(tokens, self.embedding_norm), normed), dim=1))
-        return joined, self.project(self.kernels.rms_norm(joined, self.input_norm, self.eps), tokens, kv)
+        return joined, self.project(self.kernels.rms_norm(joined, self.block.input_norm, self.eps), tokens, kv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,27 +15,55 @@ _DUMMY_BLOCK = 4_194_301
 """Random numbers drawn for dummy weights; prime, so that no two rows of a matrix repeat each other."""
 
 
+MODULES = {
+    "qkv": ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    "output": ("self_attn", ("o_proj",)),
+    "gate_up": ("mlp", ("gate_proj", "up_proj")),
+    "down": ("mlp", ("down_proj",)),
+}
+"""Each product of a layer: the block and the modules of a checkpoint that it is made of"""
+
+
+def sizes_of(name: str, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
+    """Return how many inputs a product of a layer has, and how many outputs each of its modules."""
+    heads, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    hidden, middle = config.hidden_size, config.intermediate_size
+    known = {
+        "qkv": (hidden, (heads, kv, kv)),
+        "output": (heads, (hidden,)),
+        "gate_up": (hidden, (middle, middle)),
+        "down": (middle, (hidden,)),
+    }
+    return known[name]
+
+
+class Matrix(NamedTuple):
+    """Parameters of a product. Projections of one input are one matrix."""
+
+    weight: Tensor
+    """[outputs, inputs]"""
+    bias: Tensor | None
+    """[outputs]; None where the family has none"""
+
+
 class Layer(NamedTuple):
-    """Parameters of a decoder layer. Projections of one input are one matrix; what the family lacks is None."""
+    """Parameters of a decoder layer; products are named as in MODULES."""
 
     input_norm: Tensor
     """[hidden]"""
-    qkv: Tensor
-    """[(heads + 2 * kv_heads) * head_dim, hidden]"""
-    qkv_bias: Tensor | None
+    qkv: Matrix
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the norm of queries repeated for each head, then that of keys"""
-    output: Tensor
-    """[hidden, heads * head_dim]"""
-    output_bias: Tensor | None
+    """[heads + kv_heads, head_dim]: the norm of queries repeated for each head, then that of keys, if there are any"""
+    output: Matrix
     mlp_norm: Tensor
     """[hidden]"""
-    gate_up: Tensor
-    """[2 * intermediate, hidden]"""
-    gate_up_bias: Tensor | None
-    down: Tensor
-    """[hidden, intermediate]"""
-    down_bias: Tensor | None
+    gate_up: Matrix
+    down: Matrix
+
+    def tensors(self) -> list[Tensor]:
+        """Return all parameters that there are, in order."""
+        parts = [part if isinstance(part, Matrix) else (part,) for part in self]
+        return [tensor for part in parts for tensor in part if tensor is not None]
 
 
 class Params(NamedTuple):
@@ -49,13 +78,6 @@ class Params(NamedTuple):
     """[vocab, hidden]"""
 
 
-class WeightSlot(NamedTuple):
-    """Destination of one checkpoint tensor of `shape`; `target` may have leading axes that it is repeated over."""
-
-    target: Tensor
-    shape: tuple[int, ...]
-
-
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
     """Uninitialised parameters. Below each matrix of a layer its memory goes on for `below` lines a projection, and
     behind its bias for as many zeros."""
@@ -67,74 +89,53 @@ def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, belo
 
 def allocate_layer(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Layer:
     """Uninitialised parameters of one layer; see `allocate`."""
+    new = partial(torch.empty, dtype=dtype, device=device)
 
-    def new(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def matrix(name: str, biased: bool) -> Matrix:
+        depth, outputs = sizes_of(name, config)
+        columns, lines = sum(outputs), sum(outputs) + below * len(outputs)
+        bias = torch.zeros(lines, dtype=dtype, device=device)[:columns] if biased else None
+        return Matrix(new(lines, depth)[:columns], bias)
 
-    def matrix(columns: int, depth: int, projections: int = 1) -> Tensor:
-        return new(columns + below * projections, depth)[:columns]
-
-    def bias(wanted: bool, size: int, projections: int = 1) -> Tensor | None:
-        return torch.zeros(size + below * projections, dtype=dtype, device=device)[:size] if wanted else None
-
-    hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    wide = (config.heads + 2 * config.kv_heads) * dim
     return Layer(
-        input_norm=new(hidden),
-        qkv=matrix(wide, hidden, 3),
-        qkv_bias=bias(config.qkv_bias, wide, 3),
-        qk_norm=new(config.heads + config.kv_heads, dim) if config.qk_norm else None,
-        output=matrix(hidden, config.heads * dim),
-        output_bias=bias(config.output_bias, hidden),
-        mlp_norm=new(hidden),
-        gate_up=matrix(2 * middle, hidden, 2),
-        gate_up_bias=bias(config.mlp_bias, 2 * middle, 2),
-        down=matrix(hidden, middle),
-        down_bias=bias(config.mlp_bias, hidden),
+        input_norm=new(config.hidden_size),
+        qkv=matrix("qkv", config.qkv_bias),
+        qk_norm=new(config.heads + config.kv_heads, config.head_dim) if config.qk_norm else None,
+        output=matrix("output", config.output_bias),
+        mlp_norm=new(config.hidden_size),
+        gate_up=matrix("gate_up", config.mlp_bias),
+        down=matrix("down", config.mlp_bias),
     )
 
 
-def slots(config: ModelConfig, params: Params) -> dict[str, WeightSlot]:
-    """Every tensor that the checkpoint must hold, by its Hugging Face name."""
+def slots(config: ModelConfig, params: Params) -> dict[str, Tensor]:
+    """Return where each tensor goes that the checkpoint must hold, by its Hugging Face name."""
     found = {"model.embed_tokens.weight": params.embedding, "model.norm.weight": params.norm}
     if not config.tied:
         found["lm_head.weight"] = params.head
-    named = {name: WeightSlot(target, tuple(target.shape)) for name, target in found.items()}
     for i, layer in enumerate(params.layers):
-        named |= layer_slots(config, layer, f"model.layers.{i}")
-    return named
+        found |= layer_slots(config, layer, f"model.layers.{i}")
+    return found
 
 
-def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, WeightSlot]:
-    """Every tensor of a layer that the checkpoint must hold, by its name after `prefix`."""
-    named = {f"{prefix}.{name}": target for name, target in _layer_tensors(config, layer)}
-    heads = ("q_norm.weight", "k_norm.weight")
-    return {
-        name: WeightSlot(target, (config.head_dim,) if name.endswith(heads) else tuple(target.shape))
-        for name, target in named.items()
-    }
-
-
-def _layer_tensors(config: ModelConfig, layer: Layer) -> Iterator[tuple[str, Tensor]]:
-    kv = config.kv_heads * config.head_dim
-    qkv, middle = (config.heads * config.head_dim, kv, kv), (config.intermediate_size,) * 2
-    yield "input_layernorm.weight", layer.input_norm
-    yield "post_attention_layernorm.weight", layer.mlp_norm
-    yield from _split("self_attn", ("q_proj", "k_proj", "v_proj"), qkv, layer.qkv, layer.qkv_bias)
-    yield from _split("self_attn", ("o_proj",), (config.hidden_size,), layer.output, layer.output_bias)
-    yield from _split("mlp", ("gate_proj", "up_proj"), middle, layer.gate_up, layer.gate_up_bias)
-    yield from _split("mlp", ("down_proj",), (config.hidden_size,), layer.down, layer.down_bias)
+def layer_slots(config: ModelConfig, layer: Layer, prefix: str) -> dict[str, Tensor]:
+    """Return where each tensor of a layer goes that the checkpoint must hold, by its name after `prefix`."""
+    found = {"input_layernorm.weight": layer.input_norm, "post_attention_layernorm.weight": layer.mlp_norm}
+    for name, (block, modules) in MODULES.items():
+        outputs, matrix = list(sizes_of(name, config)[1]), getattr(layer, name)
+        for kind, fused in zip(Matrix._fields, matrix, strict=True):
+            if fused is not None:
+                names = [f"{block}.{module}.{kind}" for module in modules]
+                found |= dict(zip(names, torch.split(fused, outputs), strict=True))
     if layer.qk_norm is not None:
-        yield "self_attn.q_norm.weight", layer.qk_norm[: config.heads]
-        yield "self_attn.k_norm.weight", layer.qk_norm[config.heads :]
+        found["self_attn.q_norm.weight"] = layer.qk_norm[: config.heads]
+        found["self_attn.k_norm.weight"] = layer.qk_norm[config.heads :]
+    return {f"{prefix}.{name}": target for name, target in found.items()}
 
 
-def _split(
-    block: str, names: tuple[str, ...], sizes: tuple[int, ...], weight: Tensor, bias: Tensor | None
-) -> Iterator[tuple[str, Tensor]]:
-    for kind, fused in (("weight", weight), ("bias", bias)):
-        if fused is not None:
-            yield from zip((f"{block}.{name}.{kind}" for name in names), torch.split(fused, list(sizes)), strict=True)
+def shape_of(name: str, target: Tensor) -> tuple[int, ...]:
+    """Return the shape that a checkpoint's tensor must have. A norm of heads is repeated for each of them."""
+    return tuple(target.shape[-1:] if name.endswith(("q_norm.weight", "k_norm.weight")) else target.shape)
 
 
 def fill_dummy(params: Params, seed: int) -> None:
@@ -144,8 +145,7 @@ def fill_dummy(params: Params, seed: int) -> None:
     block = numbers.to(device=params.embedding.device, dtype=params.embedding.dtype)
     at = 0
     for tensor in _tensors(params):
-        if tensor is not None:
-            at = _lay(block, at, tensor.view(-1))
+        at = _lay(block, at, tensor.view(-1))
     for norm in _norms(params):
         norm.fill_(1.0)
 
@@ -160,10 +160,10 @@ def _lay(block: Tensor, at: int, flat: Tensor) -> int:
     return at
 
 
-def _tensors(params: Params) -> Iterator[Tensor | None]:
+def _tensors(params: Params) -> Iterator[Tensor]:
     yield params.embedding
     for layer in params.layers:
-        yield from layer
+        yield from layer.tensors()
     if params.head is not params.embedding:
         yield params.head
 

@@ -20,13 +20,11 @@ from torch import Tensor
 from gapless.model.config import ModelConfig, RopeConfig
 
 
-class Rope:
-    """Table [max_model_len, head_dim] float32 at one fixed address: cosines in the left half, sines in the right."""
-
-    def __init__(self, config: ModelConfig, max_model_len: int, device: torch.device) -> None:
-        frequencies, scale = frequencies_of(config, max_model_len)
-        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-        self.table = (torch.cat((angles.cos(), angles.sin()), dim=1) * scale).to(device)
+def rope_table(config: ModelConfig, max_model_len: int, device: torch.device) -> Tensor:
+    """Return [max_model_len, head_dim] float32: cosines in the left half, sines in the right."""
+    frequencies, scale = frequencies_of(config, max_model_len)
+    angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
+    return (torch.cat((angles.cos(), angles.sin()), dim=1) * scale).to(device)
 
 
 def frequencies_of(config: ModelConfig, max_model_len: int) -> tuple[Tensor, float]:

@@ -16,10 +16,10 @@ import torch
 from gapless.base.errors import CheckpointError
 from gapless.kernels.linear import refill
 from gapless.model.config import ModelConfig, read_model_config
-from gapless.model.dense import Block, DenseModel
+from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import digest_of
 from gapless.model.mtp import of_mtp_layers
-from gapless.model.params import Layer, Params, allocate, slots
+from gapless.model.params import Matrix, Params, allocate, slots
 from gapless.model.weights import load_weights, tensor_names
 
 OF_THE_START = ("dtype", "eos_token_ids", "default_sampling")
@@ -60,21 +60,14 @@ def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
     Nothing else may run meanwhile.
     """
     for block, layer in zip(model.blocks, params.layers, strict=True):
-        _put_layer(block, layer)
+        for name, part in layer._asdict().items():
+            if isinstance(part, Matrix):
+                refill(getattr(block, name), *part)
+            elif part is not None:
+                getattr(block, name).copy_(part)
         yield True
     model.blocks[-1].next_norm.copy_(params.norm)
     refill(model.head, params.head, None)
     if model.embedding is not None:
         model.embedding.copy_(params.embedding)
     yield True
-
-
-def _put_layer(block: Block, layer: Layer) -> None:
-    block.input_norm.copy_(layer.input_norm)
-    block.mlp_norm.copy_(layer.mlp_norm)
-    if block.qk_norm is not None and layer.qk_norm is not None:
-        block.qk_norm.copy_(layer.qk_norm)
-    refill(block.qkv, layer.qkv, layer.qkv_bias)
-    refill(block.output, layer.output, layer.output_bias)
-    refill(block.gate_up, layer.gate_up, layer.gate_up_bias)
-    refill(block.down, layer.down, layer.down_bias)

@@ -18,7 +18,7 @@ import torch
 from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
 from gapless.base.progress import Count, tell
-from gapless.model.params import WeightSlot
+from gapless.model.params import shape_of
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -42,7 +42,7 @@ def tensor_names(directory: Path) -> frozenset[str]:
     return frozenset(tensor for name in _files(directory) for tensor in _header(directory / name))
 
 
-def load_weights(directory: Path, slots: dict[str, WeightSlot], tied: bool, unused: Collection[str] = ()) -> None:
+def load_weights(directory: Path, slots: dict[str, torch.Tensor], tied: bool, unused: Collection[str] = ()) -> None:
     """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them.
 
     Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
@@ -153,7 +153,7 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
 
 
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, WeightSlot], tied: bool,
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, torch.Tensor], tied: bool,
     unused: Collection[str],
 ) -> dict[str, list[str]]:  # fmt: skip
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
@@ -176,23 +176,23 @@ def _homes(
     return homes
 
 
-def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, WeightSlot]) -> None:
+def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, torch.Tensor]) -> None:
     if tensor not in slots:
         raise CheckpointError(
             f"{path}: unexpected tensor {tensor!r}: the model of config.json has no place for it; "
             "does config.json belong to these weights?"
         )
-    known = BYTES if slots[tensor].target.is_floating_point() else ID_BYTES
+    known = BYTES if slots[tensor].is_floating_point() else ID_BYTES
     if entry.dtype not in known:
         raise CheckpointError(f"{path}: tensor {tensor!r} is {entry.dtype}; supported are {', '.join(known)}")
-    if entry.shape != slots[tensor].shape:
+    wanted = shape_of(tensor, slots[tensor])
+    if entry.shape != wanted:
         raise CheckpointError(
-            f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, "
-            f"but by config.json it must be {list(slots[tensor].shape)}"
+            f"{path}: tensor {tensor!r} has shape {list(entry.shape)}, but by config.json it must be {list(wanted)}"
         )
 
 
-def _copy(path: Path, tensors: list[str], slots: dict[str, WeightSlot], count: Count) -> None:
+def _copy(path: Path, tensors: list[str], slots: dict[str, torch.Tensor], count: Count) -> None:
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 
@@ -200,7 +200,7 @@ def _copy(path: Path, tensors: list[str], slots: dict[str, WeightSlot], count: C
         with safe_open(path, framework="pt") as file, torch.no_grad():
             for tensor in tensors:
                 read = file.get_tensor(tensor)
-                slots[tensor].target.copy_(read)
+                slots[tensor].copy_(read)
                 count(read.nbytes)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error

@@ -104,7 +104,7 @@ def process(
 
     A row that is there twice is padding: both write the same.
     """
-    logits, wishes = adjustments.logits[0], adjustments.wishes[:, L.PROCESSORS]  # a row with processors has no drafts
+    logits, wishes = adjustments.adjusted[0], adjustments.wishes[:, L.PROCESSORS]  # a row with processors has no drafts
     for number in numbers:
         for some in torch.split(rows.long(), ROWS[-1]):
             slots = slots_of(some, tables)

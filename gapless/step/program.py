@@ -113,7 +113,7 @@ class StepProgram:
                 slots.wishes[slot, :wishes].copy_(words[:wishes])
                 slots.counts[slot].zero_()
                 slots.counted[slot].zero_()
-                slots.rows[slot].fill_(row)
+                slots.owners[slot].fill_(row)
             history[row, :past].copy_(words[wishes : wishes + past])
             words = words[wishes + past :]
         if key.pages:
@@ -154,7 +154,7 @@ class StepProgram:
             process(self.processors, key.processors, rows.index_select(0, index), self.tables, slots)
         if key.filters is not None:
             listed = at.slots[: key.rows * key.places]
-            self.kernels.cut(slots.logits.flatten(0, 1), listed, slots.rows, self.tables, key.filters)
+            self.kernels.cut(slots.adjusted.flatten(0, 1), listed, slots.owners, self.tables, key.filters)
 
     def cut(self, key: CutKey, at: Buffers) -> None:
         """Find where the filters of the listed rows end."""
@@ -203,7 +203,7 @@ class StepProgram:
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Draw the tokens of each row, int64 [N, W]; also return whether its first logits are finite, bool [N]."""
-        tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.logits)
+        tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.adjusted)
         if self.width == 1:
             return tokens[:, None], finite
         given = self.kernels.accept(tokens, finite, rows, self.tables, self.width)

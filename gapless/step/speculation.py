@@ -96,7 +96,7 @@ class PromptLookup:
     longest: int
 
     def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
-        kernels.look_up(rows, tables, self.most, (self.shortest, self.longest))
+        kernels.look_up(rows, tables, self.most, self.shortest, self.longest)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SuffixLookup:
         return cls(longest, asked, new_suffixes(lengths, entries, device))
 
     def __call__(self, kernels: Kernels, rows: Tensor, tables: Tables) -> None:
-        same = kernels.look_up(rows, tables, self.asked.most, (SUFFIX_LENGTHS[0], self.longest))
+        same = kernels.look_up(rows, tables, self.asked.most, SUFFIX_LENGTHS[0], self.longest)
         kernels.recall(rows, same, tables, self.table, self.asked)
 
     def learn(self, kernels: Kernels, rows: Tensor, tokens: Tensor, tables: Tables) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import fused_reference
 import torch
 from few_rows_cases import ROUNDING, close
 from paged import Heads, paged, unturned
@@ -241,8 +242,8 @@ def check_joined_decode(ways: JoinedRows, dtype: torch.dtype, device: str, heads
     exact = Joint(
         joint.product.float(), joint.inner.float(), slots, AdapterPart(*(t.float() for t in part[:2]), part.ends)
     )
-    want = plain.JOINED_ROWS.decode(exact, rotation, wide.kv, turn.tokens, wide.batch, scale)
-    bare = plain.decode(turn.qkv.float(), rotation, wide.kv, turn.tokens, wide.batch, scale)
+    want = fused_reference.JOINED_ROWS.decode(exact, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    bare = fused_reference.decode(turn.qkv.float(), rotation, wide.kv, turn.tokens, wide.batch, scale)
     assert (bare - want).abs().max() > 0.1, "adapters change what is read"
     found = ways.decode(joint, turn.rotation, batch.kv, turn.tokens, batch.batch, scale)
     close(found, want.double())

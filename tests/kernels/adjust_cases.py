@@ -78,7 +78,7 @@ def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[
     """Row i + 1 serves request i, in slots counted down; None asks for nothing and has no slot."""
     tables = Tables.new(len(requests), MAX_LEN, 4, torch.device("cpu"))
     slots = Adjustments.new(len(requests), vocab, torch.device("cpu"), PLACES)
-    slots.logits.fill_(7.5)
+    slots.adjusted.fill_(7.5)
     tables.params[:, STOP_IDS:] = NO_TOKEN
     reals = tables.params.view(torch.float32)
     for row, request in enumerate(requests, 1):
@@ -89,7 +89,7 @@ def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[
             reals[row, column] = getattr(request.params, f"{name}_penalty")
         words = wish_words(request)
         slots.wishes[slot, : len(words)] = torch.from_numpy(words)
-        slots.rows[slot] = row
+        slots.owners[slot] = row
     return Tables(*(one.to(device) for one in tables)), Adjustments(*(one.to(device) for one in slots))
 
 
@@ -112,12 +112,12 @@ def check_adjust(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str, 
         rows = torch.tensor([*range(count, 0, -1), 0], dtype=torch.int32, device=device)  # the last is the null row
         listed = [sample for sample in range(count + 1) if sample == 0 or rng.random() < 0.7]
         index = torch.tensor([*listed, listed[-1], listed[-1]], dtype=torch.int32, device=device)
-        before = slots.logits.clone()
+        before = slots.adjusted.clone()
         kernels.adjust(logits.to(device).flatten(0, 1), index, rows, tables, slots)
         for place in range(places):
             pairs = zip(known, drafts, strict=True)
             then = [[*tokens, *more[:place]] if place <= len(more) else None for tokens, more in pairs]
-            _check(listed, requests, then, logits[place], (before[place].cpu(), slots.logits[place].cpu()))
+            _check(listed, requests, then, logits[place], (before[place].cpu(), slots.adjusted[place].cpu()))
         _check_counts(listed, requests, known, slots.counts.cpu())
         for tokens, request in zip(known, requests, strict=True):
             most = rng.choice((0, 1, 1, 1, 6)) if request else 0
@@ -162,13 +162,13 @@ def check_draws(kernels: Kernels, vocab: int, dtype: torch.dtype, device: str) -
     used = {0: 2, 1: 4, 2: 1}  # sample -> slot
     for sample, slot in used.items():
         row = int(rows[sample])
-        tables.params[row, ADJUST_SLOT], slots.rows[slot], slots.logits[0, slot] = slot, row, own[sample]
+        tables.params[row, ADJUST_SLOT], slots.owners[slot], slots.adjusted[0, slot] = slot, row, own[sample]
     slots = Adjustments(*(one.to(device) for one in slots))
     mixed = torch.stack([own[i] if i in used else raw[i].to(dtype).float() for i in range(4)]).to(device)
     listed = torch.tensor([*used.values(), 1], dtype=torch.int32, device=device)
-    kernels.cut(slots.logits[0], listed, slots.rows, tables, ALL)
+    kernels.cut(slots.adjusted[0], listed, slots.owners, tables, ALL)
     kernels.cut(mixed, torch.tensor([*used, 2], dtype=torch.int32, device=device), plain_rows, plain, ALL)
     assert torch.equal(tables.state, plain.state)
-    tokens, finite = kernels.sample(raw.to(dtype).to(device), rows, tables, slots.logits)
+    tokens, finite = kernels.sample(raw.to(dtype).to(device), rows, tables, slots.adjusted)
     expected, _ = kernels.sample(mixed, plain_rows, plain, None)
     assert tokens.tolist() == expected.tolist() and bool(finite.all())

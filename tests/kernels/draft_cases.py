@@ -189,7 +189,7 @@ def check_look_up(kernels: Kernels, device: str, seed: int, most: int, lengths: 
     """Returns how many rows got drafts."""
     made = world(seed)
     rows, there = [*range(1, ROWS + 1), 0, 0], copied(made, device)
-    kernels.look_up(torch.tensor(rows, dtype=torch.int32, device=device), there, most, lengths)
+    kernels.look_up(torch.tensor(rows, dtype=torch.int32, device=device), there, most, *lengths)
     drafted = 0
     for row in rows[:ROWS]:
         length, allowed = int(made.state[row, LENGTH]), min(most, int(made.params[row, DRAFTS]))

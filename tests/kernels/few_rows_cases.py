@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import fused_reference
 import torch
 from fused_cases import normed, random
 from torch import Tensor
 
-from gapless.kernels import few_rows, few_rows_triton, plain
+from gapless.kernels import few_rows, few_rows_triton
 from gapless.kernels.few_rows_triton import FewRowsTiles
 from gapless.kernels.linear import TorchLinear
 
@@ -84,16 +85,18 @@ def check_added(device: str, dtype: torch.dtype, product: Product, biased: bool,
 def check_operators(device: str, dtype: torch.dtype, product: Product) -> None:
     """Every operator with the tiles of the engine, beside torch's steps."""
     x, layer, norm = operands(device, dtype, product, True)
-    ours, reference = few_rows.FEW_ROWS, plain.FEW_ROWS
-    close(ours.normed_linear(x, norm, EPS, layer), reference.normed_linear(x, norm, EPS, layer).double())
-    close(ours.normed_silu_mul(x, norm, EPS, layer), reference.normed_silu_mul(x, norm, EPS, layer).double())
+    ours, reference = few_rows.FEW_ROWS, fused_reference.FEW_ROWS
+    rows = ours.first(x, norm, EPS)
+    close(ours.linear(rows, EPS, layer), reference.linear(rows, EPS, layer).double())
+    close(ours.silu_mul(rows, EPS, layer), reference.silu_mul(rows, EPS, layer).double())
     if product.rows == 1:
         out = x.new_empty(1, len(layer.weight))
         few_rows.triton_one_row_linear(x, layer.weight, layer.bias, out)
         close(out, expected(x, layer, None))
     a, b = (random((product.rows, product.columns), dtype, device, 5) for _ in range(2))
-    ours.linear_add(a, x, layer)
-    reference.linear_add(b, x, layer)
+    after = random((product.columns,), dtype, device, 6)
+    found, want = ours.linear_add(a, x, layer, after), reference.linear_add(b, x, layer, after)
+    assert found.rows is a and found.norm is want.norm is after
     close(a, b.double())
 
 

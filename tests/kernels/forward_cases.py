@@ -18,7 +18,7 @@ from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
 from gapless.model.config import read_model_config
 from gapless.model.dense import DenseModel
-from gapless.model.params import Params, allocate
+from gapless.model.params import Matrix, Params, allocate
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 VOCAB = 512
@@ -77,7 +77,9 @@ def models(
 def _named(params: Params) -> Iterator[tuple[str, Tensor]]:
     yield from (("embedding", params.embedding), ("norm", params.norm), ("head", params.head))
     for layer in params.layers:
-        yield from ((name, part) for name, part in layer._asdict().items() if part is not None)
+        for name, part in layer._asdict().items():
+            tensors = part if isinstance(part, Matrix) else (part,)
+            yield from ((name, tensor) for tensor in tensors if tensor is not None)
 
 
 def _fill(name: str, tensor: Tensor, random: torch.Generator) -> None:

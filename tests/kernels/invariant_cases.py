@@ -47,7 +47,7 @@ def prefill(
     device, rows = q.device, batch.rows.repeat(-(-len(sizes) // len(batch.rows)))[: len(sizes)]
     places = (torch.tensor(numbers, device=device) for numbers in (starts, ends))
     start, kv_lens = places
-    return attention.prefill_attention(
+    return attention.invariant_prefill(
         q, batch.cache, LAYER, batch.page_table, rows, start, kv_lens, scale, max(sizes), tiles=tiles
     )
 
@@ -83,7 +83,7 @@ def check_attention(
     for shares in (1, 3):
         more = {"shares": shares, "tiles": tiles}
         args = (batch.cache, LAYER, batch.page_table)
-        got = attention.decode_attention(q[alone], *args, rows, lens, scale, **more)
+        got = attention.invariant_decode(q[alone], *args, rows, lens, scale, **more)
         assert torch.equal(got, whole[alone]), shares
-        last = attention.decode_attention(q[alone[-1:]], *args, rows[-1:], lens[-1:], scale, **more)
+        last = attention.invariant_decode(q[alone[-1:]], *args, rows[-1:], lens[-1:], scale, **more)
         assert torch.equal(last, whole[alone[-1:]]), shares

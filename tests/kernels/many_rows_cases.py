@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import fused_reference
 import torch
 from few_rows_cases import Product as FewProduct
 from few_rows_cases import close, expected, operands, random
 from paged import LAYER, Heads, paged, unturned
 from torch import Tensor
 
-from gapless.kernels import many_rows_triton, plain
+from gapless.kernels import many_rows_triton
 from gapless.kernels.linear import TorchLinear
 from gapless.kernels.many_rows_triton import Following, ManyRowsTiles
-from gapless.kernels.seam import ManyRows, Normable
+from gapless.kernels.seam import FusedRows
 from gapless.kernels.views import Rotation
 
 EPS = 1e-5
@@ -67,7 +68,7 @@ def check_added(device: str, dtype: torch.dtype, product: Product, early: bool) 
     assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
 
 
-def check_operators(ours: ManyRows, device: str, dtype: torch.dtype, rows: int, width: int, inner: int) -> None:
+def check_operators(ours: FusedRows, device: str, dtype: torch.dtype, rows: int, width: int, inner: int) -> None:
     """Down, the next layer's gate_up, and the first product of all, with the tiles of the engine."""
     y, down, _ = operands(device, dtype, FewProduct(rows, width, inner), True)
     _, gate_up, norm = operands(device, dtype, FewProduct(rows, 2 * inner, width), True)
@@ -79,7 +80,7 @@ def check_operators(ours: ManyRows, device: str, dtype: torch.dtype, rows: int, 
     close(ours.linear(found, EPS, gate_up), want)
     gate, up = want.chunk(2, dim=-1)
     close(ours.silu_mul(found, EPS, gate_up), gate * gate.sigmoid() * up)
-    close(ours.linear(Normable(x, None), EPS, gate_up), expected(x, gate_up, None))
+    close(ours.linear(ours.first(x, norm, EPS), EPS, gate_up), want)
 
 
 def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
@@ -97,14 +98,16 @@ def check_alone(device: str, dtype: torch.dtype, product: Product) -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def check_decode(ours: ManyRows, device: str, dtype: torch.dtype, heads: Heads, lengths: list[int], norm: bool) -> None:
+def check_decode(
+    ours: FusedRows, device: str, dtype: torch.dtype, heads: Heads, lengths: list[int], norm: bool
+) -> None:
     """Rotated, written and read, beside the same in float32 and plain torch; nothing else of the cache is written."""
     batch, scale = paged(heads, lengths, dtype=dtype, device=device), heads.dim**-0.5
     turn = unturned(heads, batch, norm)
     wide = batch._replace(cache=batch.cache.to(torch.float32, copy=True))
     rotation = Rotation(*(part.float() if isinstance(part, Tensor) else part for part in turn.rotation))
     qkv = turn.qkv.to(torch.float32, copy=True)
-    want = plain.MANY_ROWS.decode(qkv, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    want = fused_reference.MANY_ROWS.decode(qkv, rotation, wide.kv, turn.tokens, wide.batch, scale)
     before = batch.cache.clone()
     found = ours.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, scale)
     # Values of several times one are rounded when they are rotated, written and summed.

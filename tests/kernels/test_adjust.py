@@ -51,7 +51,7 @@ def test_the_implementations_agree_to_the_bit() -> None:
         tables.state[1, LENGTH] = 60
         one = torch.ones(1, dtype=torch.int32)
         kernels.adjust(logits, one - 1, one, tables, slots)
-        found.append(slots.logits[0, 1])
+        found.append(slots.adjusted[0, 1])
     assert torch.equal(*found)
 
 
@@ -71,4 +71,4 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
         one = torch.ones(1, dtype=torch.int32)
         kernels.adjust(logits, one - 1, one, tables, slots)
         # A float32 penalty here, a double there.
-        torch.testing.assert_close(slots.logits[0, 1], expected[0], rtol=2e-7, atol=0)
+        torch.testing.assert_close(slots.adjusted[0, 1], expected[0], rtol=2e-7, atol=0)

@@ -128,9 +128,9 @@ def test_one_kernel_serves_every_batch(own_cache, monkeypatch):
             linear.product(x[:rows], weight.to(bf16), None)
         for rows, layer in ((4, 0), (1, 1), (2, 16)):
             lens, args = small[rows : 2 * rows], (batch.cache, layer, batch.page_table)
-            attention.decode_attention(q[:rows], *args, lens, lens, 0.1)
-            attention.decode_attention(q[:rows], *args, lens, lens, 0.1, shares=1)
-            attention.prefill_attention(q[rows:], *args, lens, small[1 : 2 + rows], lens, 0.1, 512)
+            attention.invariant_decode(q[:rows], *args, lens, lens, 0.1)
+            attention.invariant_decode(q[:rows], *args, lens, lens, 0.1, shares=1)
+            attention.invariant_prefill(q[rows:], *args, lens, small[1 : 2 + rows], lens, 0.1, 512)
     kinds = (linear.product_kernel, attention.attention_kernel, attention.combine_kernel)
     assert [compiled(kind) for kind in kinds] == [1, 1, 1]
 

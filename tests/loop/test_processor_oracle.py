@@ -100,7 +100,7 @@ def test_a_step_with_processed_rows_reads_nothing_on_the_host(guarded_steps):
 
 def test_a_processor_that_ran_for_rows_that_do_not_ask_would_be_noticed(guarded_steps):
     def everywhere(original, processors, numbers, rows, tables, adjustments):
-        own, logits = slots_of(rows.long(), tables), adjustments.logits[0]
+        own, logits = slots_of(rows.long(), tables), adjustments.adjusted[0]
         for number in numbers:
             given = ProcessorTables(tables, adjustments, rows.long(), number)
             logits.index_copy_(0, own, processors[number](logits.index_select(0, own), given))

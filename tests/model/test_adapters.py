@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from adapter_files import additions, random_weights, write_adapter
+from fused_reference import FEW_ROWS, JOINED_ROWS
 from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, prompt, relative_error
 
@@ -50,8 +51,8 @@ def family(request, tmp_path_factory):
     config = EngineConfig(model=str(directory), lora_modules=("x=y",), max_loras=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapters, "MOST_BELOW", 100)
-        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=plain.JOINED_ROWS))
-    assert model.adapters.below and model.joined is plain.JOINED_ROWS
+        model = load_model(config, CPU, plain.KERNELS._replace(joined_rows=JOINED_ROWS))
+    assert model.adapters.below and model.joined is JOINED_ROWS
     merged = {0: theirs}
     for slot, kind in KINDS.items():
         path = write_adapter(directory / str(slot), model.config, slot, **kind)
@@ -69,7 +70,7 @@ def with_fields(model, **fields):
     return other
 
 
-@pytest.mark.parametrize("joined", [None, plain.JOINED_ROWS], ids=["separate", "joined"])
+@pytest.mark.parametrize("joined", [None, JOINED_ROWS], ids=["separate", "joined"])
 def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
     model, merged = family
     model = with_fields(model, joined=joined)
@@ -88,7 +89,7 @@ def test_a_batch_of_several_adapters_equals_merged_weights(family, joined):
 
 @pytest.mark.parametrize(
     "way",
-    [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": plain.FEW_ROWS.most}, {}],
+    [{"kernels": plain.KERNELS._replace(few_rows=FEW_ROWS), "few_most": FEW_ROWS.most}, {}],
     ids=["few", "joined"],
 )
 def test_layers_of_few_rows_and_of_joined_matrices_give_what_separate_steps_do(family, way):
@@ -229,11 +230,11 @@ def test_tables_below_matrices_begin_where_these_end_and_share_nothing_with_them
     tables = AdapterTables(config, 3, 8, params, below=True)
     for layer, parts, alone in zip(params.layers, tables.layers, same.layers, strict=True):
         for name, part in parts._asdict().items():
-            matrix, bias, size = getattr(layer, name), getattr(layer, f"{name}_bias"), lines * len(part.ends)
+            (matrix, bias), size = getattr(layer, name), lines * len(part.ends)
             assert part.down.data_ptr() == matrix.data_ptr() + matrix.nbytes
             assert part.down.shape == (4, len(part.ends) * 16, matrix.shape[1]) and not part.down.any()
             part.down.fill_(7.0)
-            assert torch.equal(matrix, getattr(alone, name)) and torch.equal(bias, getattr(alone, f"{name}_bias"))
+            assert all(map(torch.equal, (matrix, bias), getattr(alone, name)))
             assert not bias.as_strided((size,), (1,), len(bias)).any(), "zeros are added to what is not the product's"
 
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from fused_reference import FEW_ROWS, MANY_ROWS
 from model_harness import FAMILIES, reference, reference_logits
 from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -248,7 +249,7 @@ def test_no_rows_to_sample_is_fine(ours):
 
 @pytest.mark.parametrize(
     "way",
-    [{"kernels": plain.KERNELS._replace(few_rows=plain.FEW_ROWS), "few_most": 32}, {"many_rows": plain.MANY_ROWS}],
+    [{"kernels": plain.KERNELS._replace(few_rows=FEW_ROWS), "few_most": 32}, {"many_rows": MANY_ROWS}],
     ids=list,
 )
 def test_fused_layers_give_what_separate_steps_do(ours, way):
@@ -270,7 +271,7 @@ def test_many_rows_take_their_own_way_when_it_serves_every_matrix_of_every_block
     config, count = EngineConfig(model=str(tmp_path)), 4 * ours.config.layers
     for refused in range(count + 1):
         answers = iter([True] * refused + [False])
-        many = plain.MANY_ROWS._replace(serves=lambda linear, answers=answers: next(answers))
+        many = MANY_ROWS._replace(serves=lambda linear, answers=answers: next(answers))
         model = load_model(config, CPU, plain.KERNELS._replace(many_rows=many))
         assert (model.many_rows is many) == (refused == count)
 
@@ -280,6 +281,6 @@ def test_few_rows_take_their_own_way_when_it_serves_every_matrix_and_one_row_alw
     config, served = EngineConfig(model=str(tmp_path)), []
     for refused in (None, 2):
         numbers = itertools.count()
-        few = plain.FEW_ROWS._replace(serves=lambda linear, at=numbers, no=refused: next(at) != no)
+        few = FEW_ROWS._replace(serves=lambda linear, at=numbers, no=refused: next(at) != no)
         served.append(load_model(config, CPU, plain.KERNELS._replace(few_rows=few)).few_most)
-    assert served == [plain.FEW_ROWS.most, 1]
+    assert served == [FEW_ROWS.most, 1]

@@ -37,7 +37,7 @@ def read(head):
 
 
 def tensors_of(params):
-    return [*params._replace(layer=params.norm), *(tensor for tensor in params.layer if tensor is not None)]
+    return [*params._replace(layer=params.norm), *params.layer.tensors()]
 
 
 @pytest.mark.parametrize(

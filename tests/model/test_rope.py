@@ -11,7 +11,7 @@ from paging_driver import CPU, Driver, Sequence, load, prompt, relative_error
 
 from gapless.kernels.plain import cos_sin, rotate
 from gapless.model.config import ModelConfig, RopeConfig
-from gapless.model.rope import Rope
+from gapless.model.rope import rope_table
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 512}
@@ -46,7 +46,7 @@ def test_tables_of_scaled_ropes_equal_transformers(name, tmp_path):
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(SIZES["max_position_embeddings"])
     cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None])
-    ours_cos, ours_sin = cos_sin(positions, load(tmp_path).rope.table, torch.float32)
+    ours_cos, ours_sin = cos_sin(positions, load(tmp_path).rope, torch.float32)
     signs = torch.cat((-torch.ones(32), torch.ones(32)))
     torch.testing.assert_close(ours_cos[:, 0], cos[0], rtol=0, atol=1e-6)
     torch.testing.assert_close(ours_sin[:, 0] * signs, sin[0], rtol=0, atol=1e-6)
@@ -56,7 +56,7 @@ def test_tables_of_scaled_ropes_equal_transformers(name, tmp_path):
 def test_the_old_spelling_gives_the_same_table(name, tmp_path):
     theirs = reference("llama", rope_parameters={"rope_theta": 5000.0, **TYPES[name]})
     theirs.save_pretrained(tmp_path)
-    new = load(tmp_path).rope.table
+    new = load(tmp_path).rope
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())
     scaling = values.pop("rope_parameters")
@@ -65,7 +65,7 @@ def test_the_old_spelling_gives_the_same_table(name, tmp_path):
     values["rope_scaling"] = None if name == "default" else scaling
     values["torch_dtype"] = values.pop("dtype")
     path.write_text(json.dumps(values))
-    assert torch.equal(load(tmp_path).rope.table, new)
+    assert torch.equal(load(tmp_path).rope, new)
 
 
 def test_dynamic_is_a_function_of_the_position_alone(tmp_path):
@@ -93,14 +93,14 @@ def test_a_rotated_tensor_equals_that_of_transformers():
     x = torch.randn(9, 5, 8)
     cos, sin = LlamaRotaryEmbedding(config)(x, positions[None])
     want, _ = apply_rotary_pos_emb(x[None].transpose(1, 2), x[None].transpose(1, 2), cos, sin)
-    got = rotate(x, *cos_sin(positions, Rope(_config(8), 16, CPU).table, torch.float32))
+    got = rotate(x, *cos_sin(positions, rope_table(_config(8), 16, CPU), torch.float32))
     torch.testing.assert_close(got, want[0].transpose(0, 1), rtol=1e-6, atol=1e-6)
 
 
 def test_positions_past_the_end_are_harmless():
     """Inert rows carry any position."""
-    rope = Rope(_config(8), 16, CPU)
-    cos, _ = cos_sin(torch.tensor([3, 15, 16, 10**9]), rope.table, torch.float32)
+    table = rope_table(_config(8), 16, CPU)
+    cos, _ = cos_sin(torch.tensor([3, 15, 16, 10**9]), table, torch.float32)
     assert torch.equal(cos[1], cos[2])
     assert torch.equal(cos[1], cos[3])
     assert not torch.equal(cos[0], cos[1])

@@ -29,7 +29,7 @@ def memory(rows: int) -> tuple[Tables, Adjustments]:
     """Slots of rows in reverse order, with logits of their own."""
     tables, slots = Tables.new(rows, 8, 1, CPU), Adjustments.new(rows, VOCAB, CPU)
     tables.params[1:, ADJUST_SLOT] = torch.arange(rows, 0, -1, dtype=torch.int32)
-    slots.logits.copy_(torch.randn(1, rows + 1, VOCAB, generator=torch.Generator().manual_seed(1)))
+    slots.adjusted.copy_(torch.randn(1, rows + 1, VOCAB, generator=torch.Generator().manual_seed(1)))
     return tables, slots
 
 
@@ -42,13 +42,13 @@ def test_rows_that_do_not_ask_keep_their_bits_whatever_is_written_to_their_logit
     asks = torch.arange(51) % 3 == 1
     slots.wishes[asks, PROCESSORS] = 0b10
     slots.wishes[~asks, PROCESSORS] = 0b01
-    before = slots.logits[0].clone()
+    before = slots.adjusted[0].clone()
     listed = torch.tensor([*range(46), *[45] * 18], dtype=torch.int32)  # the last one again and again is padding
     process((Processor("none", spoil), Processor("spoil", spoil)), (1,), listed, tables, slots)
     changed = asks.clone()
     changed[1:6] = False  # the slots of rows 46 to 50
-    assert slots.logits[0, changed].isnan().all()
-    assert torch.equal(slots.logits[0, ~changed], before[~changed])
+    assert slots.adjusted[0, changed].isnan().all()
+    assert torch.equal(slots.adjusted[0, ~changed], before[~changed])
 
 
 def test_processors_run_in_their_order_each_with_its_own_numbers():
@@ -58,7 +58,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     )  # fmt: skip
     words = wish_words(request)
     slots.wishes[2, : len(words)] = torch.from_numpy(words)
-    before, seen = slots.logits[0, 2].clone(), []
+    before, seen = slots.adjusted[0, 2].clone(), []
 
     def add(logits, tables):
         seen.append((tables.prompt_lengths.tolist(), tables.arguments[:, :3].tolist()))
@@ -71,7 +71,7 @@ def test_processors_run_in_their_order_each_with_its_own_numbers():
     tables.state[1, LENGTH] = 5  # of the row that has slot 2
     process((Processor("add", add), Processor("times", times)), (0, 1), torch.tensor([1]).int(), tables, slots)
     assert seen == [([3], [[0.5, 3.0, 0.0]]), ([5], [[2.0, 0.0, 0.0]])]
-    assert torch.equal(slots.logits[0, 2], (before + 3) * 2)
+    assert torch.equal(slots.adjusted[0, 2], (before + 3) * 2)
 
 
 def tokens_of(kind: str, asks: dict) -> tuple[list[list[int]], Counters]:

@@ -6,7 +6,7 @@ float32 and bfloat16. They take any shapes that the seam allows; multiples of 16
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +18,17 @@ from gapless.kernels import pages, unpack
 from gapless.kernels.native import choice
 from gapless.kernels.seam import DecodeBatch, Kernels, Linear, MixedBatch
 from gapless.kernels.tables import Tables
-from gapless.kernels.unpack import ROW_TABLES, unpacked
-from gapless.kernels.views import Counts, Filters
+from gapless.kernels.unpack import unpacked
+from gapless.kernels.views import Counts
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
 DTYPES = (torch.float32, torch.bfloat16)
+OF_VIEWS = (
+    "cut", "sample", "finish", "score", "accept", "look_up", "ask", "draft", "keep_drafts", "adjust", "mask", "reply",
+    "adapt", "remember", "recall",
+)  # fmt: skip
+"""Operations whose operators have the same names, and take fields of views"""
 
 
 def load() -> Kernels | None:
@@ -34,6 +39,7 @@ def load() -> Kernels | None:
 def kernels() -> Kernels:
     """Return the loaded operators; those of several tensors take views."""
     ops = torch.ops.gapless
+    of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
         "native",
         linear,
@@ -43,30 +49,12 @@ def kernels() -> Kernels:
         ops.silu_mul.default,
         unpack.decode_attention(ops.decode_attention.default),
         unpack.prefill_attention(ops.prefill_attention.default),
-        cut,
-        unpacked(ops.sample.default, ("state", "params", "masks")),
-        begin_decode,
-        unpacked(ops.finish.default, ROW_TABLES),
-        unpacked(ops.score.default, ("state",)),
-        unpacked(ops.accept.default, ("state", "history")),
-        unpacked(ops.look_up.default, ROW_TABLES),
-        begin_mixed,
-        ask=unpacked(ops.ask.default, ("state", "params")),
-        draft=unpacked(ops.draft.default, ("state", "params")),
-        keep_drafts=unpacked(ops.keep_drafts.default, ("history",)),
-        adjust=unpack.adjust(ops.adjust.default),
-        mask=unpacked(ops.mask.default, (*ROW_TABLES, "masks")),
-        reply=unpacked(ops.reply.default, ROW_TABLES),
-        adapt=unpacked(ops.adapt.default),
-        remember=unpacked(ops.remember.default, ROW_TABLES),
-        recall=unpacked(ops.recall.default, ROW_TABLES),
+        begin_decode=begin_decode,
+        begin_mixed=begin_mixed,
         join=ops.join.default,
         copy_pages=copy_pages,
+        **of_views,
     )
-
-
-def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Filters) -> None:
-    torch.ops.gapless.cut.default(logits, index, rows, tables.state, tables.params, tables.masks)
 
 
 def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) -> DecodeBatch:

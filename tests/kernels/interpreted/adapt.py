@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import fused_reference
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ from adapt_cases import (
 )
 from paged import Heads
 
-from gapless.kernels import adapt_fused_triton, adapt_triton, all_triton, few_rows, few_rows_triton, many_rows, plain
+from gapless.kernels import adapt_fused_triton, adapt_triton, all_triton, few_rows, few_rows_triton, many_rows
 from gapless.kernels.joined_rows import JOINED_ROWS
 
 
@@ -43,7 +44,7 @@ def test_a_token_is_alone():
     check_alone(all_triton.KERNELS, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("ways", [few_rows.ADAPTED_ROWS, plain.ADAPTED_ROWS], ids=["triton", "torch"])
+@pytest.mark.parametrize("ways", [few_rows.ADAPTED_ROWS, fused_reference.ADAPTED_ROWS], ids=["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     "shape",
@@ -56,28 +57,28 @@ def test_a_layer_of_few_rows_adds_what_the_definition_says(shape, dtype, ways):
     check_few(ways, dtype, "cpu", shape)
 
 
-@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, plain.MANY_ADAPTED], ids=["triton", "torch"])
+@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, fused_reference.MANY_ADAPTED], ids=["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [FewShape(7, 80, (72, 24, 24), 40, 32), FewShape(70, 136, (48,), 200)])
 def test_a_layer_of_many_rows_adds_what_the_definition_says(shape, dtype, ways):
     check_few(ways, dtype, "cpu", shape)
 
 
-@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, plain.MANY_ADAPTED], ids=["triton", "torch"])
+@pytest.mark.parametrize("ways", [many_rows.MANY_ADAPTED, fused_reference.MANY_ADAPTED], ids=["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [RotatedShape(1, 2, 2, 16), RotatedShape(7, 5, 1, 24, 32), RotatedShape(6, 6, 3, 8)])
 def test_rotation_adds_what_the_definition_says(shape, dtype, ways):
     check_rotated(ways, dtype, "cpu", shape)
 
 
-@pytest.mark.parametrize("ways", [JOINED_ROWS, plain.JOINED_ROWS], ids=["triton", "torch"])
+@pytest.mark.parametrize("ways", [JOINED_ROWS, fused_reference.JOINED_ROWS], ids=["triton", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [FewShape(1, 64, (40, 24), 48), FewShape(7, 80, (72, 24, 24), 40, 32)])
 def test_a_joined_product_and_its_second_half_are_what_the_definition_says(shape, dtype, ways):
     check_joined(ways, dtype, "cpu", shape)
 
 
-@pytest.mark.parametrize("ways", [JOINED_ROWS, plain.JOINED_ROWS], ids=["triton", "torch"])
+@pytest.mark.parametrize("ways", [JOINED_ROWS, fused_reference.JOINED_ROWS], ids=["triton", "torch"])
 def test_joined_queries_keys_and_values_are_read_as_plain_torch_does(ways):
     check_joined_decode(ways, torch.float32, "cpu", Heads(4, 2, 16), [9, 2, 16, 17, 5])
 

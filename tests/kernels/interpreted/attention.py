@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import fused_reference
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from paged import LAYER, Heads, chunked, direct, paged, queries, unturned
 
 from gapless.kernels import attention_triton as kernels
-from gapless.kernels import few_rows, plain, rope_triton, splits_triton, unpack
+from gapless.kernels import few_rows, rope_triton, splits_triton, unpack
 from gapless.kernels.attention_triton import AttentionTiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -197,7 +198,7 @@ def test_decode_that_rotates_and_writes_first(heads, norm, lengths, many):
 def test_decode_of_few_rows_equals_the_twin(heads, lengths):
     """Rotated, written and read in one operation."""
     found = []
-    for few in (few_rows.FEW_ROWS, plain.FEW_ROWS):
+    for few in (few_rows.FEW_ROWS, fused_reference.FEW_ROWS):
         batch = paged(heads, lengths, dtype=F32)
         turn = unturned(heads, batch, True)
         out = few.decode(turn.qkv, turn.rotation, batch.kv, turn.tokens, batch.batch, heads.dim**-0.5)

@@ -80,12 +80,12 @@ def test_inert_chunks_and_padding_stay_finite():
     batch, q = paged(heads, [40, 1, 30], dtype=F32), queries(heads, 60, dtype=F32)
     starts, kv_lens = torch.tensor([0, 20, 37, 40, 40]), torch.tensor([40, 1, 30, 1])
     rows = torch.cat([batch.rows, torch.zeros(1, dtype=torch.int64)])
-    got = attention.prefill_attention(
+    got = attention.invariant_prefill(
         q, batch.cache, LAYER, batch.page_table, rows, starts, kv_lens, 0.3, 20, tiles=SMALL
     )
     assert got.isfinite().all() and not got[40:].any() and got[:40].any(1).sum() >= 23
     for shares in (1, 3):
         lens = torch.tensor([0, 1, 30])
         args = (batch.cache, LAYER, batch.page_table, batch.rows, lens)
-        out = attention.decode_attention(q[:3], *args, 0.3, shares=shares, tiles=SMALL)
+        out = attention.invariant_decode(q[:3], *args, 0.3, shares=shares, tiles=SMALL)
         assert not out[0].any() and out.isfinite().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import fused_reference
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from many_rows_cases import Product, check_added, check_alone, check_decode, check_divided, check_operators
 from paged import Heads
 
-from gapless.kernels import many_rows, plain
+from gapless.kernels import many_rows
 from gapless.kernels.many_rows_triton import ManyRowsTiles
 
 DTYPES = [torch.float32, torch.float16]
@@ -39,7 +40,7 @@ def test_a_product_added_to_the_residual_equals_the_direct_computation(dtype, pr
 @pytest.mark.parametrize("rows", [33, 70, 130])
 def test_the_operators_compute_what_their_references_do(rows):
     check_operators(many_rows.MANY_ROWS, "cpu", torch.float32, rows, 64, 96)
-    check_operators(plain.MANY_ROWS, "cpu", torch.float32, rows, 64, 96)
+    check_operators(fused_reference.MANY_ROWS, "cpu", torch.float32, rows, 64, 96)
 
 
 @pytest.mark.parametrize("product", [WHOLE, DEEP], ids=str)
