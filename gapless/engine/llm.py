@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from time import monotonic_ns
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -223,7 +223,7 @@ class LLM:
 
     def _open(self, resolved: Resolved) -> OpenRequest:
         self._count += 1
-        request = OpenRequest(str(self._count), resolved, self._front.tokenizer, monotonic())
+        request = OpenRequest(str(self._count), resolved, self._front.tokenizer, monotonic_ns())
         self._tracker.open(request)
         return request
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER
@@ -233,7 +232,7 @@ class WholeAnswer:
 def account(job: Job) -> None:
     """Count an ended job, however it ended."""
     metrics = job.state.metrics
-    seconds = (monotonic() - job.call.arrived) / 1e9
+    seconds = (time.monotonic_ns() - job.call.arrived) / 1e9
     metrics.e2e_latency.observe(seconds)
     for stream in job.streams.values():
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
