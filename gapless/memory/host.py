@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
+from gapless.memory.below import LOOKUP_NS, LowerTiers, Search
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.gate import LoadGate
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
 from gapless.tiers.seam import key_of
+from gapless.tiers.worker import TierWorker
 
 LEAST_TOKENS = 256
 """A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
@@ -96,7 +97,7 @@ class HostTier:
         """Tiers that have what this one has given away; none before `attach`"""
 
     def attach(
-        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
+        self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
         self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
