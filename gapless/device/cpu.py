@@ -154,9 +154,6 @@ class CpuDevice(HostMemoryDevice):
         switch_interval.shorten()
         self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in streams])
 
-    def clock(self) -> int:
-        return time.monotonic_ns()
-
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
         if not self.captures:
             raise CaptureError(

@@ -17,11 +17,10 @@ from gapless.base import observe
 from gapless.base.bell import HostBell
 from gapless.base.errors import CaptureError, ConfigError
 from gapless.device import cudart
-from gapless.device.common import CommonDevice
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
-from gapless.device.seam import ATTENDANT, Program, Stream
+from gapless.device.seam import ATTENDANT, Device, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -245,7 +244,7 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
             gc.enable()
 
 
-class CudaDevice(CommonDevice):
+class CudaDevice(Device):
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
@@ -290,9 +289,6 @@ class CudaDevice(CommonDevice):
             return
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         self._attendant.put(fence.attend, (work,))
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=True)
