@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import host, observe
-from gapless.base.bell import Bell, HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import CaptureError
 from gapless.device import cpu_native
 from gapless.device.common import HostMemoryDevice
@@ -45,7 +45,7 @@ class CpuFence:
             self._fault.check()
         return False
 
-    def wait(self, bell: HostBell | None = None) -> bool:
+    def wait(self, bell: Bell | None = None) -> bool:
         self.block(bell)
         if not self._at:
             self._fault.check()
@@ -59,7 +59,7 @@ class CpuFence:
         assert self._timed and self._at, "time() needs record(timed=True) and a fence that is done"
         return self._at
 
-    def block(self, bell: HostBell | None = None) -> None:
+    def block(self, bell: Bell | None = None) -> None:
         """Block until this is passed, the device fails, or the bell is rung."""
         if self._at:
             return
@@ -140,13 +140,12 @@ class CpuDevice(HostMemoryDevice):
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
         self.captures = use_native and cpu_native.load() is not None
         streams: Sequence[CpuStream | NativeStream]
-        self.bell: Bell
         if self.captures:
             hub = cpu_native.hub(fault)
             self.bell = cpu_native.extension().Bell(hub)
             streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
         else:
-            self.bell = HostBell(fault.check)
+            self.bell = Bell(fault.check)
             fault.wakes(self.bell.ring)
             streams = [CpuStream(name, fault, count) for name, count in counts.items()]
         self._streams = tuple(streams)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import CaptureError, ConfigError
 from gapless.device import cudart
 from gapless.device.fault import Fault
@@ -98,7 +98,7 @@ class CudaFence:
             self._fault.check()
         return False
 
-    def wait(self, bell: HostBell | None = None) -> bool:
+    def wait(self, bell: Bell | None = None) -> bool:
         end = time.monotonic_ns() + SPIN_NS
         while not self.done():
             if bell is not None and bell.rung:
@@ -132,7 +132,7 @@ class CudaFence:
         self._seen = time.monotonic_ns()
         return True
 
-    def sleep(self, bell: HostBell | None) -> None:
+    def sleep(self, bell: Bell | None) -> None:
         # The event is waited for on a helper thread: a hung GPU never returns from it, and fail() must still wake us.
         woken = threading.Event()
         self._waiter.put(self._synchronize, (woken,))
@@ -256,7 +256,7 @@ class CudaDevice(Device):
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch_cuda.current_device())
         self.fault = fault = Fault()
-        self.bell = HostBell(fault.check)
+        self.bell = Bell(fault.check)
         fault.wakes(self.bell.ring)
         raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}

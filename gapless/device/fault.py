@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 
 
@@ -42,7 +42,7 @@ class Fault:
         if self.error is not None:
             raise DeviceError(f"{self._where}: {type(self.error).__name__}: {self.error}") from self.error
 
-    def block(self, wait: threading.Event, bell: HostBell | None = None) -> None:
+    def block(self, wait: threading.Event, bell: Bell | None = None) -> None:
         """Block until `wait` is set, by its owner, by this fault or by a ring of `bell`."""
         with self._lock:
             if self.error is not None:
