@@ -23,7 +23,6 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, TokenTexts
 from gapless.device import Device, Fence
-from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
 from gapless.step.speculation import most_drafts
@@ -288,14 +287,17 @@ class Masks:
         self._failed.append((row.key, _as_failure(row, error)))
 
     def _post(self, row: MaskedRow) -> None:
-        tag = tag_of(row.generation, row.length)
         row.matcher.write_mask(self._words)
         if not allows_some(self._words):
             raise _failure(row, "the grammar allows no token")
+        self._send(row, tag_of(row.generation, row.length))
+
+    def _send(self, row: MaskedRow, tag: int, place: int = 0, draft: int = 0) -> None:
+        """Post the mask after `place` drafts, of which `draft` is the last."""
         if self.threads:
-            self.threads.post(row.key, row.slot, tag, self._words, 0, NO_TOKEN)
+            self.threads.post(row.key, row.slot, tag, self._words, place, draft)
         else:
-            self.mail.post(row.slot, tag, self._words)
+            self.mail.post(row.slot, tag, self._words, place, draft)
 
     def _look_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
         """Post what this row may need next. Returns False when a token came that waits for its own mask."""
@@ -347,10 +349,7 @@ class Masks:
                 return False
             if not allows_some(self._words):
                 break
-            if self.threads:
-                self.threads.post(row.key, row.slot, tag, self._words, len(run), draft)
-            else:
-                self.mail.post_after(row.slot, tag, self._words, len(run), draft)
+            self._send(row, tag, len(run), draft)
         return True
 
     def _follow(self, row: MaskedRow, token: int, run: list[int]) -> None:

@@ -58,15 +58,11 @@ class Mail:
         size = L.mask_words(vocab)
         self._masks = array[:, L.MAIL_MASK : L.MAIL_MASK + places * size].reshape(len(array), places, size)
 
-    def post(self, row: int, tag: int, words: Int32s) -> None:
-        """Write the mask of the token that comes after those of `tag`."""
-        self._masks[row, 0] = words
-        self.tags[row, 0] = tag
-
-    def post_after(self, row: int, tag: int, words: Int32s, place: int, draft: int) -> None:
-        """Write the mask after `place` drafts, of which this is the last, where the row has the tokens of `tag`."""
+    def post(self, row: int, tag: int, words: Int32s, place: int = 0, draft: int = 0) -> None:
+        """Write the mask after `place` drafts, of which `draft` is the last, where the row has the tokens of `tag`."""
         self._masks[row, place] = words
-        self._along[row, place - 1] = draft
+        if place:
+            self._along[row, place - 1] = draft
         self.tags[row, place] = tag + place
 
     def post_ahead(self, row: int, tag: int, tokens: list[int]) -> None:

@@ -85,10 +85,7 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int
             draft = drafts[place - 1] if 0 < place <= len(drafts) else 0
             named = rng.choice((*[draft] * 9, draft + 1))
             words = mask_of(allowed, world.mail)
-            if place:
-                world.mail.post_after(row, found, words, place, named)
-            else:
-                world.mail.post(row, found, words)
+            world.mail.post(row, found, words, place, named)
             going &= found == tag and place <= len(drafts) and (place == 0 or named == draft)
             if going:
                 masks[row, place] = torch.from_numpy(words)
