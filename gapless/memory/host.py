@@ -93,7 +93,7 @@ class HostTier:
         """When a load ended last"""
         self._ending: list[tuple[str, list[bytes]]] = []
         """Requests that peers name, which have ended, and the digests of their pages"""
-        self.below = LowerTiers((), _no_slot, clock, late_ns, LOOKUP_NS, self.gate)
+        self.below = LowerTiers((), lambda group, slot: memoryview(b""), clock, late_ns, LOOKUP_NS, self.gate)
         """Tiers that have what this one has given away; none before `attach`"""
 
     def attach(
@@ -315,8 +315,3 @@ class HostTier:
             held += [copy.slot for copy in moving if copy.group is group and copy.gone]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"
-
-
-def _no_slot(group: int, slot: int) -> memoryview:
-    """Stand for the memory of slots where no tier below is given any."""
-    return memoryview(b"")

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
@@ -129,7 +129,7 @@ class TierWorker:
         while True:
             self._wake.clear()
             busy = self.turn()
-            waits = self._ordered or self._begun
+            waits = self._orders or self._begun
             if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
@@ -138,21 +138,18 @@ class TierWorker:
 
     def turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""
-        if self._quick:
-            self._do(self._quick.popleft())
-        elif self._loads:
-            self._do(self._loads.popleft())
-        elif self._stores:
-            self._do(self._stores.popleft())
+        if self._orders:
+            self._do(self._orders.popleft())
         self._cancel_late()
         for end in self._safely(lambda: [*self._tier.poll()]) or () if self._begun else ():
             self._safely(partial(self._end, end))
         self._ask_again()
-        return self._ordered
+        return bool(self._orders)
 
     @property
-    def _ordered(self) -> bool:
-        return bool(self._quick or self._loads or self._stores)
+    def _orders(self) -> deque[Any]:
+        """The orders of the first kind of which there are some."""
+        return self._quick or self._loads or self._stores
 
     def _do(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
         if isinstance(order, TierQuestion):
