@@ -9,7 +9,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
 from gapless.device import Device
 from gapless.kernels.choose import choose
-from gapless.kernels.layout import PAGE_WORDS
+from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.loop.beside import Beside
@@ -38,7 +38,6 @@ from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
 from gapless.step.speculation import Gate, Speculation
 from gapless.step.transfers import Transfers, slot_bytes
-from gapless.step.wishes import most_fill
 
 AHEAD = 16
 """Steps for which rows with drafts get pages at a time: they need them so much more often that it costs the host"""
@@ -120,7 +119,7 @@ def build_loop(
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        most_fill(sizes.max_len), ahead
+        sizes.max_len + WISH_WORDS, ahead
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
     places = speculation.places if speculation else 1

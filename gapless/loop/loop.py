@@ -230,15 +230,12 @@ class Loop:
             if not turn.tokens:
                 raise
         if self.masks is not None and self.masks.failed:
-            self._end_failed(turn, self.masks.take_failed())
+            for key, reason in self.masks.take_failed():
+                if key in self.requests:
+                    self.abort(key)
+                    turn.failed.append((key, reason))
         self.log.left()
         return turn
-
-    def _end_failed(self, turn: Turn, failed: list[tuple[int, RequestError]]) -> None:
-        for key, error in failed:
-            if key in self.requests:
-                self.abort(key)
-                turn.failed.append((key, error))
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
@@ -255,7 +252,7 @@ class Loop:
         elif self.launcher.graphs.due:
             self.counters.declined_capture += 1
         elif not (room := self.launcher.ready(self._depth.chain)):
-            if self.launcher.crowded:
+            if self.launcher.executor.crowded:
                 self.counters.declined_queue += 1
             else:
                 self.counters.declined_ring += 1
@@ -368,7 +365,7 @@ class Loop:
         Waking up for each would cost what the chain saves, and brings no step forward.
         """
         last = 0
-        while last < needed and self.log.is_chained(last + 1):
+        while last < needed and self.records.flying(last + 1, "chained"):
             last += 1
         return self.flights[last]
 

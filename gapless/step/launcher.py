@@ -71,16 +71,11 @@ class Launcher:
 
     def ready(self, most: int = 1) -> int:
         """Return for how many steps from one packet there is room, up to `most`, and keep that room."""
-        if self.crowded:
+        if self.executor.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at one go.
         alone = self._device.launch_queue and self._last is not None and not self._last.captured
         return self.executor.ready(1 if alone else most)
-
-    @property
-    def crowded(self) -> bool:
-        """Return whether steps are held back because a launch might wait in the driver."""
-        return self.executor.crowded
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         """Enqueue one step. Call `ready` first. `requests` are those of the plan's admissions, in order."""

@@ -81,7 +81,7 @@ class Transfers:
     def busy(self) -> bool:
         """Return whether a transfer is on its way or has to begin."""
         news = bool(self.host.below.lines) and self.host.below.has_news
-        return self.bulk_in.on_its_way or self.bulk_out.on_its_way or self.host.busy or news
+        return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
 
     def poll(self) -> bool:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
@@ -222,10 +222,6 @@ class TransferWay:
         """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
         its preparation"""
         self._ended = self._from = self._until = 0
-
-    @property
-    def on_its_way(self) -> bool:
-        return bool(self.underway)
 
     @property
     def moving(self) -> int:
