@@ -88,7 +88,6 @@ class HostTier:
         """Loads that have not ended, by group and digest"""
         self._stores = self._loads = 0
         """Transfers begun"""
-        self._loads_ended = 0
         self._progress_at = 0
         """When a load ended last"""
         self._ending: list[tuple[str, list[bytes]]] = []
@@ -183,7 +182,7 @@ class HostTier:
     @property
     def loading(self) -> bool:
         """Return whether a load is on its way: its pages can be given to others when it has ended."""
-        return self._loads > self._loads_ended
+        return self._loads > self._ledger.passed[Clock.BULK_IN]
 
     # For the transfers.
 
@@ -280,7 +279,7 @@ class HostTier:
                 copy.group.pool.refuse(move.page)
                 self._doubt(copy, checksum)
             self._end(self._coming[move.group, copy.digest])
-        self._loads_ended, self._progress_at = batch.number, self._clock()
+        self._progress_at = self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
 
     def _doubt(self, copy: PageCopy, checksum: int | None) -> None:
