@@ -55,7 +55,9 @@ class Tape(NamedTuple):
     calls: tuple[Call, ...]
     places: int
     reads: tuple[Tensor, ...]
+    """Views of the exact ranges outside the tape that its operators only read"""
     writes: tuple[Tensor, ...]
+    """Views of the ranges that they write, or read and write"""
 
     def replay(self) -> None:
         """Run the operators again, from Python."""
@@ -293,8 +295,6 @@ class TapeGraph:
     def __init__(self, key: Hashable, tape: Tape) -> None:
         self.key = key
         self.tape = tape
-        self.reads = tape.reads
-        self.writes = tape.writes
 
     def launch(self, stream: Stream) -> None:
         stream.launch(self.tape.replay)

@@ -64,10 +64,6 @@ class Graph(Protocol):
     """A captured program."""
 
     key: Hashable
-    reads: tuple[Tensor, ...]
-    """Views of the exact ranges outside the graph that its operators only read"""
-    writes: tuple[Tensor, ...]
-    """Views of the ranges that they write, or read and write"""
 
     def launch(self, stream: Stream) -> None:
         """Enqueue a replay and return at once. Raises as `Stream.launch`."""
