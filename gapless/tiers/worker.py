@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
@@ -45,6 +45,9 @@ class TierQuestion(NamedTuple):
     """What the request says about peers"""
 
 
+TierOrder = TierJob | TierQuestion | Callable[[], None]
+
+
 class TierWorker:
     """One tier and its thread. Questions and drops come first, then loads, then stores, each in the order of its kind.
 
@@ -61,9 +64,9 @@ class TierWorker:
         self._tier = tier
         self._room = (0, 0)
         self._ring, self._clock = ring, clock
-        self._quick: deque[TierQuestion | Callable[[], None]] = deque()
-        self._loads: deque[TierJob] = deque()
-        self._stores: deque[TierJob | Callable[[], None]] = deque()
+        self._quick: deque[TierOrder] = deque()
+        self._loads: deque[TierOrder] = deque()
+        self._stores: deque[TierOrder] = deque()
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
         self._last_end = {True: 0.0, False: 0.0}
@@ -118,7 +121,7 @@ class TierWorker:
         self._wake.set()
         self._thread.join(seconds)
 
-    def _send(self, orders: deque[T], order: T) -> None:
+    def _send(self, orders: deque[TierOrder], order: TierOrder) -> None:
         orders.append(order)
         self._wake.set()
 
@@ -147,11 +150,11 @@ class TierWorker:
         return bool(self._orders)
 
     @property
-    def _orders(self) -> deque[Any]:
+    def _orders(self) -> deque[TierOrder]:
         """The orders of the first kind of which there are some."""
         return self._quick or self._loads or self._stores
 
-    def _do(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
+    def _do(self, order: TierOrder) -> None:
         if isinstance(order, TierQuestion):
             self._asking.append(order)
         elif isinstance(order, TierJob):
