@@ -348,7 +348,7 @@ class Loop:
             self.adapters.poll()  # the plan may have asked for an adapter just now
         came = self.transfers is not None and self.transfers.poll()  # begins loads beside that of an adapter too
         # No step is in flight: what is pending waits for transfers. If nothing is, the watchdog has to step in.
-        awaited = self.transfers is not None and self.transfers.awaited
+        awaited = self.transfers is not None and self.transfers.host.below.patience() is not None
         self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
         loads = not came and self.adapters is not None and self.adapters.wait(self.bell)

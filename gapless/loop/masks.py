@@ -224,8 +224,8 @@ class Masks:
         self._ring()
         while self._news:
             self._news.popleft()()
-        for reply in self.mail.replies(self._followed):
-            self._go_on(self._serving[reply.row], now, reply.tokens, reply.drafts)
+        for slot, tokens, drafts in self.mail.replies(self._followed):
+            self._go_on(self._serving[slot], now, tokens, drafts)
         while self._settled:
             self.let_copy_follow(*self._settled.popleft())
 
@@ -284,7 +284,9 @@ class Masks:
             raise error  # the device is closed
         # Without a mask the device holds the row until the loop has taken it out.
         self._forget(row)
-        self._failed.append((row.key, _as_failure(row, error)))
+        if not isinstance(error, RequestError):
+            error = _failure(row, f"the matcher failed: {type(error).__name__}: {error}")
+        self._failed.append((row.key, error))
 
     def _post(self, row: MaskedRow) -> None:
         row.matcher.write_mask(self._words)
@@ -397,9 +399,3 @@ def _as_native(matcher: Matcher | None) -> NativeMatcher | None:
 def _failure(row: MaskedRow, reason: str) -> RequestError:
     native = _as_native(row.matcher)
     return RequestError(f"{row.name}: {reason}", row.name) if native is None else native.failure(reason)
-
-
-def _as_failure(row: MaskedRow, error: BaseException) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    return _failure(row, f"the matcher failed: {type(error).__name__}: {error}")

@@ -141,11 +141,6 @@ class Transfers:
         """Return the bytes of one slot of a group."""
         return len(self.memory[group]) // self.host.groups[group].size
 
-    @property
-    def awaited(self) -> bool:
-        """Return whether a request waits for a tier below."""
-        return self.host.below.patience() is not None
-
     def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
         """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
         whether something has ended or was waited for. Only the loop's observe does."""
