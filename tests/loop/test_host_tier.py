@@ -197,7 +197,7 @@ def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
     loop = adapted_loop(device, SHAPE._replace(max_len=48), 2, host=HostSizes(100 * SLOT, 1))
     run(loop, [ask(1, prompts()[0])])
     evict(loop)
-    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: loop.transfers.bulk_in.underway)
+    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: bool(loop.transfers.bulk_in.underway))
     adapted, plain = ask(2, [1]), ask(3, prompts()[0])
     adapted.request = adapted.request._replace(adapter="ann")
     run(loop, [adapted, plain])
