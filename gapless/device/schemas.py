@@ -64,9 +64,9 @@ def _short(schema: Any) -> str:
 
 def _only_looks(schema: Any) -> bool:
     """Return whether an operator of torch's uses no more of its tensors than shape, type and bookkeeping."""
-    name = _short(schema)
+    space, _, name = str(schema.name).partition("::")
     by_shape = name.endswith("_like") or name.startswith(("new_", "sym_"))
-    return str(schema.name).startswith("aten::") and (by_shape or name in _BOOKKEEPING)
+    return space in ("aten", "prims") and (by_shape or name in _BOOKKEEPING)
 
 
 def _is_written(part: Any) -> bool:
