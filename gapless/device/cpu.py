@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -139,19 +139,20 @@ class CpuDevice(HostMemoryDevice):
         self.fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
         self.captures = use_native and cpu_native.load() is not None
-        streams: Sequence[CpuStream | NativeStream]
+        self._streams: tuple[CpuStream | NativeStream, ...]
         if self.captures:
-            hub = cpu_native.hub(fault)
-            self.bell = cpu_native.extension().Bell(hub)
-            streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
+            native = cpu_native.extension()
+            hub = native.Hub(fault.check)
+            fault.wakes(hub.fail)
+            self.bell = native.Bell(hub)
+            self._streams = tuple([NativeStream(name, hub, fault, count) for name, count in counts.items()])
         else:
             self.bell = Bell(fault.check)
             fault.wakes(self.bell.ring)
-            streams = [CpuStream(name, fault, count) for name, count in counts.items()]
-        self._streams = tuple(streams)
+            self._streams = tuple([CpuStream(name, fault, count) for name, count in counts.items()])
         self.compute, self.token_out, self.bulk_out, self.bulk_in, self.attendant = self._streams
         switch_interval.shorten()
-        self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in streams])
+        self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in self._streams])
 
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
         if not self.captures:
