@@ -29,7 +29,8 @@ class RedisTier(BlockingTier):
         self._client = RespClient(setup.target, seconds, back_off)
         self._namespace = setup.namespace.digest
         try:
-            self._client.call([[b"PING"]])
+            self._client.send([[b"PING"]])
+            self._client.read()
         except OSError as error:
             where = setup.target.rpartition("@")[2].removeprefix("redis://")  # without the password
             raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
