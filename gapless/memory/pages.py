@@ -76,7 +76,7 @@ class PagePool:
         self.pins = [0] * pages  # by page, of all kinds
         self._kinds = [[0] * pages for _ in Pin]
         self.fences = [0] * pages  # given up, and not yet passed
-        self.fenced = 0
+        self._fenced = 0
         self._page_of: dict[bytes, int] = {}
         self.digest_of: dict[int, bytes] = {}
         """The indexed pages, each with the digest of the prefix that it ends."""
@@ -90,9 +90,13 @@ class PagePool:
         """Pages that `take` can hand out now."""
         return len(self.free) + len(self.cached)
 
+    @property
+    def fenced(self) -> int:
+        return self._fenced
+
     def counts(self) -> PageCounts:
         free, cached = len(self.free), len(self.cached)
-        return PageCounts(free, cached, self.size - free - cached - self.fenced, self.fenced)
+        return PageCounts(free, cached, self.size - free - cached - self._fenced, self._fenced)
 
     # Pins.
 
@@ -112,7 +116,7 @@ class PagePool:
         """Add a pin to an indexed page."""
         if self.pins[page] == 0:
             if self.fences[page]:
-                self.fenced -= 1
+                self._fenced -= 1
             else:
                 del self.cached[page]
         self.pins[page] += 1
@@ -126,7 +130,7 @@ class PagePool:
             pins[page] -= 1
             of_kind[page] -= 1
             fences[page] += 1
-            self.fenced += pins[page] == 0
+            self._fenced += pins[page] == 0
         if pages:
             self._ledger.retire(at, self._passed, pages)
 
@@ -139,7 +143,7 @@ class PagePool:
             assert self.fences[page] > 0, f"page {page} dropped twice"
             self.fences[page] -= 1
             if not (self.pins[page] or self.fences[page]):
-                self.fenced -= 1
+                self._fenced -= 1
                 self.released += 1
                 if page in self.digest_of:
                     self.cached[page] = None
@@ -235,7 +239,7 @@ class PagePool:
                 expected[page] += 1
         free = frozenset(self.free)
         fenced = sum(pins == 0 < fences for pins, fences in zip(self.pins, self.fences, strict=True))
-        assert fenced == self.fenced, f"{self.fenced} pages counted as fenced, {fenced} are"
+        assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
         for page in range(1, len(self.pins)):
             held = self._kinds[Pin.REQUEST][page]
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"
