@@ -55,11 +55,11 @@ class Pump:
     def look(self, begin: bool = True) -> bool:
         """Note what has ended, and begin the next ones; return whether something is on its way."""
         for name, (way, batch) in zip(self.bytes, self.ways.items(), strict=True):
-            if way.on_its_way and (ended := way.ended()) is not None:
+            if way.underway and (ended := way.ended()) is not None:
                 self.bytes[name] += len(ended[0].moves) * self.page_bytes
-            if begin and not way.on_its_way:
+            if begin and not way.underway:
                 way.begin(batch, time.monotonic_ns())
-        return any(way.on_its_way for way in self.ways)
+        return any(way.underway for way in self.ways)
 
 
 class AtOnce:

@@ -175,7 +175,7 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
             checker.freed(f"{prefix}slots.{field}", rows)
 
     slots = loop.rows.slots[Lane.ADJUST.value]
-    slots.free = _Free(slots.free, slot_freed)
+    slots.unused = _Free(slots.unused, slot_freed)
     for group, pool in enumerate(loop.planner.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
         pool.free = _Free(pool.free, freed)

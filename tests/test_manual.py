@@ -18,6 +18,7 @@ from served import Server
 
 from gapless import guard
 from gapless.base.config import EngineConfig
+from gapless.base.params import Param
 from gapless.cli import bench, kv, trace
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.main import COMMANDS
@@ -111,10 +112,20 @@ def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command(built):
         assert not wrong, f"{path.name}: gapless {name} {text}: {wrong}"
 
 
-def test_every_table_is_what_the_measurements_make():
+@pytest.fixture(scope="module")
+def tables():
     spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_sampling_parameter_that_is_added_is_in_the_table(tables):
+    entry = Param("penalty", float, 0.0, "for this test", -2.0, 2.0)
+    assert tables.sampling((entry,))[-1] == "| `penalty` | float | -2.0 to 2.0 | 0.0 | for this test |"
+
+
+def test_every_table_is_what_the_measurements_and_registries_make(tables):
     pages = list(tables.pages())
     assert {page.name for page in pages} >= {"README.md", "peers.md", "gpu.md"}
     marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]

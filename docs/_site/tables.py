@@ -1,7 +1,8 @@
-"""Tables of the manual that follow from measurements: `python docs/_site/tables.py` rewrites them.
+"""Tables of the manual that follow from measurements and registries: `python docs/_site/tables.py` rewrites them.
 
 A page of docs/, or README.md, marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`. This script
-makes what is between them from the JSON in docs/measurements; a test fails when a page differs from what it writes.
+makes what is between them from the JSON in docs/measurements, or from the package; a test fails when a page differs
+from what it writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -21,6 +23,8 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
 from peer_table import aims_table, figures_table, latency_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
+
+from gapless.base.params import PARAMS, Param  # noqa: E402
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[str]
@@ -223,6 +227,26 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def sampling(params: Sequence[Param] = PARAMS) -> Lines:
+    """The parameters of a request, with their ranges."""
+    lines = ["| name | type | range | default | meaning |", "|---|---|---|---|---|"]
+    return lines + [f"| {' | '.join(_cells(entry))} |" for entry in params]
+
+
+def _cells(entry: Param) -> tuple[str, ...]:
+    kind = entry.kind if isinstance(entry.kind, UnionType) else entry.kind.__name__
+    kinds = re.sub(r"[a-z_.]+\.(?=[A-Z])", "", str(kind)).replace(" | None", "").replace(" | ", " or ")
+    limits = "" if entry.low is None else f"{'above ' * entry.open_low}{_shown(entry.low)} to {_shown(entry.high)}"
+    return f"`{entry.name}`", kinds, limits, _shown(entry.default), entry.doc
+
+
+def _shown(value: object) -> str:
+    known: dict[object, str] = {
+        None: "none", 2**31 - 1: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63",
+    }  # fmt: skip
+    return known.get(value) or str(value).lower()
+
+
 TABLES: dict[str, Callable[[], Lines]] = {
     "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
     "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
@@ -239,6 +263,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "speculation-cpu": speculation_cpu,
     "lanes-cuda": lambda: lanes_cuda("gpu_lanes"),
     "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust"),
+    "sampling": sampling,
 }
 
 

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 
-class Bell(Protocol):
+class Bell:
     """Ends the host's wait for a fence early when a message has arrived or a transfer is acknowledged.
 
     A sender stores its message where the host will look, then rings. The bell stays rung until it is cleared, so no
     ring is lost: the host clears it first and looks for messages afterwards.
-    """
 
-    @property
-    def rung(self) -> bool: ...
-
-    def ring(self) -> None:
-        """End the present wait, or the next one. Callable from any thread; returns at once."""
-        ...
-
-    def clear(self) -> None:
-        """Clear the bell. The host then looks for every message that was rung for."""
-        ...
-
-    def wait(self, seconds: float) -> bool:
-        """Block the host until the bell is rung, `seconds` at most. Returns whether it is rung.
-
-        Only the loop's observe calls it, and the core while the loop has nothing to do. Raises DeviceError when the
-        device has failed, or fails meanwhile.
-        """
-        ...
-
-
-class HostBell:
-    """The bell of a device whose waits sleep on Python's events.
-
-    `check` raises when the device has failed; a device that fails rings.
+    The waits of this one sleep on Python's events. Native streams bring another, with all but `wakes` and `spares`.
     """
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises when the device has failed; a device that fails rings."""
         self.rung = False
         self._check = check
         self._sleepers: set[threading.Event] = set()
@@ -48,15 +24,22 @@ class HostBell:
         self._lock = threading.RLock()
 
     def ring(self) -> None:
+        """End the present wait, or the next one. Callable from any thread; returns at once."""
         with self._lock:
             self.rung = True
             for sleeper in self._sleepers:
                 sleeper.set()
 
     def clear(self) -> None:
+        """Clear the bell. The host then looks for every message that was rung for."""
         self.rung = False
 
     def wait(self, seconds: float) -> bool:
+        """Block the host until the bell is rung, `seconds` at most. Returns whether it is rung.
+
+        Only the loop's observe calls it, and the core while the loop has nothing to do. Raises DeviceError when the
+        device has failed, or fails meanwhile.
+        """
         woken = threading.Event()
         self.wakes(woken)
         try:

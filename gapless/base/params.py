@@ -7,12 +7,10 @@ writes, the server's request fields and docs/sampling.md follow from it: a new p
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
-from types import UnionType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
@@ -273,24 +271,6 @@ def columns(params: Sequence[Param], first: int) -> dict[str, int]:
         if entry.words:
             places[entry.name], first = first, first + entry.words.count
     return places
-
-
-def documentation(params: Sequence[Param] = PARAMS) -> str:
-    """The table of docs/sampling.md."""
-    lines = ["| name | type | range | default | meaning |", "|---|---|---|---|---|"]
-    return "\n".join(lines + [f"| {' | '.join(_cells(entry))} |" for entry in params])
-
-
-def _cells(entry: Param) -> tuple[str, ...]:
-    kind = entry.kind if isinstance(entry.kind, UnionType) else entry.kind.__name__
-    kinds = re.sub(r"[a-z_.]+\.(?=[A-Z])", "", str(kind)).replace(" | None", "").replace(" | ", " or ")
-    limits = "" if entry.low is None else f"{'above ' * entry.open_low}{_shown(entry.low)} to {_shown(entry.high)}"
-    return f"`{entry.name}`", kinds, limits, _shown(entry.default), entry.doc
-
-
-def _shown(value: object) -> str:
-    known: dict[object, str] = {None: "none", _INT32: "2^31 - 1", 2**63 - 1: "2^63 - 1", -(2**63): "-2^63"}
-    return known.get(value) or str(value).lower()
 
 
 def check_logprobs(name: str, value: object) -> None:

@@ -1,32 +1,16 @@
-"""What devices do alike: all of them, and those whose memory is the host's."""
+"""What devices do alike whose memory is the host's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
-from gapless.device.fault import Fault
-from gapless.device.ring import Fence, Ring, zeros_of_pages
-from gapless.device.seam import Program, Stream
+from gapless.device.ring import Fence, Ring, copy, zeros_of_pages
+from gapless.device.seam import Device, Stream
 
 
-class CommonDevice:
-    """The part of `seam.Device` that is the same everywhere."""
-
-    fault: Fault
-    compute: Stream
-
-    def run(self, program: Program, *args: Any) -> None:
-        self.compute.launch(program, *args)
-        self.compute.record().wait()
-
-    def fail(self, error: BaseException) -> None:
-        self.fault.set(error, "the device was failed")
-
-
-class HostMemoryDevice(CommonDevice):
+class HostMemoryDevice(Device):
     """A device whose programs run on the host, in its memory."""
 
     attendant: Stream
@@ -42,10 +26,7 @@ class HostMemoryDevice(CommonDevice):
     def host_memory(self, nbytes: int) -> Tensor:
         return zeros_of_pages(nbytes)
 
-    def upload(self, dst: Tensor, src: Tensor) -> None:
-        dst.copy_(src, non_blocking=True)
-
-    download = upload
+    upload = download = staticmethod(copy)
 
     def reserve(self, programs: int, graphs: int) -> None:
         pass

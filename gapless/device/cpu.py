@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gapless.base import host, observe
-from gapless.base.bell import Bell, HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import CaptureError
 from gapless.device import cpu_native
 from gapless.device.common import HostMemoryDevice
@@ -45,7 +45,7 @@ class CpuFence:
             self._fault.check()
         return False
 
-    def wait(self, bell: HostBell | None = None) -> bool:
+    def wait(self, bell: Bell | None = None) -> bool:
         self.block(bell)
         if not self._at:
             self._fault.check()
@@ -59,7 +59,7 @@ class CpuFence:
         assert self._timed and self._at, "time() needs record(timed=True) and a fence that is done"
         return self._at
 
-    def block(self, bell: HostBell | None = None) -> None:
+    def block(self, bell: Bell | None = None) -> None:
         """Block until this is passed, the device fails, or the bell is rung."""
         if self._at:
             return
@@ -139,23 +139,20 @@ class CpuDevice(HostMemoryDevice):
         self.fault = fault = Fault()
         counts = {name: self.threads if name == "compute" else 1 for name in (*STREAMS, ATTENDANT)}
         self.captures = use_native and cpu_native.load() is not None
-        streams: Sequence[CpuStream | NativeStream]
-        self.bell: Bell
+        self._streams: tuple[CpuStream | NativeStream, ...]
         if self.captures:
-            hub = cpu_native.hub(fault)
-            self.bell = cpu_native.extension().Bell(hub)
-            streams = [NativeStream(name, hub, fault, count) for name, count in counts.items()]
+            native = cpu_native.extension()
+            hub = native.Hub(fault.check)
+            fault.wakes(hub.fail)
+            self.bell = native.Bell(hub)
+            self._streams = tuple([NativeStream(name, hub, fault, count) for name, count in counts.items()])
         else:
-            self.bell = HostBell(fault.check)
+            self.bell = Bell(fault.check)
             fault.wakes(self.bell.ring)
-            streams = [CpuStream(name, fault, count) for name, count in counts.items()]
-        self._streams = tuple(streams)
+            self._streams = tuple([CpuStream(name, fault, count) for name, count in counts.items()])
         self.compute, self.token_out, self.bulk_out, self.bulk_in, self.attendant = self._streams
         switch_interval.shorten()
-        self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in streams])
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
+        self._shut = weakref.finalize(self, shut, fault, [stream.worker for stream in self._streams])
 
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> NativeGraph:
         if not self.captures:

@@ -37,13 +37,6 @@ def reason() -> str:
     return build.outcomes[NAME].reason
 
 
-def hub(fault: Fault) -> Any:
-    """Return what the streams of a device share, which fails with `fault`."""
-    shared = extension().Hub(fault.check)
-    fault.wakes(shared.fail)
-    return shared
-
-
 def extension() -> Any:
     """Return the extension, which must be there."""
     found = load()
@@ -53,6 +46,7 @@ def extension() -> Any:
 
 class NativeStream:
     def __init__(self, name: str, hub: Any, fault: Fault, threads: int) -> None:
+        """`hub` is what the streams of a device share, which fails with `fault`."""
         self.name = name
         self._fault = fault
         self._queue = queue = extension().Stream(hub, partial(attempt, fault, name), partial(_report, fault, name))

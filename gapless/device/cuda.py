@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import CaptureError, ConfigError
 from gapless.device import cudart
-from gapless.device.common import CommonDevice
 from gapless.device.fault import Fault
 from gapless.device.record import Tape, failed, record
 from gapless.device.ring import Fence, Ring, check_upload, zeros_of_pages
-from gapless.device.seam import ATTENDANT, Program, Stream
+from gapless.device.seam import ATTENDANT, Device, Program, Stream
 from gapless.device.worker import PythonQueue, Worker, shut, switch_interval
 
 # torch.cuda is typed only in part, and differently from version to version.
@@ -99,7 +98,7 @@ class CudaFence:
             self._fault.check()
         return False
 
-    def wait(self, bell: HostBell | None = None) -> bool:
+    def wait(self, bell: Bell | None = None) -> bool:
         end = time.monotonic_ns() + SPIN_NS
         while not self.done():
             if bell is not None and bell.rung:
@@ -133,7 +132,7 @@ class CudaFence:
         self._seen = time.monotonic_ns()
         return True
 
-    def sleep(self, bell: HostBell | None) -> None:
+    def sleep(self, bell: Bell | None) -> None:
         # The event is waited for on a helper thread: a hung GPU never returns from it, and fail() must still wake us.
         woken = threading.Event()
         self._waiter.put(self._synchronize, (woken,))
@@ -245,7 +244,7 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
             gc.enable()
 
 
-class CudaDevice(CommonDevice):
+class CudaDevice(Device):
     """The current CUDA device of the calling thread."""
 
     kind = "cuda"
@@ -257,7 +256,7 @@ class CudaDevice(CommonDevice):
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch_cuda.current_device())
         self.fault = fault = Fault()
-        self.bell = HostBell(fault.check)
+        self.bell = Bell(fault.check)
         fault.wakes(self.bell.ring)
         raw = {name: torch_cuda.Stream(self.torch_device, priority) for name, priority in PRIORITIES.items()}
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
@@ -290,9 +289,6 @@ class CudaDevice(CommonDevice):
             return
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         self._attendant.put(fence.attend, (work,))
-
-    def clock(self) -> int:
-        return time.monotonic_ns()
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 
 
@@ -15,7 +15,7 @@ class Fault:
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self._where = ""
-        self._waits: set[threading.Event] = set()
+        self._bell = Bell()
         self._wake: Callable[[], None] | None = None
         # Re-entrant: a garbage collection inside the locked region may close a device.
         self._lock = threading.RLock()
@@ -31,8 +31,7 @@ class Fault:
                 return
             self._where = where
             self.error = error
-            for wait in self._waits:
-                wait.set()
+            self._bell.ring()
             wake, self._wake = self._wake, None
             if wake is not None:
                 wake()
@@ -42,18 +41,13 @@ class Fault:
         if self.error is not None:
             raise DeviceError(f"{self._where}: {type(self.error).__name__}: {self.error}") from self.error
 
-    def block(self, wait: threading.Event, bell: HostBell | None = None) -> None:
+    def block(self, wait: threading.Event, bell: Bell | None = None) -> None:
         """Block until `wait` is set, by its owner, by this fault or by a ring of `bell`."""
-        with self._lock:
-            if self.error is not None:
-                return
-            self._waits.add(wait)
+        bells = [one for one in (self._bell, bell) if one is not None]
         try:
-            if bell is not None:
-                bell.wakes(wait)
+            for one in bells:
+                one.wakes(wait)
             wait.wait()
         finally:
-            with self._lock:
-                self._waits.discard(wait)
-            if bell is not None:
-                bell.spares(wait)
+            for one in bells:
+                one.spares(wait)

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.base import observe
 from gapless.base.errors import CaptureError
-from gapless.device.modes import PlainMode
 from gapless.device.schemas import OperatorSchema
 from gapless.device.seam import Device, Program, Stream
 
@@ -55,7 +55,9 @@ class Tape(NamedTuple):
     calls: tuple[Call, ...]
     places: int
     reads: tuple[Tensor, ...]
+    """Views of the exact ranges outside the tape that its operators only read"""
     writes: tuple[Tensor, ...]
+    """Views of the ranges that they write, or read and write"""
 
     def replay(self) -> None:
         """Run the operators again, from Python."""
@@ -105,6 +107,17 @@ class _Outside(NamedTuple):
     size: tuple[int, ...]
     line: tuple[str, int]
     """The line of the program that used it."""
+
+
+class PlainMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that torch does not wrap against its compiler.
+
+    The wrapper would import the compiler at the first operation, and every operation would go through it.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class Recorder(PlainMode):
@@ -282,8 +295,6 @@ class TapeGraph:
     def __init__(self, key: Hashable, tape: Tape) -> None:
         self.key = key
         self.tape = tape
-        self.reads = tape.reads
-        self.writes = tape.writes
 
     def launch(self, stream: Stream) -> None:
         stream.launch(self.tape.replay)

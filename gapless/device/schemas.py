@@ -9,34 +9,8 @@ from torch import Tensor
 
 _MOVES = ("resize_", "resize_as_", "set_")
 """Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
-_NO_MEMORY = frozenset(
-    [
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "new_empty",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty_strided",
-        "set_",
-        "resize_",
-        "resize_as_",
-        "record_stream",
-        "_resize_output_",
-        "is_pinned",
-        "sym_size",
-        "sym_stride",
-        "sym_numel",
-        "sym_storage_offset",
-        "is_contiguous",
-    ]
-)
-"""Operators that look at the shape and type of their tensors alone, or change their bookkeeping alone."""
+_BOOKKEEPING = (*_MOVES, "record_stream", "_resize_output_", "is_pinned", "is_contiguous")
+"""Operators that look at the bookkeeping of their tensors alone, or change it."""
 
 
 class OperatorSchema(NamedTuple):
@@ -88,13 +62,20 @@ def _short(schema: Any) -> str:
     return str(schema.name).partition("::")[2]
 
 
+def _only_looks(schema: Any) -> bool:
+    """Return whether an operator of torch's uses no more of its tensors than shape, type and bookkeeping."""
+    space, _, name = str(schema.name).partition("::")
+    by_shape = name.endswith("_like") or name.startswith(("new_", "sym_"))
+    return space in ("aten", "prims") and (by_shape or name in _BOOKKEEPING)
+
+
 def _is_written(part: Any) -> bool:
     return part.alias_info is not None and bool(part.alias_info.is_write)
 
 
 def _used(schema: Any) -> tuple[tuple[int, bool], ...]:
     is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
-    if is_view or _short(schema) in _NO_MEMORY:
+    if is_view or _only_looks(schema):
         return ()
     return tuple(
         (position, _is_written(one)) for position, one in enumerate(schema.arguments) if "Tensor" in str(one.type)

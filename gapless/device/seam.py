@@ -13,6 +13,7 @@ Rules that hold on every device:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.device.fault import Fault
 from gapless.device.ring import Fence, Ring
 
 Program = Callable[..., None]
@@ -62,10 +64,6 @@ class Graph(Protocol):
     """A captured program."""
 
     key: Hashable
-    reads: tuple[Tensor, ...]
-    """Views of the exact ranges outside the graph that its operators only read"""
-    writes: tuple[Tensor, ...]
-    """Views of the ranges that they write, or read and write"""
 
     def launch(self, stream: Stream) -> None:
         """Enqueue a replay and return at once. Raises as `Stream.launch`."""
@@ -85,19 +83,13 @@ class Device(Protocol):
     launch_queue: int
     """Operators that a stream takes before a launch waits in the driver for room; 0: no bound that is known"""
 
-    @property
-    def compute(self) -> Stream: ...
-    @property
-    def token_out(self) -> Stream: ...
-    @property
-    def bulk_out(self) -> Stream: ...
-    @property
-    def bulk_in(self) -> Stream: ...
-
-    @property
-    def bell(self) -> Bell:
-        """The bell, which ends the waits of this device that were given it."""
-        ...
+    compute: Stream
+    token_out: Stream
+    bulk_out: Stream
+    bulk_in: Stream
+    bell: Bell
+    """The bell, which ends the waits of this device that were given it"""
+    fault: Fault
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         """Run `work()` on a thread of the host once `fence` has passed, and return at once.
@@ -109,7 +101,7 @@ class Device(Protocol):
 
     def clock(self) -> int:
         """Host time in ns: time.monotonic_ns, or virtual time on a simulated device."""
-        ...
+        return time.monotonic_ns()
 
     def ring(self, slots: int, nbytes: int) -> Ring:
         """Return `slots` host buffers of `nbytes` bytes, zeroed, 64-byte aligned, pinned where copies need it."""
@@ -163,11 +155,12 @@ class Device(Protocol):
 
     def run(self, program: Program, *args: Any) -> None:
         """Launch on compute and wait; for start-up. Raises DeviceError when the program raises."""
-        ...
+        self.compute.launch(program, *args)
+        self.compute.record().wait()
 
     def fail(self, error: BaseException) -> None:
         """Make waits and launches raise DeviceError caused by `error`. Called from any thread; the first one wins."""
-        ...
+        self.fault.set(error, "the device was failed")
 
     def drain(self) -> None:
         """Wait for all that was launched; for start-up and shutdown. Raises DeviceError when the device has failed."""

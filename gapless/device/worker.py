@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,20 +28,11 @@ INTERRUPT_SECONDS = 2.0
 _Work = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-class Queue(Protocol):
-    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block."""
-
-    def put(self, program: Callable[..., None], args: tuple[Any, ...]) -> None: ...
-
-    def stop(self) -> None:
-        """Let `work` end after what is queued."""
-
-    def work(self) -> None:
-        """Work off the queue; the thread runs this."""
-
-
 class PythonQueue:
-    """The queue that needs no compiler; native streams have their own."""
+    """A FIFO of programs that one thread works off; after a fault it drops the rest. `put` and `stop` never block.
+
+    It needs no compiler. Native streams are queues of their own, with the same methods.
+    """
 
     def __init__(self, name: str, fault: Fault) -> None:
         self._name = name
@@ -52,9 +43,11 @@ class PythonQueue:
         self._queue.put((program, args))
 
     def stop(self) -> None:
+        """Let `work` end after what is queued."""
         self._queue.put(None)
 
     def work(self) -> None:
+        """Work off the queue; the thread runs this."""
         while self._run_next():
             pass
 
@@ -82,7 +75,7 @@ class Worker:
     `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
-    def __init__(self, name: str, queue: Queue, threads: int = 0) -> None:
+    def __init__(self, name: str, queue: PythonQueue, threads: int = 0) -> None:
         self.name = name
         self._queue = queue
         self._threads = threads
@@ -126,7 +119,7 @@ class Worker:
                 self._thread.start()
 
 
-def _work(queue: Queue, threads: int) -> None:
+def _work(queue: PythonQueue, threads: int) -> None:
     if threads:
         # Reading first: torch sets a thread's count lazily from a global, and would undo ours at the first parallel op.
         torch.get_num_threads()

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from time import monotonic_ns
 from typing import Any, Self, TypeVar
 
-from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -170,7 +170,7 @@ class AsyncLLM:
         text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
         monotonic nanoseconds, or else from this call. `transfer` is for engines with a role.
         """
-        arrival = monotonic() if arrival is None else arrival
+        arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
             await self.start()
         resolver = self._check_up()

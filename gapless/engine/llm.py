@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from time import monotonic_ns
 from types import FrameType
 from typing import Any, Self
 
-from gapless.base.clock import monotonic
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -193,7 +193,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submit what the queue takes, step, and again, until all have ended."""
         core = self._up()
-        requests = [OpenRequest(next(self._names), one, self._front.tokenizer, monotonic()) for one in resolved]
+        requests = [OpenRequest(next(self._names), one, self._front.tokenizer, monotonic_ns()) for one in resolved]
         for request in requests:
             self._tracker.open(request)
         waiting = deque(child for one in resolved for child in one.requests)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic_ns
 
-from gapless.base.clock import monotonic
 from gapless.base.records import Flag, StepLogprobs, StepTokens
 from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import (
@@ -346,7 +346,7 @@ class Tracker:
         request.preemptions += completion.started
         completion.started = True
         if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
-            request.started, request.num_cached_tokens = monotonic(), cached
+            request.started, request.num_cached_tokens = monotonic_ns(), cached
 
     def on_tokens(self, *steps: StepTokens) -> None:
         """Hand each token to its completion. Tokens of completions that have ended are dropped.
@@ -366,7 +366,7 @@ class Tracker:
                     self._reader_failed(request, error)
 
     def _hand_out(self, item: StepTokens, lines: dict[tuple[int, int], int], touched: dict[OpenRequest, None]) -> None:
-        now = monotonic()
+        now = monotonic_ns()
         find = self._open.get
         for key, token, flag in item.entries():
             completion = find(key)
@@ -384,7 +384,7 @@ class Tracker:
                 self._close(completion)
             if stopped:
                 self._abort(key)
-        self.detok_ns += monotonic() - now
+        self.detok_ns += monotonic_ns() - now
 
     def latest(self, limit: int) -> list[RequestRecord]:
         """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""

@@ -15,6 +15,7 @@ _NO_MEMORY = {
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
     "new_zeros", "new_ones", "new_full", "new_empty_strided", "set_", "resize_", "resize_as_", "record_stream",
     "_resize_output_", "is_pinned", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "is_contiguous",
+    "sym_is_contiguous",
 }  # fmt: skip
 
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}

@@ -27,7 +27,7 @@ from triton import AsyncCompileMode, JITFunction, knobs
 
 from gapless.base.host import usable_cores
 from gapless.device import facts
-from gapless.device.modes import PlainMode
+from gapless.device.record import PlainMode
 
 log = logging.getLogger("gapless.kernels")
 

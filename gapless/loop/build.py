@@ -9,6 +9,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.params import Lane
 from gapless.device import Device
 from gapless.kernels.choose import choose
+from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.loop.beside import Beside
@@ -27,16 +28,16 @@ from gapless.model.seam import Model
 from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
+from gapless.step.executor import Executor
 from gapless.step.graphs import MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
-from gapless.step.launcher import Follow, Launcher, LaunchSizes
+from gapless.step.launcher import Follow, Launcher
 from gapless.step.outbox import OutboxShape
 from gapless.step.packet import Packer, max_words
 from gapless.step.processors import Processor
 from gapless.step.program import StepProgram
-from gapless.step.speculation import Speculation
+from gapless.step.speculation import Gate, Speculation
 from gapless.step.transfers import Transfers, slot_bytes
-from gapless.step.wishes import most_fill
 
 AHEAD = 16
 """Steps for which rows with drafts get pages at a time: they need them so much more often that it costs the host"""
@@ -118,7 +119,7 @@ def build_loop(
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        most_fill(sizes.max_len), ahead
+        sizes.max_len + WISH_WORDS, ahead
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
     places = speculation.places if speculation else 1
@@ -146,12 +147,14 @@ def build_loop(
         drafted_rows=speculation.rows if speculation else 0,
         processors=len(processors),
     )
-    launch_sizes = LaunchSizes(page_writes, steps.most + 1, steps.longest, patience, speculation)
+    slots, fill = steps.most + 1, limits.fill + PAGE_WORDS * page_writes
+    executor = Executor(device, steps_of, shapes.words, slots, slots + steps.longest - 1, fill)
     packer, lanes = Packer(rows, max_pages, len(groups)), Lanes(rows)
-    launcher = Launcher(device, steps_of, packer, lanes, shapes, launch_sizes, follow)
+    gate = Gate(speculation, sizes.rows) if speculation else None
+    launcher = Launcher(executor, packer, lanes, shapes, patience, gate, follow)
     shared = device.torch_device.type == "cpu" or steps_of.kernels.stores_on_host
     masked = shared and follow is None and program.width == 1
-    masks = Masks(device, launcher.executor.mail, rows) if masked else None
+    masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
     bounds = Beside() if bounds_stalls else None
     transfers = None

@@ -219,15 +219,12 @@ class Loop:
             if not turn.tokens:
                 raise
         if self.masks is not None and self.masks.failed:
-            self._end_failed(turn, self.masks.take_failed())
+            for key, reason in self.masks.take_failed():
+                if key in self.requests:
+                    self.abort(key)
+                    turn.failed.append((key, reason))
         self.log.left()
         return turn
-
-    def _end_failed(self, turn: Turn, failed: list[tuple[int, RequestError]]) -> None:
-        for key, error in failed:
-            if key in self.requests:
-                self.abort(key)
-                turn.failed.append((key, error))
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
@@ -244,7 +241,7 @@ class Loop:
         elif self.launcher.graphs.due:
             self.counters.declined_capture += 1
         elif not (room := self.launcher.ready(self._depth.chain)):
-            if self.launcher.crowded:
+            if self.launcher.executor.crowded:
                 self.counters.declined_queue += 1
             else:
                 self.counters.declined_ring += 1
@@ -340,7 +337,7 @@ class Loop:
             self.adapters.poll()  # the plan may have asked for an adapter just now
         came = self.transfers is not None and self.transfers.poll()  # begins loads beside that of an adapter too
         # No step is in flight: what is pending waits for transfers. If nothing is, the watchdog has to step in.
-        awaited = self.transfers is not None and self.transfers.awaited
+        awaited = self.transfers is not None and self.transfers.host.below.patience() is not None
         self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
         loads = not came and self.adapters is not None and self.adapters.wait(self.bell)
@@ -357,7 +354,7 @@ class Loop:
         Waking up for each would cost what the chain saves, and brings no step forward.
         """
         last = 0
-        while last < needed and self.log.is_chained(last + 1):
+        while last < needed and self.records.flying(last + 1, "chained"):
             last += 1
         return self.flights[last]
 

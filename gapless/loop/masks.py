@@ -23,7 +23,6 @@ import numpy as np
 from gapless.base.errors import RequestError
 from gapless.base.records import Int32s, Int64s, Matcher, NativeMatcher, Request, TokenTexts
 from gapless.device import Device, Fence
-from gapless.kernels.layout import NO_TOKEN
 from gapless.memory.rows import RowTable
 from gapless.step.mail import IN_ORDER, Mail, tag_of
 from gapless.step.speculation import most_drafts
@@ -225,8 +224,8 @@ class Masks:
         self._ring()
         while self._news:
             self._news.popleft()()
-        for reply in self.mail.replies(self._followed):
-            self._go_on(self._serving[reply.row], now, reply.tokens, reply.drafts)
+        for slot, tokens, drafts in self.mail.replies(self._followed):
+            self._go_on(self._serving[slot], now, tokens, drafts)
         while self._settled:
             self.let_copy_follow(*self._settled.popleft())
 
@@ -285,17 +284,22 @@ class Masks:
             raise error  # the device is closed
         # Without a mask the device holds the row until the loop has taken it out.
         self._forget(row)
-        self._failed.append((row.key, _as_failure(row, error)))
+        if not isinstance(error, RequestError):
+            error = _failure(row, f"the matcher failed: {type(error).__name__}: {error}")
+        self._failed.append((row.key, error))
 
     def _post(self, row: MaskedRow) -> None:
-        tag = tag_of(row.generation, row.length)
         row.matcher.write_mask(self._words)
         if not allows_some(self._words):
             raise _failure(row, "the grammar allows no token")
+        self._send(row, tag_of(row.generation, row.length))
+
+    def _send(self, row: MaskedRow, tag: int, place: int = 0, draft: int = 0) -> None:
+        """Post the mask after `place` drafts, of which `draft` is the last."""
         if self.threads:
-            self.threads.post(row.key, row.slot, tag, self._words, 0, NO_TOKEN)
+            self.threads.post(row.key, row.slot, tag, self._words, place, draft)
         else:
-            self.mail.post(row.slot, tag, self._words)
+            self.mail.post(row.slot, tag, self._words, place, draft)
 
     def _look_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
         """Post what this row may need next. Returns False when a token came that waits for its own mask."""
@@ -347,10 +351,7 @@ class Masks:
                 return False
             if not allows_some(self._words):
                 break
-            if self.threads:
-                self.threads.post(row.key, row.slot, tag, self._words, len(run), draft)
-            else:
-                self.mail.post_after(row.slot, tag, self._words, len(run), draft)
+            self._send(row, tag, len(run), draft)
         return True
 
     def _follow(self, row: MaskedRow, token: int, run: list[int]) -> None:
@@ -398,9 +399,3 @@ def _as_native(matcher: Matcher | None) -> NativeMatcher | None:
 def _failure(row: MaskedRow, reason: str) -> RequestError:
     native = _as_native(row.matcher)
     return RequestError(f"{row.name}: {reason}", row.name) if native is None else native.failure(reason)
-
-
-def _as_failure(row: MaskedRow, error: BaseException) -> RequestError:
-    if isinstance(error, RequestError):
-        return error
-    return _failure(row, f"the matcher failed: {type(error).__name__}: {error}")

@@ -109,10 +109,6 @@ class StepLog:
         )  # fmt: skip
         self.counters.chained_steps += 1
 
-    def is_chained(self, place: int) -> bool:
-        """Return whether the step at `place` of those in flight was enqueued by the same visit as the one before it."""
-        return bool(self.records.flying(place, "chained"))
-
     # Observing.
 
     def observing(self) -> None:

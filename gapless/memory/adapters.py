@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.slots import NO_SLOT
+from gapless.memory.slots import NO_SLOT, Slots
 
 
 class AdapterLoad(NamedTuple):
@@ -18,7 +18,7 @@ class AdapterLoad(NamedTuple):
     slot: int
 
 
-class AdapterSlots:
+class AdapterSlots(Slots):
     """Rows of one adapter share its slot, which they lease under its digest. A slot is loaded again only when all steps
     of its rows have completed.
 
@@ -27,10 +27,7 @@ class AdapterSlots:
     """
 
     def __init__(self, count: int, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self.unused = list(range(count, NO_SLOT, -1))
-        """Slots that hold no adapter."""
-        self.size = count
+        super().__init__(count, ledger)
         self.held: OrderedDict[str, int] = OrderedDict()
         """Adapters that have been loaded, and their slots; the least recently taken first."""
         self.rows: Counter[int] = Counter()

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
 from gapless.memory.copies import GroupCopies, PageCopy
 from gapless.memory.gate import LoadGate
+from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
+from gapless.tiers.worker import TierWorker
 
 LOOKUP_NS = 50_000_000
 """What a tier has not answered by then, it has not."""
@@ -27,33 +29,6 @@ MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
 """Copies are not stored while those before them would take longer than this."""
-
-
-class TierLine(Protocol):
-    """Takes the orders for one tier, and has what came of them; `tiers.worker` says what each means. None waits."""
-
-    name: str
-
-    @property
-    def has_news(self) -> bool: ...
-    def room(self) -> tuple[int, int]: ...
-    def take(self) -> list[TierAnswer | JobEnd]: ...
-    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None: ...
-    def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None: ...
-    def store(self, job: int, pages: Sequence[TierPage]) -> None: ...
-    def drop(self, keys: Sequence[bytes]) -> None: ...
-    def touch(self, keys: Sequence[bytes]) -> None: ...
-
-
-@runtime_checkable
-class PeerLine(TierLine, Protocol):
-    """The line of a tier that exchanges pages with peers, who may name requests."""
-
-    gives: bool
-
-    def ask(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer = ...) -> None: ...
-    def begin(self, name: str) -> None: ...
-    def end(self, name: str, whole: bool) -> None: ...
 
 
 @dataclass
@@ -120,11 +95,12 @@ class LowerTiers:
     """The tiers in their order: of several that have a page the first one loads it, and all of them store it."""
 
     def __init__(
-        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
+        self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
         late_ns: int, lookup_ns: int, gate: LoadGate,
     ) -> None:  # fmt: skip
-        """`slot` returns the memory of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`.
-        `gate` takes in what loads take."""
+        """`lines` take the orders for one tier each, and have what came of them; none waits. `slot` returns the memory
+        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` takes in what loads take.
+        """
         self.lines = lines
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
@@ -139,7 +115,7 @@ class LowerTiers:
         """The load of each key that is on its way"""
         self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
         """Copies to store; and names of requests, whose end peers learn when all before them is stored"""
-        self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerLine)}
+        self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerWorker)}
         self._giving = [place for place, line in self._peers.items() if line.gives]
         self._storing = [0 for _ in lines]
         """Copies under stores to each tier"""
@@ -158,10 +134,7 @@ class LowerTiers:
         for place, line in enumerate(self.lines):
             number = self._wait(search, place)
             self._asked[number] = keys
-            if place in self._peers:
-                self._peers[place].ask(number, keys, patience / 1e9, transfer)
-            else:
-                line.ask(number, keys, self._lookup_ns / 1e9)
+            line.ask(number, keys, (patience if place in self._peers else self._lookup_ns) / 1e9, transfer)
         return search
 
     def waits(self, search: Search) -> bool:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gapless.memory.pages import PagePool
+from gapless.memory.pages import PageListener, PagePool
 from gapless.tiers.seam import key_of
 
 
@@ -73,7 +73,7 @@ class HostCounts:
     """Copies that made room for others"""
 
 
-class GroupCopies:
+class GroupCopies(PageListener):
     """The copies of one page group, the least recently used first. Hears what happens to the pool's pages."""
 
     def __init__(self, number: int, pool: PagePool, slots: int, counts: HostCounts) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gapless.base.records import Int32s, PageChange, PageEvent
-from gapless.memory.pages import PagePool
+from gapless.memory.pages import PageListener, PagePool
 from gapless.memory.prefix import PrefixChain
 
 
-class GroupEvents:
-    """The pages of one group: each indexed page is silent, coming or announced. Implements `PageJournal`."""
+class GroupEvents(PageListener):
+    """The pages of one group: each indexed page is silent, coming or announced."""
 
     def __init__(self, number: int, pool: PagePool, restart: Callable[[], None]) -> None:
         self.pool = pool
@@ -30,7 +30,7 @@ class GroupEvents:
         self._restart = restart
         pool.journal = self
 
-    def added(self, digest: bytes) -> None:
+    def published(self, page: int, digest: bytes) -> None:
         self.silent.add(digest)
 
     def removed(self, digest: bytes) -> None:
@@ -40,7 +40,7 @@ class GroupEvents:
         self.silent.discard(digest)
         self.coming.pop(digest, None)
 
-    def cleared(self) -> None:
+    def forgotten(self) -> None:
         self._restart()
 
     def restart(self) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gapless.memory.below import LOOKUP_NS, LowerTiers, Search, TierLine
+from gapless.memory.below import LOOKUP_NS, LowerTiers, Search
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.gate import LoadGate
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
 from gapless.tiers.seam import key_of
+from gapless.tiers.worker import TierWorker
 
 LEAST_TOKENS = 256
 """A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
@@ -87,16 +88,15 @@ class HostTier:
         """Loads that have not ended, by group and digest"""
         self._stores = self._loads = 0
         """Transfers begun"""
-        self._loads_ended = 0
         self._progress_at = 0
         """When a load ended last"""
         self._ending: list[tuple[str, list[bytes]]] = []
         """Requests that peers name, which have ended, and the digests of their pages"""
-        self.below = LowerTiers((), _no_slot, clock, late_ns, LOOKUP_NS, self.gate)
+        self.below = LowerTiers((), lambda group, slot: memoryview(b""), clock, late_ns, LOOKUP_NS, self.gate)
         """Tiers that have what this one has given away; none before `attach`"""
 
     def attach(
-        self, lines: Sequence[TierLine], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
+        self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
         """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
         self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
@@ -182,7 +182,7 @@ class HostTier:
     @property
     def loading(self) -> bool:
         """Return whether a load is on its way: its pages can be given to others when it has ended."""
-        return self._loads > self._loads_ended
+        return self._loads > self._ledger.passed[Clock.BULK_IN]
 
     # For the transfers.
 
@@ -279,7 +279,7 @@ class HostTier:
                 copy.group.pool.refuse(move.page)
                 self._doubt(copy, checksum)
             self._end(self._coming[move.group, copy.digest])
-        self._loads_ended, self._progress_at = batch.number, self._clock()
+        self._progress_at = self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
 
     def _doubt(self, copy: PageCopy, checksum: int | None) -> None:
@@ -314,8 +314,3 @@ class HostTier:
             held += [copy.slot for copy in moving if copy.group is group and copy.gone]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"
-
-
-def _no_slot(group: int, slot: int) -> memoryview:
-    """Stand for the memory of slots where no tier below is given any."""
-    return memoryview(b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
@@ -37,8 +37,8 @@ class PageCounts(NamedTuple):
     """Given up, but still reachable by a step or a transfer in flight."""
 
 
-class PageWatcher(Protocol):
-    """Hears what happens to the index of a pool, to keep copies of its pages elsewhere."""
+class PageListener:
+    """Hears what happens to the index of a pool. This one lets it pass."""
 
     def published(self, page: int, digest: bytes) -> None:
         """The page is indexed; `PagePool.settled` says when a transfer may read it."""
@@ -46,19 +46,11 @@ class PageWatcher(Protocol):
     def hidden(self, digest: bytes) -> None:
         """What the page of this digest holds is in doubt: no copy of it may be used."""
 
+    def removed(self, digest: bytes) -> None:
+        """The page of this digest has left the index."""
+
     def forgotten(self) -> None:
         """The index was emptied: no copy may be used."""
-
-
-class PageJournal(Protocol):
-    """Hears every digest that enters or leaves the index of a pool."""
-
-    def added(self, digest: bytes) -> None: ...
-
-    def removed(self, digest: bytes) -> None: ...
-
-    def cleared(self) -> None:
-        """The index was emptied."""
 
 
 class PagePool:
@@ -91,8 +83,8 @@ class PagePool:
         self._written = [0] * pages  # of an indexed page: the step that fills it
         self._refused: set[int] = set()
         """Pages whose transfer brings something else than it should."""
-        self.watcher: PageWatcher | None = None
-        self.journal: PageJournal | None = None
+        self.watcher = self.journal = PageListener()
+        """What keeps copies of pages elsewhere, and what tells other programs of them"""
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
@@ -184,10 +176,8 @@ class PagePool:
             self.digest_of[page] = digest
             self._written[page] = step
             self.version += 1
-            if self.watcher is not None:
-                self.watcher.published(page, digest)
-            if self.journal is not None:
-                self.journal.added(digest)
+            self.watcher.published(page, digest)
+            self.journal.published(page, digest)
 
     def fill(self, digests: Mapping[int, bytes], transfer: int) -> None:
         """Transfer `transfer` of BULK_IN fills these pages under LOAD pins; they are shared once it is acknowledged."""
@@ -210,16 +200,16 @@ class PagePool:
         for page in pages:
             assert page == NULL_PAGE or self.pins[page] > 0, f"page {page} hidden without an owner"
             if page in self.digest_of:
-                if self.watcher is not None:
-                    self.watcher.hidden(self.digest_of[page])
+                self.watcher.hidden(self.digest_of[page])
+                self.journal.hidden(self.digest_of[page])
                 self._forget(page)
 
     def _forget(self, page: int) -> None:
         digest = self.digest_of.pop(page)
         del self._page_of[digest]
         self.version += 1
-        if self.journal is not None:
-            self.journal.removed(digest)
+        self.watcher.removed(digest)
+        self.journal.removed(digest)
 
     def forget(self) -> None:
         """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
@@ -228,10 +218,8 @@ class PagePool:
         self._page_of.clear()
         self.digest_of.clear()
         self.version += 1
-        if self.watcher is not None:
-            self.watcher.forgotten()
-        if self.journal is not None:
-            self.journal.cleared()
+        self.watcher.forgotten()
+        self.journal.forgotten()
 
     # What may be seen.
 

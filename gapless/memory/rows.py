@@ -8,7 +8,7 @@ import numpy as np
 
 from gapless.base.records import Int32s, Int64s
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.slots import Lease
+from gapless.memory.slots import Slots
 
 NULL_ROW = 0
 """Padding and inert writes go here. It serves no request."""
@@ -36,7 +36,7 @@ class RowTable:
         self._unwritten_rows: Int64s = np.empty(0, np.int64)
         """The rows of all these steps"""
         self._appended = 0
-        self.slots: dict[str, Lease] = {}
+        self.slots: dict[str, Slots] = {}
         """What rows may lease, by its name: a parameter whose column holds the slot, or the digest of an adapter."""
         self.leased: dict[int, dict[str, int]] = {}
         """Row -> the slots that it leases, by the same names."""

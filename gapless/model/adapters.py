@@ -52,7 +52,7 @@ class AdapterLayer(NamedTuple):
 
 
 class AdapterTables:
-    """Memory for `count` adapters of up to `rank`, all zeros. Implements `step.adapters.SlotTables`."""
+    """Memory for `count` adapters of up to `rank`, all zeros."""
 
     def __init__(self, config: ModelConfig, count: int, rank: int, params: Params, below: bool = False) -> None:
         """`below`: the memory of the matrices of `params` goes on for `lines_below`, and is that of each `down`."""
@@ -73,7 +73,7 @@ class AdapterTables:
         return AdapterPart(down, matrix.new_zeros(self.count + 1, self.rank, ends[-1]), ends)
 
     def slot(self, slot: int) -> list[Tensor]:
-        """See `SlotTables.slot`."""
+        """Return the parts of one slot, contiguous each."""
         return [table[slot] for layer in self.layers for part in layer for table in (part.down, part.up)]
 
 

@@ -19,7 +19,7 @@ class Limits(NamedTuple):
     most: int = 1
     row_writes: int = 1  # page table entries of a row in a captured step
     fill: int = 0
-    """Words that slots may be filled with"""
+    """Words that slots and histories may be filled with: a whole history, and all that one request may ask for"""
     ahead: int = 1
     """Steps for which rows get pages at a time, where there are plenty; `row_writes` are enough for as many"""
 

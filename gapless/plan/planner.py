@@ -466,7 +466,7 @@ class Planner:
                 break
         for seq in passed + awaiting + loading:
             self.waiting.put_back(seq)
-        if passed and not (admissions or awaiting or loading or self.waiting.parked):
+        if passed and not (admissions or awaiting or loading or any(self.waiting.parked.values())):
             self._refused_at = state
         return budget
 

@@ -16,7 +16,7 @@ class WaitingQueue:
         self.limit = limit
         self._by_priority = by_priority
         self.heap: list[tuple[int, int, Sequence]] = []
-        self._parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
+        self.parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
         """Sequences that lack a slot, by what they lease: aside, so that others pass them at no cost."""
         self._live = 0
 
@@ -36,34 +36,24 @@ class WaitingQueue:
 
     def park(self, seq: Sequence) -> None:
         """Set aside a sequence that was popped, because no slot of what it leases is free. It still waits."""
-        heapq.heappush(self._parked.setdefault(seq.leases, []), (*self.rank(seq), seq))
+        heapq.heappush(self.parked.setdefault(seq.leases, []), (*self.rank(seq), seq))
         self._live += 1
 
     def unpark(self, lends: Callable[[tuple[str, ...]], bool]) -> None:
         """Put back the first sequence of each kind that is set aside and whose leases are to be had."""
-        for leases in [*self._parked]:
-            parked = self._parked[leases]
+        for leases in [*self.parked]:
+            parked = self.parked[leases]
             _drop_departed(parked)
             if not parked:
-                del self._parked[leases]  # what they lease, such as an adapter, may be gone too
+                del self.parked[leases]  # what they lease, such as an adapter, may be gone too
             elif lends(leases):
                 heapq.heappush(self.heap, heapq.heappop(parked))
 
     def ready(self, lends: Callable[[tuple[str, ...]], bool]) -> bool:
         """Return whether a sequence waits that is not set aside, or one that is and finds its leases free."""
-        for heap in (self.heap, *self._parked.values()):
+        for heap in (self.heap, *self.parked.values()):
             _drop_departed(heap)
-        return bool(self.heap) or any(parked and lends(leases) for leases, parked in self._parked.items())
-
-    @property
-    def kept(self) -> int:
-        """Return the number of sequences in memory, those that have left among them."""
-        return len(self.heap) + sum(map(len, self._parked.values()))
-
-    @property
-    def parked(self) -> bool:
-        """Return whether sequences are set aside."""
-        return any(self._parked.values())
+        return bool(self.heap) or any(parked and lends(leases) for leases, parked in self.parked.items())
 
     def rank(self, seq: Sequence) -> tuple[int, int]:
         """Smaller goes first."""
@@ -81,7 +71,7 @@ class WaitingQueue:
         """The sequence is done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
-        for heap in (self.heap, *self._parked.values()):
+        for heap in (self.heap, *self.parked.values()):
             if len(heap) > 2 * self._live + 64:
                 heap[:] = [entry for entry in heap if entry[2].state is State.WAITING]
                 heapq.heapify(heap)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from time import monotonic_ns
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -14,7 +15,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gapless.base.clock import monotonic
 from gapless.server.auth import Access, KeyRing
 from gapless.server.errors import ApiError, draining, error_response, log, timed_out, to_api_error
 from gapless.server.protocol import R, parse
@@ -36,7 +36,7 @@ class HttpCall:
         self.request = request
         self.tenant = ""
         """A name made from the caller's key; empty where none is needed"""
-        self.began = self.arrived = monotonic()
+        self.began = self.arrived = monotonic_ns()
         """When its head was there, and when its body was there too. Time limits count from the one, latencies from the
         other: how fast a client sends is not the server's."""
         self.label: str = request.scope.get("gapless.label", "")
@@ -65,7 +65,7 @@ class HttpCall:
             body = await self.request.body()
         except ClientDisconnect:
             raise ClientGone from None
-        self.arrived = monotonic()
+        self.arrived = monotonic_ns()
         return body
 
     async def parsed(self, kind: type[R]) -> R:
@@ -83,7 +83,7 @@ class HttpCall:
         given = [limit for limit in limits if limit is not None]
         if not given:
             return None
-        return asyncio.get_running_loop().time() + min(given) - (monotonic() - self.began) / 1e9
+        return asyncio.get_running_loop().time() + min(given) - (monotonic_ns() - self.began) / 1e9
 
     async def while_wanted(self, work: Awaitable[T], deadline: float | None) -> T:
         """Await `work` while the client is there, time is left and the server does not close; else cancel it.

@@ -12,7 +12,6 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gapless.base.clock import monotonic
 from gapless.base.errors import EngineError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.inputs import Prompt
@@ -228,7 +227,7 @@ def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Del
 def account(job: Job) -> None:
     """Count an ended job, however it ended."""
     metrics = job.state.metrics
-    seconds = (monotonic() - job.call.arrived) / 1e9
+    seconds = (time.monotonic_ns() - job.call.arrived) / 1e9
     metrics.e2e_latency.observe(seconds)
     for stream in job.streams.values():
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))

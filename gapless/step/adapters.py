@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -14,23 +14,15 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 
-
-class SlotTables(Protocol):
-    """The device tables that hold adapters, by slot."""
-
-    count: int
-    """Slots, the null slot not counted"""
-
-    def slot(self, slot: int) -> list[Tensor]:
-        """The parts of one slot, contiguous each."""
-        ...
+if TYPE_CHECKING:  # it brings what reads files
+    from gapless.model.adapters import AdapterTables
 
 
 class AdapterContents(NamedTuple):
     """An adapter in host memory."""
 
     parts: list[Tensor]
-    """Ring memory, in the order and shapes of `SlotTables.slot`"""
+    """Ring memory, in the order and shapes of `AdapterTables.slot`"""
     digest: str
     """What tells its slot and its KV from those of other adapters"""
 
@@ -38,7 +30,7 @@ class AdapterContents(NamedTuple):
 class Adapters(NamedTuple):
     """The adapters of an engine."""
 
-    tables: SlotTables
+    tables: AdapterTables
     contents: Mapping[str, AdapterContents]
     """Name -> adapter"""
 

@@ -216,7 +216,7 @@ class Executor:
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
         """Return where the words that must be copied to the host begin and end."""
         shape, stored = self.program.outbox, self.buffers.lines is self.host_lines
-        start, end = 0, (1 + key.outbox) * shape.line
+        start, end = 0, (1 + key.forward.samples) * shape.line
         if stored:
             start = end = shape.prompts
         elif key.score:

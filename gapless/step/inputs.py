@@ -10,7 +10,7 @@ from torch import Tensor
 from gapless.kernels import plain
 from gapless.kernels.drafts import drafts_of
 from gapless.kernels.layout import ACTIVE, ADAPTER_SLOT, COMPUTED, STATE_COLUMNS
-from gapless.kernels.seam import Kernels
+from gapless.kernels.seam import Kernels, MixedBatch
 from gapless.kernels.tables import Tables
 from gapless.kernels.views import Counts
 from gapless.model.seam import BatchShape, GroupInputs, KVCache, StepInputs
@@ -20,13 +20,9 @@ from gapless.step.packet import Packet, PacketShape
 class Batch(NamedTuple):
     """The batch as gathered from the tables before the forward. B rows."""
 
-    rows: Tensor
-    """[B] int64 row numbers"""
-    sizes: Tensor | None
-    """[B] int64 query tokens a row; None when each has one"""
-    last: Tensor | None
-    """[B] int64 index of each row's last query token; None when it is the row's own index"""
     inputs: StepInputs
+    last: Tensor | None = None
+    """[B] int64 index of each row's last query token; None when it is the row's own index"""
 
 
 def apply_admissions(packet: Packet, tables: Tables) -> None:
@@ -41,31 +37,21 @@ def apply_pages(writes: Tensor, tables: Tables) -> None:
     tables.pages.view(-1).index_copy_(0, writes[:, 0].long(), writes[:, 1].contiguous())
 
 
-def decode_batch(
+def fused_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
-    """Return a batch of decode rows, each with a token at each place."""
-    counts = Counts.of_decode(packet.rows, packet.page_writes, shape.places)
-    batch = kernels.begin_decode(words, counts, tables, page_size)
-    inputs = StepInputs(
-        batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
-        _page_columns(shape, page_size, tables), places=shape.places,
-    )  # fmt: skip
-    return Batch(batch.rows, None, None, inputs)
-
-
-def fused_mixed_batch(
-    kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
-) -> Batch:
-    """Return a batch with chunks; write the packet's admissions and page table changes in the same kernels."""
-    assert kernels.begin_mixed is not None
+    """Return a batch, each of whose decode rows has a token at each place; write the packet's admissions and page table
+    changes in the same kernels."""
+    begin = kernels.begin_mixed if shape.chunks else kernels.begin_decode
+    assert begin is not None
     sizes = packet.rows, shape.decode // shape.places, packet.page_writes, packet.admissions, shape.tokens, shape.places
-    batch = kernels.begin_mixed(words, Counts(*sizes), tables, page_size)
+    begun = begin(words, Counts(*sizes), tables, page_size)
+    starts, last = (begun.starts, begun.last) if isinstance(begun, MixedBatch) else (None, None)
     inputs = StepInputs(
-        batch.ids, batch.positions, batch.slots, batch.kv_lens, batch.rows, tables.pages,
-        _page_columns(shape, page_size, tables), batch.starts, places=shape.places,
+        begun.ids, begun.positions, begun.slots, begun.kv_lens, begun.rows, tables.pages,
+        _page_columns(shape, page_size, tables), starts, places=shape.places,
     )  # fmt: skip
-    return Batch(batch.rows, batch.sizes, batch.last, inputs)
+    return Batch(inputs, last)
 
 
 def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: int) -> Batch:
@@ -91,7 +77,7 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
     inputs = StepInputs(
         ids, positions, slots, kv_lens, rows, tables.pages, columns, starts, places=shape.places
     )  # fmt: skip
-    return Batch(rows, sizes, ends - 1, inputs)
+    return Batch(inputs, ends - 1)
 
 
 def _rows_of_batch(packet: Packet, shape: BatchShape) -> tuple[Tensor, Tensor, Tensor]:

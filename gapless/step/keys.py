@@ -134,8 +134,6 @@ class StepKey(NamedTuple):
     cut: CutKey | None
     sample: SampleKey
     score: ScoreKey | None
-    outbox: int = 0
-    """Outbox lines that are copied to the host, besides the header."""
     adjust: AdjustKey | None = None
     mask: MaskKey | None = None
     load: LoadKey | None = None

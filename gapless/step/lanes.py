@@ -138,14 +138,11 @@ class Lanes:
         filters = [self._adjust[rows[index]] for index in adjust]
         adjusted = _union([one for one in filters if one is not None]) if any(filters) else None
         slots = tuple([self.table.leased[rows[index]][Lane.ADJUST.value] for index in adjust])
-        processors = self._processors_of([rows[index] for index in adjust]) if self._processors else ()
+        processors = {number for index in adjust for number in self._processors.get(rows[index], ())}
         prompt, widest = self._places(plan) if self._prompt and plan.chunks else ((), 0)
         widest = max(widest, *(self._score[rows[index]] for index in score), 0)
         width = next(width for width in WIDTHS if width >= widest)
-        return Lists(cut, some, score, width, adjust, slots, adjusted, mask, processors, prompt, adapted)
-
-    def _processors_of(self, rows: list[int]) -> tuple[int, ...]:
-        return tuple(sorted({number for row in rows for number in self._processors.get(row, ())}))
+        return Lists(cut, some, score, width, adjust, slots, adjusted, mask, tuple(sorted(processors)), prompt, adapted)
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
         """Return the prompt positions to score in this step, and the most tokens wanted beside one.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.base.records import Request, StepPlan
-from gapless.device import Device, Fence, RingSlot
-from gapless.kernels.layout import PAGE_WORDS
+from gapless.device import Fence, RingSlot
 from gapless.model.seam import BatchShape
 from gapless.step.executor import Executor
 from gapless.step.graphs import GraphShapes, StepGraphs
@@ -18,9 +17,7 @@ from gapless.step.leader import Decision, Leader
 from gapless.step.logprobs import LogprobLines
 from gapless.step.outbox import Outbox
 from gapless.step.packet import DecodeRows, Packer
-from gapless.step.program import StepProgram
-from gapless.step.speculation import Gate, Speculation
-from gapless.step.wishes import most_fill
+from gapless.step.speculation import Gate
 
 Follow = Callable[[Order | CaptureOrder], None]
 
@@ -46,35 +43,20 @@ class Flight(NamedTuple):
         return self.decision.key.forward.batch
 
 
-class LaunchSizes(NamedTuple):
-    """How many steps of an engine may be in flight, and how they come by graphs and drafts."""
-
-    page_writes: int
-    """Page writes of a step at most"""
-    slots: int
-    """Packets, and outboxes of steps that have a packet of their own."""
-    chain: int
-    """Steps from one packet at most."""
-    patience: int
-    """How often a graph is missed before it is captured."""
-    speculation: Speculation | None = None
-
-
 class Launcher:
     """A leader and the executor of the same process."""
 
     def __init__(
-        self, device: Device, program: StepProgram, packer: Packer, lanes: Lanes, shapes: GraphShapes,
-        sizes: LaunchSizes, follow: Follow | None = None,
+        self, executor: Executor, packer: Packer, lanes: Lanes, shapes: GraphShapes, patience: int,
+        gate: Gate | None = None, follow: Follow | None = None,
     ) -> None:  # fmt: skip
-        """`follow` takes every order, for the executors of other devices."""
-        self._device = device
-        self.program = program
-        fill = most_fill(program.tables.history.shape[1]) + PAGE_WORDS * sizes.page_writes
-        self.executor = Executor(device, program, shapes.words, sizes.slots, sizes.slots + sizes.chain - 1, fill)
-        self.graphs = StepGraphs(shapes, self._capture, sizes.patience)
-        self.gate = Gate(sizes.speculation, len(program.tables.state) - 1) if sizes.speculation else None
-        self.leader = Leader(packer, lanes, self.graphs, self.gate)
+        """A program is captured when it has been missed `patience` times. `gate` decides which steps run drafts, and
+        `follow` takes every order, for the executors of other devices."""
+        self._device, self.program = executor.device, executor.program
+        self.executor = executor
+        self.graphs = StepGraphs(shapes, self._capture, patience)
+        self.gate = gate
+        self.leader = Leader(packer, lanes, self.graphs, gate)
         self._follow = follow
         self._last: Decision | None = None
 
@@ -89,16 +71,11 @@ class Launcher:
 
     def ready(self, most: int = 1) -> int:
         """Return for how many steps from one packet there is room, up to `most`, and keep that room."""
-        if self.crowded:
+        if self.executor.crowded:
             return 0
         # A chain of eager steps would fill the launch queue at one go.
         alone = self._device.launch_queue and self._last is not None and not self._last.captured
         return self.executor.ready(1 if alone else most)
-
-    @property
-    def crowded(self) -> bool:
-        """Return whether steps are held back because a launch might wait in the driver."""
-        return self.executor.crowded
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
         """Enqueue one step. Call `ready` first. `requests` are those of the plan's admissions, in order."""

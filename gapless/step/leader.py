@@ -151,7 +151,6 @@ class Leader:
             CutKey(size(len(lists.cut)) * places, lists.filters, batch) if lists.cut else None,
             SampleKey(rows, forward.samples, bool(forward.batch.chunks), places, drafts),
             ScoreKey(size(len(lists.score)) * places, lists.width, batch) if lists.score else None,
-            forward.samples,
             AdjustKey(size(len(lists.adjust)), lists.adjusted, batch, places, lists.processors)
             if lists.adjust
             else None,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import platform
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,15 +23,6 @@ IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 def tag_of(generation: int, length: int) -> int:
     """Return the tag of a row that has `length` tokens."""
     return generation << 32 | length
-
-
-class MailReply(NamedTuple):
-    """What a row got in a step."""
-
-    row: int
-    tokens: list[int]
-    drafts: list[int]
-    """What it may get next"""
 
 
 class Mail:
@@ -58,15 +48,11 @@ class Mail:
         size = L.mask_words(vocab)
         self._masks = array[:, L.MAIL_MASK : L.MAIL_MASK + places * size].reshape(len(array), places, size)
 
-    def post(self, row: int, tag: int, words: Int32s) -> None:
-        """Write the mask of the token that comes after those of `tag`."""
-        self._masks[row, 0] = words
-        self.tags[row, 0] = tag
-
-    def post_after(self, row: int, tag: int, words: Int32s, place: int, draft: int) -> None:
-        """Write the mask after `place` drafts, of which this is the last, where the row has the tokens of `tag`."""
+    def post(self, row: int, tag: int, words: Int32s, place: int = 0, draft: int = 0) -> None:
+        """Write the mask after `place` drafts, of which `draft` is the last, where the row has the tokens of `tag`."""
         self._masks[row, place] = words
-        self._along[row, place - 1] = draft
+        if place:
+            self._along[row, place - 1] = draft
         self.tags[row, place] = tag + place
 
     def post_ahead(self, row: int, tag: int, tokens: list[int]) -> None:
@@ -93,11 +79,11 @@ class Mail:
         count = self.told - followed
         return bool(np.count_nonzero((count > 0) & (count <= MOST_TOKENS)))
 
-    def replies(self, followed: Int64s) -> list[MailReply]:
-        """Return the replies to rows of which the tokens of the tags `followed` [rows] are known."""
+    def replies(self, followed: Int64s) -> list[tuple[int, list[int], list[int]]]:
+        """Return each row that got tokens beyond those of its tag in `followed` [rows], these, and its next drafts."""
         count = self.told - followed
         return [
-            MailReply(row, self._tokens[row, : count[row]].tolist(), self._drafts[row, : self._drafted[row]].tolist())
+            (row, self._tokens[row, : count[row]].tolist(), self._drafts[row, : self._drafted[row]].tolist())
             for row in ((count > 0) & (count <= MOST_TOKENS)).nonzero()[0].tolist()
         ]
 

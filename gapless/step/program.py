@@ -29,8 +29,7 @@ from gapless.step.inputs import (
     Batch,
     apply_admissions,
     apply_pages,
-    decode_batch,
-    fused_mixed_batch,
+    fused_batch,
     mixed_batch,
     sampled_tokens,
     split_groups,
@@ -186,10 +185,8 @@ class StepProgram:
 
     def begin(self, key: ForwardKey, words: Tensor) -> Batch:
         tables, size = self.tables, self.cache.page_size
-        if not key.batch.chunks:
-            return decode_batch(self.kernels, words, key.packet, tables, key.batch, size)
-        if self.kernels.begin_mixed is not None:
-            return fused_mixed_batch(self.kernels, words, key.packet, tables, key.batch, size)
+        if not key.batch.chunks or self.kernels.begin_mixed is not None:
+            return fused_batch(self.kernels, words, key.packet, tables, key.batch, size)
         packet = Packet.of(words, key.packet)
         if key.packet.admissions:
             apply_admissions(packet, tables)
@@ -212,10 +209,10 @@ class StepProgram:
     def _score_prompts(self, key: ForwardKey, at: Buffers, batch: Batch, hidden: Tensor) -> None:
         """Score the prompt tokens that follow those of this step's chunks."""
         places = prompts_to_score(at.words, key.packet)
-        generations = self.tables.state[:, GENERATION].index_select(0, batch.rows).long()
+        generations = self.tables.state[:, GENERATION].index_select(0, batch.inputs.rows).long()
         found = []
         for piece in pieces(places.shape[0], at.logits.shape[1]):
             index, row, target = places[piece].unbind(1)
-            who = Scored(batch.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
+            who = Scored(batch.inputs.rows[row], generations[row], batch.inputs.positions[index] + 1, target)
             found.append(lines(self.model.logits(hidden.index_select(0, index)).float(), who, key.width))
         publish(found, at.scores, at.words[PACKET_SLOT : PACKET_SLOT + 1].long(), self.outbox.prompts)

@@ -81,7 +81,7 @@ class Transfers:
     def busy(self) -> bool:
         """Return whether a transfer is on its way or has to begin."""
         news = bool(self.host.below.lines) and self.host.below.has_news
-        return self.bulk_in.on_its_way or self.bulk_out.on_its_way or self.host.busy or news
+        return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
 
     def poll(self) -> bool:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
@@ -140,11 +140,6 @@ class Transfers:
     def stride(self, group: int) -> int:
         """Return the bytes of one slot of a group."""
         return len(self.memory[group]) // self.host.groups[group].size
-
-    @property
-    def awaited(self) -> bool:
-        """Return whether a request waits for a tier below."""
-        return self.host.below.patience() is not None
 
     def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
         """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
@@ -222,10 +217,6 @@ class TransferWay:
         """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
         its preparation"""
         self._ended = self._from = self._until = 0
-
-    @property
-    def on_its_way(self) -> bool:
-        return bool(self.underway)
 
     @property
     def moving(self) -> int:

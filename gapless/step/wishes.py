@@ -10,7 +10,7 @@ import numpy as np
 from gapless.base.params import Lane
 from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.records import Admission, Int32s, Request
-from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
+from gapless.kernels.layout import PAGE_WORDS
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 from gapless.step.keys import Load, LoadKey
@@ -50,12 +50,6 @@ def _processor_words(request: Request) -> Int32s:
         words[0] |= 1 << number
         given[number, : len(arguments)] = arguments
     return words
-
-
-def most_fill(max_len: int) -> int:
-    """Return the words that one step may fill slots and histories with: a whole history, and all that one request may
-    ask for."""
-    return max_len + WISH_WORDS
 
 
 def fill_for(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens, Turn
@@ -81,7 +81,7 @@ class FakeCore:
         self.records = StepRing(RECORDS)
         self.events: PageEvents | None = None
         """What a test has put there: this core has no pages."""
-        self.bell = HostBell()
+        self.bell = Bell()
 
     def submit(self, request: Request) -> None:
         if len(self._waiting) >= self._max_queue:

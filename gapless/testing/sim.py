@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import observe
-from gapless.base.bell import HostBell
+from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.device.common import HostMemoryDevice
 from gapless.device.fault import Fault
@@ -64,7 +64,7 @@ class SimFence:
             self.mark.passed()
         return self.seen
 
-    def wait(self, bell: HostBell | None = None) -> bool:
+    def wait(self, bell: Bell | None = None) -> bool:
         self.device.touch()
         if not self.device.run_until(self, bell):
             return False
@@ -135,7 +135,7 @@ class SimStream:
         self.device.touch()
 
 
-class SimBell(HostBell):
+class SimBell(Bell):
     """A bell rung by programs, or by the host itself: a wait for it lets the streams move."""
 
     def __init__(self, device: SimDevice) -> None:
@@ -214,7 +214,7 @@ class SimDevice(HostMemoryDevice):
             self.host_now += max(TICK_NS, (at - self.host_now) // 4)
         return at <= self.host_now
 
-    def run_until(self, fence: SimFence, bell: HostBell | None = None) -> bool:
+    def run_until(self, fence: SimFence, bell: Bell | None = None) -> bool:
         """Run ready operations, in the adversary's order, until `fence` has passed or `bell` is rung.
 
         Returns whether the fence has passed; host time then goes there.

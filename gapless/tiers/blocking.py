@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gapless.tiers.seam import JobEnd, TierPage
 
@@ -37,3 +37,13 @@ class BlockingTier:
             if len(done) < min(first + most, len(pages)):
                 break
         self._end(job, pages, done)
+
+
+def leading(moved: Iterable[int | None]) -> list[int]:
+    """Return the checksums of pages in front of the first None, which stands for one that could not be moved."""
+    done: list[int] = []
+    for checksum in moved:
+        if checksum is None:
+            break
+        done.append(checksum)
+    return done

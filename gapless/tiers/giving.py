@@ -58,7 +58,7 @@ class PeerServer:
         self._tls = None if address.path else tls
         self._path = address.path
         self._closing = threading.Event()
-        self._connections: dict[FrameSocket, threading.Thread] = {}
+        self.connections: dict[FrameSocket, threading.Thread] = {}
         self._strangers: dict[FrameSocket, float] = {}
         """Connections that have not proved themselves, the oldest first, and when they came"""
         self._lock = threading.Lock()
@@ -71,17 +71,13 @@ class PeerServer:
         self._thread = threading.Thread(target=self._accept, name="gapless-peers", daemon=True)
         self._thread.start()
 
-    @property
-    def connections(self) -> int:
-        return len(self._connections)
-
     def close(self) -> None:
         if self._closing.is_set():
             return
         self._closing.set()
         with self._lock:
-            threads = [self._thread, *self._connections.values()]
-            for peer in self._connections:
+            threads = [self._thread, *self.connections.values()]
+            for peer in self.connections:
                 peer.stop()
         with suppress(OSError):  # not every system wakes those who listen
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -114,7 +110,7 @@ class PeerServer:
                     peer.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(peer,), name="gapless-peer", daemon=True)
-                self._connections[peer], self._strangers[peer] = thread, time.monotonic()
+                self.connections[peer], self._strangers[peer] = thread, time.monotonic()
                 thread.start()
 
     def _turn_away(self) -> None:
@@ -123,7 +119,7 @@ class PeerServer:
         with self._lock:
             over = len(self._strangers) - MAX_STRANGERS
             away = [peer for place, (peer, came) in enumerate(self._strangers.items()) if place < over or came < late]
-            threads = [self._connections[peer] for peer in away]
+            threads = [self.connections[peer] for peer in away]
             for peer in away:
                 peer.stop()
         for thread in threads:
@@ -132,7 +128,7 @@ class PeerServer:
     def _enter(self, peer: FrameSocket) -> None:
         """A connection has proved itself. Raises PeerRefused where there is no room for it."""
         with self._lock:
-            if len(self._connections) - len(self._strangers) >= MAX_CONNECTIONS:
+            if len(self.connections) - len(self._strangers) >= MAX_CONNECTIONS:
                 raise PeerRefused(f"{MAX_CONNECTIONS} peers are connected already")
             del self._strangers[peer]
 
@@ -151,7 +147,7 @@ class PeerServer:
         finally:
             session.end()
             with self._lock:
-                del self._connections[peer]
+                del self.connections[peer]
                 self._strangers.pop(peer, None)
 
 

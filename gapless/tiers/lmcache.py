@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
-from gapless.tiers.blocking import BlockingTier
+from gapless.tiers.blocking import BlockingTier, leading
 from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.lmcache_wire import ChunkPlace, LMCacheClient, Operation, Registered
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
@@ -118,10 +118,7 @@ class LMCacheTier(BlockingTier):
         looks = self._look(pages, self._seconds)
         kept = self._write([look for look in looks if has_room(look.hits)])
         self._release(looks)
-        for look in looks:
-            if not look.there and look.page.key not in kept:
-                break
-            done.append(look.page.checksum)
+        done += leading(look.page.checksum if look.there or look.page.key in kept else None for look in looks)
         self._seen.add(page.key for page in pages[: len(done)])
 
     def _loaded(self, pages: Sequence[TierPage], done: list[int]) -> None:
@@ -129,11 +126,7 @@ class LMCacheTier(BlockingTier):
         good = looks[: next((place for place, look in enumerate(looks) if not look.there), len(looks))]
         calls = [self._at(look, look.hits - 1) for look in good]
         answers = self._client.call(Operation.PREPARE_RETRIEVE, calls, ChunkPlace)
-        for look, answer in zip(good, answers, strict=True):
-            checksum = self._read(look.page, answer)
-            if checksum is None:
-                break
-            done.append(checksum)
+        done += leading(self._read(look.page, answer) for look, answer in zip(good, answers, strict=True))
         self._seen.forget(page.key for page in pages[len(done) :])
         self._client.call(Operation.COMMIT_RETRIEVE, calls, bool)
         self._release([look._replace(hits=look.hits - (place < len(good))) for place, look in enumerate(looks)])

@@ -15,7 +15,7 @@ import numpy as np
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
-from gapless.tiers.blocking import BlockingTier
+from gapless.tiers.blocking import BlockingTier, leading
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import Found, TierPage, TierSetup
 
@@ -69,19 +69,15 @@ class MooncakeTier(BlockingTier):
         for head, page in zip(self._heads, pages, strict=False):
             head[:] = np.frombuffer(head_of(self._namespace, page), np.uint8)
         results = self._call(self._client.batch_put_from_multi_buffers, *self._places(pages))
-        good = next((place for place, result in enumerate(results) if result != 0), len(pages))
-        return [page.checksum for page in pages[:good]]
+        return leading(None if result else page.checksum for page, result in zip(pages, results, strict=False))
 
     def _loaded(self, pages: Sequence[TierPage]) -> list[int]:
         self._heads[:] = 0
         results = self._call(self._client.batch_get_into_multi_buffers, *self._places(pages))
-        done: list[int] = []
-        for result, head, page in zip(results, self._heads, pages, strict=False):
-            checksum = checksum_in(head.data, self._namespace, page)
-            if result != HEAD_BYTES + len(page.slot) or checksum is None:
-                break
-            done.append(checksum)
-        return done
+        return leading(
+            checksum_in(head.data, self._namespace, page) if result == HEAD_BYTES + len(page.slot) else None
+            for result, head, page in zip(results, self._heads, pages, strict=False)
+        )
 
     def _places(self, pages: Sequence[TierPage]) -> tuple[list[str], list[list[int]], list[list[int]]]:
         """Return names, addresses and sizes: of a head and a slot for each page."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
-from gapless.tiers.blocking import BlockingTier
+from gapless.tiers.blocking import BlockingTier, leading
 from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
@@ -106,9 +106,9 @@ class NixlTier(BlockingTier):
         names = [(self._object(page.key, count), HEAD_BYTES + len(page.slot)) for page, count in room]
         kept = {page.key for (page, _), good in zip(room, self._move("WRITE", names), strict=True) if good}
         lost = new - kept
-        good = next((place for place, page in enumerate(pages) if page.key in lost), len(pages))
-        self._seen.add(page.key for page in pages[:good])
-        return [page.checksum for page in pages[:good]]
+        done = leading(None if page.key in lost else page.checksum for page in pages)
+        self._seen.add(page.key for page in pages[: len(done)])
+        return done
 
     def _loaded(self, pages: Sequence[TierPage]) -> list[int]:
         counts = self._histories([page.key for page in pages])

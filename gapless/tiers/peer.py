@@ -143,10 +143,7 @@ class PeerWorker(TierWorker):
 
     def end(self, name: str, whole: bool) -> None:
         """No page of the request will be stored any more; where it is whole, after the stores that wait now."""
-        if whole:
-            self._send(self._stores, lambda: self._peer.shelf.end(name))
-        else:
-            self._send(self._quick, lambda: self._peer.shelf.end(name))
+        self._send(self._stores if whole else self._quick, lambda: self._peer.shelf.end(name))
 
     def room(self) -> tuple[int, int]:
         """Return the bytes that are kept for peers now, and that may be."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.blocking import BlockingTier
+from gapless.tiers.blocking import BlockingTier, leading
 from gapless.tiers.resp import Reply, RespClient, RespError
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import Found, TierPage, TierSetup
@@ -29,7 +29,8 @@ class RedisTier(BlockingTier):
         self._client = RespClient(setup.target, seconds, back_off)
         self._namespace = setup.namespace.digest
         try:
-            self._client.call([[b"PING"]])
+            self._client.send([[b"PING"]])
+            self._client.read()
         except OSError as error:
             where = setup.target.rpartition("@")[2].removeprefix("redis://")  # without the password
             raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
@@ -44,11 +45,8 @@ class RedisTier(BlockingTier):
         values = [head_of(self._namespace, page) + bytes(page.slot) for page in new]
         answers = self._ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
         kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
-        done: list[int] = []
-        for page, found in zip(pages, has, strict=True):
-            if found is Found.MISS and page.key not in kept:
-                break
-            done.append(page.checksum)
+        lost = {page.key for page in new} - kept
+        done = leading(None if page.key in lost else page.checksum for page in pages)
         nbytes = sum(len(page.slot) for page in new if page.key in kept)
         self._end(job, pages, done, nbytes)
 

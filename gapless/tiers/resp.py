@@ -39,11 +39,6 @@ class RespClient:
         self._reader: BinaryIO
         self._next_try = 0.0
 
-    def call(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
-        """Return the answers to these commands. Raises OSError."""
-        self.send(commands)
-        return [self.read() for _ in commands]
-
     def send(self, commands: Sequence[Sequence[Word]]) -> None:
         """Send commands whose answers are read one by one. Raises OSError."""
         try:

@@ -45,6 +45,9 @@ class TierQuestion(NamedTuple):
     """What the request says about peers"""
 
 
+TierOrder = TierJob | TierQuestion | Callable[[], None]
+
+
 class TierWorker:
     """One tier and its thread. Questions and drops come first, then loads, then stores, each in the order of its kind.
 
@@ -61,9 +64,9 @@ class TierWorker:
         self._tier = tier
         self._room = (0, 0)
         self._ring, self._clock = ring, clock
-        self._quick: deque[TierQuestion | Callable[[], None]] = deque()
-        self._loads: deque[TierJob] = deque()
-        self._stores: deque[TierJob | Callable[[], None]] = deque()
+        self._quick: deque[TierOrder] = deque()
+        self._loads: deque[TierOrder] = deque()
+        self._stores: deque[TierOrder] = deque()
         self._asking: list[TierQuestion] = []
         self._begun: dict[int, TierJob] = {}
         self._last_end = {True: 0.0, False: 0.0}
@@ -118,7 +121,7 @@ class TierWorker:
         self._wake.set()
         self._thread.join(seconds)
 
-    def _send(self, orders: deque[T], order: T) -> None:
+    def _send(self, orders: deque[TierOrder], order: TierOrder) -> None:
         orders.append(order)
         self._wake.set()
 
@@ -129,7 +132,7 @@ class TierWorker:
         while True:
             self._wake.clear()
             busy = self.turn()
-            waits = self._ordered or self._begun
+            waits = self._orders or self._begun
             if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
@@ -138,23 +141,20 @@ class TierWorker:
 
     def turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""
-        if self._quick:
-            self._do(self._quick.popleft())
-        elif self._loads:
-            self._do(self._loads.popleft())
-        elif self._stores:
-            self._do(self._stores.popleft())
+        if self._orders:
+            self._do(self._orders.popleft())
         self._cancel_late()
         for end in self._safely(lambda: [*self._tier.poll()]) or () if self._begun else ():
             self._safely(partial(self._end, end))
         self._ask_again()
-        return self._ordered
+        return bool(self._orders)
 
     @property
-    def _ordered(self) -> bool:
-        return bool(self._quick or self._loads or self._stores)
+    def _orders(self) -> deque[TierOrder]:
+        """The orders of the first kind of which there are some."""
+        return self._quick or self._loads or self._stores
 
-    def _do(self, order: TierJob | TierQuestion | Callable[[], None]) -> None:
+    def _do(self, order: TierOrder) -> None:
         if isinstance(order, TierQuestion):
             self._asking.append(order)
         elif isinstance(order, TierJob):

@@ -262,8 +262,9 @@ def test_the_graph_declares_exactly_what_it_touches(device: Device) -> None:
 
     graph = device.capture("k", program)
     assert graph.key == "k"
-    assert [(t.data_ptr(), t.shape) for t in graph.reads] == [(table[2:].data_ptr(), (4, 4)), (index.data_ptr(), (2,))]
-    assert [(t.data_ptr(), t.shape) for t in graph.writes] == [(out.data_ptr(), (2, 4)), (seen[1:].data_ptr(), (2,))]
+    reads, writes = ([(t.data_ptr(), t.shape) for t in some] for some in (graph.tape.reads, graph.tape.writes))
+    assert reads == [(table[2:].data_ptr(), (4, 4)), (index.data_ptr(), (2,))]
+    assert writes == [(out.data_ptr(), (2, 4)), (seen[1:].data_ptr(), (2,))]
 
 
 def test_views_of_outside_tensors_cost_nothing_in_a_replay() -> None:
@@ -282,7 +283,7 @@ def test_a_graph_keeps_what_it_touches(device: Device) -> None:
     others = [torch.zeros(1000) for _ in range(50)]
     graph.launch(device.compute)
     device.drain()
-    assert graph.writes[0].tolist() == [9.0] * 1000 and not any(other.any() for other in others)
+    assert graph.tape.writes[0].tolist() == [9.0] * 1000 and not any(other.any() for other in others)
 
 
 def test_a_packed_weight_without_storage_is_held_by_its_graph(device: Device) -> None:
@@ -300,7 +301,7 @@ def test_a_packed_weight_without_storage_is_held_by_its_graph(device: Device) ->
     graph.launch(device.compute)
     device.drain()
     torch.testing.assert_close(out, x @ weight.T)
-    assert [tensor.data_ptr() for tensor in graph.writes] == [out.data_ptr()]
+    assert [tensor.data_ptr() for tensor in graph.tape.writes] == [out.data_ptr()]
 
 
 def test_an_empty_program_is_captured_and_launched(device: Device) -> None:

@@ -42,12 +42,12 @@ class Declaring:
 
         def launch(stream) -> None:
             assert observe.watcher is not None
-            observe.watcher.replayed(stream, graph.tape.name, graph.reads, graph.writes)
+            observe.watcher.replayed(stream, graph.tape.name, graph.tape.reads, graph.tape.writes)
             looking, observe.watcher = observe.watcher, None
             stream.launch(unseen)
             observe.watcher = looking
 
-        return SimpleNamespace(launch=launch, reads=graph.reads, writes=graph.writes)
+        return SimpleNamespace(launch=launch, reads=graph.tape.reads, writes=graph.tape.writes)
 
 
 def open_device(kind: str, seed: int) -> Device:

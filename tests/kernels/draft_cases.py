@@ -128,9 +128,10 @@ def begin(kernels: Kernels, words: Tensor, decode: int, places: int, tables: Tab
         Packet.of(words, shape), tables, BatchShape(decode * places, ((11, 7), (0, 0)), LONGEST, places), PAGE_SIZE
     )
     inputs = batch.inputs
-    assert batch.sizes is not None and batch.last is not None and inputs.starts is not None
+    assert batch.last is not None and inputs.starts is not None
+    sizes = inputs.starts.diff()
     return MixedBatch(
-        batch.rows, batch.sizes, batch.last, inputs.kv_lens, inputs.starts, inputs.ids, inputs.positions, inputs.slots
+        inputs.rows, sizes, batch.last, inputs.kv_lens, inputs.starts, inputs.ids, inputs.positions, inputs.slots
     )
 
 

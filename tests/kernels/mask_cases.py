@@ -85,10 +85,7 @@ def check_mask(kernels: Kernels, vocab: int, device: str, seed: int, places: int
             draft = drafts[place - 1] if 0 < place <= len(drafts) else 0
             named = rng.choice((*[draft] * 9, draft + 1))
             words = mask_of(allowed, world.mail)
-            if place:
-                world.mail.post_after(row, found, words, place, named)
-            else:
-                world.mail.post(row, found, words)
+            world.mail.post(row, found, words, place, named)
             going &= found == tag and place <= len(drafts) and (place == 0 or named == draft)
             if going:
                 masks[row, place] = torch.from_numpy(words)
@@ -118,8 +115,8 @@ def check_reply(kernels: Kernels, vocab: int, device: str, seed: int, width: int
     for row in range(1, len(world.tags)):
         given = expected.get(row, [NO_TOKEN])
         if given[0] != NO_TOKEN and world.tables.state[row, ACTIVE]:
-            (reply,) = [one for one in replies_of(world, row, width) if one.row == row]
-            assert reply.tokens == given and reply.drafts == world.drafts(row, count)
+            (reply,) = [(got, drafts) for own, got, drafts in replies_of(world, row, width) if own == row]
+            assert reply == (given, world.drafts(row, count))
             assert torch.equal(world.mail.words[row, MAIL_ALONG:], before[row, MAIL_ALONG:])
             assert torch.equal(world.mail.words[row, :MAIL_TOLD], before[row, :MAIL_TOLD])
         else:
@@ -166,8 +163,8 @@ def check_expected(kernels: Kernels, vocab: int, device: str, seed: int, width: 
     assert torch.equal(tables.history.cpu()[1:], history[1:]) and torch.equal(tables.state.cpu()[1:], drafted[1:])
     for row in range(1, len(world.tags)):
         if row in told:
-            (reply,) = [one for one in replies_of(world, row, width) if one.row == row]
-            assert reply.drafts == world.drafts(row, most)
+            (found,) = [drafts for own, _, drafts in replies_of(world, row, width) if own == row]
+            assert found == world.drafts(row, most)
         else:
             assert torch.equal(world.mail.words[row], before[row])
 

@@ -18,6 +18,7 @@ from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.host import BATCH_PAGES
+from gapless.memory.pages import PageListener
 from gapless.step.transfers import AT_REST, MOST_BATCH
 from gapless.testing.adversary import Adversary
 from gapless.testing.sim import SimDevice
@@ -196,7 +197,7 @@ def test_pages_are_loaded_beside_an_adapter_while_nothing_runs(monkeypatch):
     loop = adapted_loop(device, SHAPE._replace(max_len=48), 2, host=HostSizes(100 * SLOT, 1))
     run(loop, [ask(1, prompts()[0])])
     evict(loop)
-    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: loop.transfers.bulk_in.on_its_way)
+    logged(monkeypatch, begun, loop.adapters, "wait", lambda bell: bool(loop.transfers.bulk_in.underway))
     adapted, plain = ask(2, [1]), ask(3, prompts()[0])
     adapted.request = adapted.request._replace(adapter="ann")
     run(loop, [adapted, plain])
@@ -363,7 +364,7 @@ def test_short_prefixes_are_computed_without_a_wait():
 def test_an_engine_without_a_tier_has_nothing_of_it():
     device = SimDevice(6)
     loop = checksum_loop(device, SHAPE, 2)
-    assert loop.transfers is None and loop.pool.watcher is None and loop.planner.room.host is None
+    assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.host is None
     with pytest.raises(ConfigError, match=r"host:4095 holds no page, which takes 4,096 bytes"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))
     device.close()

@@ -15,6 +15,7 @@ from gapless.base.params import SamplingParams
 from gapless.base.records import Flag, Request
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.events import PageEvents
+from gapless.memory.pages import PageListener
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.sim import SimDevice
 
@@ -128,5 +129,6 @@ def test_an_engine_that_sends_no_events_collects_none():
     loop = model_loop(ChecksumModel(VOCAB, shape.max_len), SimDevice(1), shape, 2)
     job = ask(1, range(20))
     Run(loop, [job], looks=True).run(1_000)
-    assert job.flag == Flag.LENGTH and loop.planner.index.events is None and loop.pool.journal is None
+    assert job.flag == Flag.LENGTH and loop.planner.index.events is None
+    assert type(loop.pool.journal) is PageListener
     loop.device.close()

@@ -28,7 +28,7 @@ class Line:
         news, self.news = self.news, []
         return news
 
-    def ask(self, number, keys, seconds):
+    def ask(self, number, keys, seconds, transfer):
         self.asked[number] = list(keys)
 
     def load(self, job, pages, seconds):

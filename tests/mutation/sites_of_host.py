@@ -12,7 +12,7 @@ from simulation.scenario import Scenario
 
 from gapless.memory.copies import GroupCopies, PageCopy
 from gapless.memory.host import HostTier
-from gapless.memory.pages import PagePool
+from gapless.memory.pages import PageListener, PagePool
 from gapless.step.transfers import TransferWay
 
 
@@ -59,7 +59,7 @@ def doubtful_copies_stay() -> AbstractContextManager[None]:
     """A copy of a page that is in doubt stays where it is found."""
 
     def hide(original: Callable[..., None], self: PagePool, pages: Any) -> None:
-        watcher, self.watcher = self.watcher, None
+        watcher, self.watcher = self.watcher, PageListener()
         original(self, pages)
         self.watcher = watcher
 

@@ -109,7 +109,10 @@ def tag_first() -> AbstractContextManager[None]:
     """A mask is written when its tag has been there for a while."""
     waiting: dict[int, tuple[int, Any]] = {}
 
-    def post(original: Callable[..., None], self: Mail, row: int, tag: int, words: Any) -> None:
+    def post(original: Callable[..., None], self: Mail, row: int, tag: int, words: Any, *after: int) -> None:
+        if any(after):
+            original(self, row, tag, words, *after)
+            return
         waiting[row] = tag, words.copy()
         self.tags[row, 0] = tag
 

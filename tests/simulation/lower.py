@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gapless.base.records import KVTransfer
 from gapless.tiers.seam import JobEnd, TierAnswer, TierPage
 
 Kept = dict[bytes, tuple[bytes, int]]
@@ -39,7 +40,7 @@ class LateLine:
         """Each with the number of looks before it is due"""
         self._rng = random.Random(seed)
 
-    def ask(self, number: int, keys: Sequence[bytes], seconds: float) -> None:
+    def ask(self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer) -> None:
         self._add(Order(number, "ask", [TierPage(key, memoryview(b"")) for key in keys]))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:

@@ -69,7 +69,7 @@ class Several(Holding):
         slots = plain.kv_slots(self.tables.pages, rows, place, runs, size)
         columns = self.tables.pages.shape[1] // (1 + len(self.cache.others))
         inputs = StepInputs(ids, place, slots, torch.where(runs, place + 1, 1), rows, self.tables.pages, columns)
-        batch = split_groups(Batch(rows, None, None, inputs), self.cache)
+        batch = split_groups(Batch(inputs), self.cache)
         shape = BatchShape(len(rows), (), columns * size)
         return self.model.logits(self.model.forward(batch.inputs, self.model.plan(shape), self.cache)).argmax(-1)
 

@@ -111,7 +111,7 @@ def test_slots_of_the_second_group_are_those_of_its_part_of_the_table():
     tables = Tables.new(5, LONGEST, 2 * ENTRIES, torch.device("cpu"))
     tables.pages.copy_(torch.randint(1, PAGES, tables.pages.shape))
     cache = GroupedModel(VOCAB, LONGEST).new_cache(PAGES, SIZE, torch.device("cpu"))
-    rows, sizes = torch.tensor([4, 2, 5]), [1, 1, 6]
+    rows = torch.tensor([4, 2, 5])
     owner = torch.tensor([4, 2, *[5] * 6, 0, 0])
     # The inert row's position is past the end of the table.
     positions = torch.tensor([9, LONGEST + 7, *range(13, 19), 0, 0])
@@ -120,7 +120,7 @@ def test_slots_of_the_second_group_are_those_of_its_part_of_the_table():
     slots = torch.where(active, page * SIZE + positions % SIZE, 0)
     starts = torch.tensor([0, 1, 2, 8])
     inputs = StepInputs(positions, positions, slots, torch.tensor([10, 1, 19]), rows, tables.pages, 99, starts)
-    split = split_groups(Batch(rows, torch.tensor(sizes), starts[1:] - 1, inputs), cache).inputs
+    split = split_groups(Batch(inputs, starts[1:] - 1), cache).inputs
     second = split.group(1)
     want = [
         int(tables.pages[row, ENTRIES + position // SIZE]) * SIZE + position % SIZE if live else 0
@@ -131,11 +131,11 @@ def test_slots_of_the_second_group_are_those_of_its_part_of_the_table():
     assert torch.equal(split.pages, tables.pages[rows, :ENTRIES].long())
     assert torch.equal(second.pages, tables.pages[rows, ENTRIES:].long())
     alone = inputs._replace(starts=None, slots=slots[:3], positions=positions[:3], ids=positions[:3])
-    assert split_groups(Batch(rows, None, None, alone), cache).inputs.group(1).slots.tolist()[:2] == want[:2]
+    assert split_groups(Batch(alone), cache).inputs.group(1).slots.tolist()[:2] == want[:2]
 
 
 def test_one_group_is_left_as_it_is():
     model = Bench(GroupedModel(VOCAB, 32)).model
     cache = model.new_cache(7, SIZE, torch.device("cpu"))
-    batch = Batch(torch.tensor([1]), None, None, StepInputs(*[torch.tensor([1])] * 5, torch.ones(2, 4), 3))
+    batch = Batch(StepInputs(*[torch.tensor([1])] * 5, torch.ones(2, 4), 3))
     assert split_groups(batch, cache.group(1)) is batch

@@ -12,7 +12,7 @@ from gapless.kernels import plain
 from gapless.kernels.layout import ACTIVE, COMPUTED, LENGTH
 from gapless.kernels.tables import Tables
 from gapless.model.seam import BatchShape
-from gapless.step.inputs import decode_batch, mixed_batch
+from gapless.step.inputs import fused_batch, mixed_batch
 from gapless.step.packet import Packet, PacketShape
 
 ROWS, SIZE, MAX_LEN = 7, 4, 32
@@ -83,12 +83,12 @@ def test_inputs_are_those_computed_row_by_row(seed):
         batch = mixed_batch(packet, tables, shape, SIZE)
     else:
         packet = PacketShape(len(rows), 0, 0, 0, 0)
-        batch = decode_batch(plain.KERNELS, words([0, 0, *rows]), packet, tables, shape, SIZE)
+        batch = fused_batch(plain.KERNELS, words([0, 0, *rows]), packet, tables, shape, SIZE)
     inputs = batch.inputs
     found = list(zip(inputs.ids.tolist(), inputs.positions.tolist(), inputs.slots.tolist(), strict=True))
     assert found == queries
     assert inputs.kv_lens.tolist() == lengths
-    assert batch.rows.tolist() == rows
+    assert inputs.rows.tolist() == rows
     width = inputs.pages.shape[1]
     assert width * SIZE >= max([shape.bound, *(start + size for start, size in shape.chunks)])
     assert torch.equal(inputs.pages, tables.pages[rows, :width].long())

@@ -142,7 +142,7 @@ def test_connections_of_peers_are_bounded(opened, path, monkeypatch, caplog):
         peer.send(FrameKind.RETURN)
         peer.receive(FrameKind.RETURNED)
     peers[0].close()
-    until(lambda: giver.server.connections <= 6)
+    until(lambda: len(giver.server.connections) <= 6)
     peers[0] = greeted(path, setup)
     peers[0].send(FrameKind.RETURN)
     peers[0].receive(FrameKind.RETURNED)
@@ -164,7 +164,7 @@ def test_a_peer_gets_in_while_strangers_connect_and_say_nothing(opened, path):
     assert found == [Found.HIT] and seconds < 0.9, "strangers were waited for"
     strangers += [connected(path) for _ in range(MAX_STRANGERS)]
     assert has(taker, 0) == [True], "strangers took the place of a peer"
-    assert giver.server.connections <= MAX_STRANGERS + 2
+    assert len(giver.server.connections) <= MAX_STRANGERS + 2
     for stranger in strangers:
         stranger.close()
 

@@ -63,7 +63,8 @@ def tier(request, tmp_path, monkeypatch):
     setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64, namespace)
     if request.param == "Redis":
         client = RespClient(target, 1.0, 1.0)
-        client.call([[b"FLUSHDB"]])
+        client.send([[b"FLUSHDB"]])
+        client.read()
         client.close()
     opened = KINDS[request.param](setup)
     opened.drop([key(number) for number in range(12)])
