@@ -66,7 +66,7 @@ def gather_kernel(
     before = tl.load(words + _HEADER + count + lane, mask=lane < tl.minimum(index - more, count), other=0)
     first = tl.where(index < decoded, index, tl.sum(before, axis=0) + more)
     if index == batch:
-        tl.store(by_row + 4 * (batch + 1) + index, first.to(tl.int64))
+        tl.store(by_row + 3 * (batch + 1) + index, first.to(tl.int64))
         for start in range(first + split * BLOCK, tokens, splits * BLOCK):
             token = start + tl.arange(0, BLOCK)
             nothing, inside = tl.zeros([BLOCK], tl.int64), token < tokens
@@ -87,10 +87,9 @@ def gather_kernel(
         if split == 0:
             column = by_row + index
             tl.store(column, row)
-            tl.store(column + (batch + 1), size.to(tl.int64))
-            tl.store(column + 2 * (batch + 1), (first + size - 1).to(tl.int64))
-            tl.store(column + 3 * (batch + 1), tl.where(active, computed + size, 1).to(tl.int64))
-            tl.store(column + 4 * (batch + 1), first.to(tl.int64))
+            tl.store(column + (batch + 1), (first + size - 1).to(tl.int64))
+            tl.store(column + 2 * (batch + 1), tl.where(active, computed + size, 1).to(tl.int64))
+            tl.store(column + 3 * (batch + 1), first.to(tl.int64))
         for start in range(split * BLOCK, size, splits * BLOCK):
             token = start + tl.arange(0, BLOCK)
             inside = token < size
@@ -120,7 +119,7 @@ def _begin_mixed(
             words, count, writes, admissions, state, params, pages, BLOCK, triton.next_power_of_2(columns), num_warps=2
         )
     batch = count + decode * (places - 1)
-    by_row = torch.empty(5, batch + 1, dtype=torch.int64, device=words.device)
+    by_row = torch.empty(4, batch + 1, dtype=torch.int64, device=words.device)
     by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
     sent = L.HEADER_WORDS + 2 * count + L.PAGE_WORDS * writes + (1 + columns) * admissions
     splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
@@ -138,5 +137,4 @@ def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -
     """See `seam.Kernels.begin_mixed`."""
     by_row, by_token = triton_begin_mixed(words, *counts, *tables[:4], page_size)
     *columns, starts = by_row.unbind()
-    rows, sizes, last, kv_lens = (column[:-1] for column in columns)
-    return MixedBatch(rows, sizes, last, kv_lens, starts, *by_token.unbind())
+    return MixedBatch(*(column[:-1] for column in columns), starts, *by_token.unbind())

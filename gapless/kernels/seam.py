@@ -54,8 +54,6 @@ class MixedBatch(NamedTuple):
     """The inputs of a forward of decode rows and chunks: B rows, T tokens, all int64. Inert rows as in DecodeBatch."""
 
     rows: Tensor
-    sizes: Tensor
-    """[B] query tokens"""
     last: Tensor
     """[B] index of the row's last query token"""
     kv_lens: Tensor

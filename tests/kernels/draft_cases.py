@@ -110,7 +110,7 @@ def check_begin_beside(kernels: Kernels, device: str, seed: int, places: int, de
         assert not runs or (token, position) == (int(made.history[own, at]), at)
         kv_lens.append(at + 1 if runs else 1)
     first = places * len(decode)
-    assert begun.rows.tolist() == [*decode * places, chunk, 0] and begun.sizes.tolist() == [1] * first + [7, 0]
+    assert begun.rows.tolist() == [*decode * places, chunk, 0]
     assert begun.starts.tolist() == [*range(first), first, first + 7, first + 7]
     assert begun.last.tolist()[:-1] == [*range(first), first + 6]
     assert begun.kv_lens.tolist() == [*kv_lens[:first], start + 7, 1]
@@ -129,9 +129,8 @@ def begin(kernels: Kernels, words: Tensor, decode: int, places: int, tables: Tab
     )
     inputs = batch.inputs
     assert batch.last is not None and inputs.starts is not None
-    sizes = inputs.starts.diff()
     return MixedBatch(
-        inputs.rows, sizes, batch.last, inputs.kv_lens, inputs.starts, inputs.ids, inputs.positions, inputs.slots
+        inputs.rows, batch.last, inputs.kv_lens, inputs.starts, inputs.ids, inputs.positions, inputs.slots
     )
 
 

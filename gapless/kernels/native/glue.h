@@ -55,7 +55,7 @@ struct Mixed {
 };
 
 struct MixedOut {
-  int64_t *rows, *sizes, *last, *kv_lens, *starts;
+  int64_t *rows, *last, *kv_lens, *starts;
   int64_t *ids, *positions, *slots;
 };
 

@@ -606,22 +606,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
   return {rows, ids, positions, slots, kv_lens};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin_mixed_op(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin_mixed_op(
     const Tensor& words, int64_t count, int64_t decode, int64_t writes, int64_t admissions, int64_t tokens,
     int64_t places, const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& pages,
     int64_t page_size) {
   whole(words);
   auto fresh = [&](int64_t size) { return at::empty({size}, words.options().dtype(at::kLong)); };
   int64_t batch = count + decode * (places - 1);
-  Tensor rows = fresh(batch), sizes = fresh(batch), last = fresh(batch), kv_lens = fresh(batch);
+  Tensor rows = fresh(batch), last = fresh(batch), kv_lens = fresh(batch);
   Tensor starts = fresh(batch + 1), ids = fresh(tokens), positions = fresh(tokens), slots = fresh(tokens);
   auto to = [](const Tensor& x) { return data<int64_t>(x); };
   begin_mixed(
       words.const_data_ptr<int32_t>(), {count, decode, writes, admissions, tokens, places}, table(state),
       table(params),
       table(history), table(pages), page_size,
-      {to(rows), to(sizes), to(last), to(kv_lens), to(starts), to(ids), to(positions), to(slots)});
-  return {rows, sizes, last, kv_lens, starts, ids, positions, slots};
+      {to(rows), to(last), to(kv_lens), to(starts), to(ids), to(positions), to(slots)});
+  return {rows, last, kv_lens, starts, ids, positions, slots};
 }
 
 void finish_op(
@@ -751,7 +751,7 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
       "begin_mixed(Tensor words, int count, int decode, int writes, int admissions, int tokens, int places, "
       "Tensor(a!) state, "
       "Tensor(b!) params, Tensor(c!) history, Tensor(d!) pages, int page_size) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "finish(Tensor(a!) words, Tensor rows, Tensor? sizes, Tensor tokens, Tensor finite, Tensor(b!) state, "
       "Tensor params, Tensor(c!) history, Tensor(d!) lines, Tensor(e!) out) -> ()");
