@@ -169,13 +169,15 @@ class Request(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A row begins to serve a request. The first `start` of `length` known tokens have their KV already."""
+    """A row begins to serve a request. The first `start` of `length` known tokens have their KV already, the last
+    `loaded` of these from a tier."""
 
     row: int
     generation: int
     key: int
     start: int
     length: int
+    loaded: int = 0
 
 
 class Chunk(NamedTuple):

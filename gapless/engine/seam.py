@@ -132,6 +132,8 @@ class Stats(NamedTuple):
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
     """Prompt tokens among these that the prefix index gave."""
+    admitted_loaded: int = 0
+    """Prompt tokens among those that a tier gave: host memory, what is below it, or a peer."""
     wall_ns: int = 0
     """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
     busy_ns: int = 0

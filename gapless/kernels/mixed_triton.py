@@ -137,4 +137,5 @@ def begin_mixed(words: Tensor, counts: Counts, tables: Tables, page_size: int) -
     """See `seam.Kernels.begin_mixed`."""
     by_row, by_token = triton_begin_mixed(words, *counts, *tables[:4], page_size)
     *columns, starts = by_row.unbind()
-    return MixedBatch(*(column[:-1] for column in columns), starts, *by_token.unbind())
+    rows, last, kv_lens = (column[:-1] for column in columns)
+    return MixedBatch(rows, last, kv_lens, starts, *by_token.unbind())

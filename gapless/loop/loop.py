@@ -274,7 +274,7 @@ class Loop:
             self.masks.follow(flight.ended)
 
     def _admit_masked(self, masks: Masks, admissions: tuple[Admission, ...]) -> None:
-        for row, generation, key, _, _ in admissions:
+        for row, generation, key, *_ in admissions:
             if key in masks:
                 masks.admit(key, row, generation, self.rows.settled(row))
 
@@ -285,6 +285,7 @@ class Loop:
                 self.fresh.remove(admission.key)
                 self.counters.admitted_tokens += len(request.tokens)
                 self.counters.admitted_cached += admission.start
+                self.counters.admitted_loaded += admission.loaded
             self.counters.prefix_queries += admission.length
             self.counters.prefix_hits += admission.start
 

@@ -23,6 +23,7 @@ class Counters:
         self.prompt_tokens = 0
         self.admitted_tokens = 0
         self.admitted_cached = 0
+        self.admitted_loaded = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.declined_depth = 0

@@ -457,7 +457,7 @@ class Planner:
                     self.waiting.unpark(self._rows.lends)
                     budget -= self.prefill.admit(seq, budget, len(self.waiting) > 0)
                     generation = int(self._rows.generation[seq.row])
-                    admissions.append(Admission(seq.row, generation, seq.key, seq.cached, seq.length))
+                    admissions.append(Admission(seq.row, generation, seq.key, seq.cached, seq.length, seq.loaded))
                     for older in passed:
                         older.skips += 1
                 else:

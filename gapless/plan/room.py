@@ -185,6 +185,7 @@ class Room:
         host.counts.hit += count - matched
         seq.ticket = host.load(missing)
         seq.loads_begun += 1
+        seq.had = matched if seq.had is None else seq.had
         return True
 
     def _asks_below(self, host: HostTier, seq: Sequence, most: int) -> bool:
@@ -266,7 +267,8 @@ class Room:
             self.index.describe(seq.chain, seq.tokens, 0, matched)
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
-        seq.published, seq.skips, seq.loads_begun, seq.search = matched, 0, 0, None
+        seq.loaded = 0 if seq.had is None else max(0, matched - seq.had) * self._page_size
+        seq.published, seq.skips, seq.loads_begun, seq.search, seq.had = matched, 0, 0, None, None
         seq.declined = False
         return True
 

@@ -92,6 +92,10 @@ class Sequence:
     """What the tiers below have of it, where they were asked since it last had a row"""
     loads_begun: int = 0
     """How often it has waited for such pages since it last had a row."""
+    had: int | None = None
+    """Pages of it that the device had when it first waited for others since it last had a row"""
+    loaded: int = 0
+    """Tokens of `cached` that came from a tier"""
     declined: bool = False
     """Whether computing takes less than a load for which it was weighed since it last had a row"""
     skips: int = 0

@@ -285,8 +285,9 @@ class _Page(Collector):
         yield self._by("cause", COUNTER, "gapless:declined_launches", "Launches put off.", declined)
         pages = self._fields("pages", "free", "cached", "owned", "fenced")
         yield self._by("state", GAUGE, "gapless:kv_pages", "KV pages by state.", pages)
-        cached = stats.admitted_cached
-        sources = {"local_cache_hit": cached, "local_compute": stats.admitted_tokens - cached}
+        cached, loaded = stats.admitted_cached, stats.admitted_loaded
+        sources = {"local_cache_hit": cached - loaded, "external_kv_transfer": loaded}
+        sources["local_compute"] = stats.admitted_tokens - cached
         text = "Prompt tokens by where their KV came from."
         yield self._by("source", COUNTER, "vllm:prompt_tokens_by_source", text, sources)
         eager = stats.steps - stats.graph_steps - stats.graph_misses

@@ -37,7 +37,12 @@ def test_prompts_that_the_device_gave_up_are_loaded():
     with LLM("demo", **OPTIONS, kv_tiers=["host:64MiB"]) as llm:
         first = answers(llm, prompts)
         again = answers(llm, prompts)
+        before = llm.stats()
+        (last,) = answers(llm, prompts[-1:])
+        after = llm.stats()
     assert [output.outputs[0].token_ids for output in first + again] == expected * 2
+    assert before.admitted_cached // 2 < before.admitted_loaded <= before.admitted_cached
+    assert last.num_cached_tokens > 256 and after.admitted_loaded == before.admitted_loaded, "the device had it"
     assert not any(output.num_cached_tokens for output in first)
     lengths = [len(output.prompt_token_ids) for output in again]
     assert min(lengths) > 256 and sum(lengths) > 39 * 16, "the device holds one or two of them"
@@ -117,6 +122,7 @@ def test_a_decoder_takes_from_a_prefiller_over_tls_what_that_has_computed(tmp_pa
             stats = decoder.stats()
     assert token_ids(outputs) == expected
     assert max(output.num_cached_tokens for output in outputs) > 256 and stats.lower_loaded[0] > 16
+    assert 256 < stats.admitted_loaded <= stats.admitted_cached
     assert 0 < stats.lower_read_bytes[0] <= used <= size <= 64 << 20 and stats.lower_read_ns[0] > 0
 
 

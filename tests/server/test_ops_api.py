@@ -188,6 +188,7 @@ NUMBERS = Stats(
     device_allocations=6,
     admitted_tokens=50,
     admitted_cached=20,
+    admitted_loaded=4,
     prefix_queries=70,
     prefix_hits=30,
     preemptions=1,
@@ -200,7 +201,8 @@ def test_the_loop_s_numbers_come_out_under_their_names():
     page = {family.name: family for family in text_string_to_metric_families(text)}
     assert value(page, "vllm:prompt_tokens_total") == 50, "a prompt that was computed twice counts once"
     assert value(page, "vllm:prompt_tokens_by_source_total", source="local_compute") == 30
-    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 20
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 16
+    assert value(page, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 4
     assert value(page, "vllm:prompt_tokens_cached_total") == 20
     assert value(page, "vllm:prefix_cache_queries_total") == 70
     assert value(page, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
