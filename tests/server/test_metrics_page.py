@@ -34,6 +34,7 @@ STATS = Stats(
     generation_tokens=1234567890,
     admitted_tokens=800,
     admitted_cached=300,
+    admitted_loaded=60,
     prefix_queries=1000,
     prefix_hits=400,
     preemptions=2,
