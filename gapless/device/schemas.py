@@ -63,10 +63,10 @@ def _short(schema: Any) -> str:
 
 
 def _only_looks(schema: Any) -> bool:
-    """Return whether an operator of torch's uses no more of its tensors than shape, type and bookkeeping."""
+    """Return whether an operator uses no more of its tensors than shape, type and bookkeeping."""
     space, _, name = str(schema.name).partition("::")
     by_shape = name.endswith("_like") or name.startswith(("new_", "sym_"))
-    return space in ("aten", "prims") and (by_shape or name in _BOOKKEEPING)
+    return name in _BOOKKEEPING or (by_shape and space in ("aten", "prims"))
 
 
 def _is_written(part: Any) -> bool:

@@ -101,7 +101,7 @@ class LowerTiers:
         """`lines` take the orders for one tier each, and have what came of them; none waits. `slot` returns the memory
         of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` takes in what loads take.
         """
-        self.lines = lines
+        self.lines: Sequence[TierWorker] = lines
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
         self._late_ns, self._lookup_ns = late_ns, lookup_ns

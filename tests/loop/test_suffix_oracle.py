@@ -35,7 +35,7 @@ def speculation(suffixes: SuffixLookup, rows: int) -> Speculation:
     return Speculation(suffixes.asked.most, suffixes, rows, learner=suffixes.learn)
 
 
-def no_own_matches(rows: Tensor, tables: Tables, most: int, lengths: tuple[int, int]) -> Tensor:
+def no_own_matches(rows: Tensor, tables: Tables, most: int, shortest: int, longest: int) -> Tensor:
     """Stands for `Kernels.look_up`: no row's own history has what it ends with."""
     tables.state[:, DRAFTED].index_copy_(0, rows.long(), tables.state[:, LENGTH].index_select(0, rows.long()))
     return torch.zeros_like(rows)
