@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gapless.engine import messages
+from gapless.engine import checkers, messages
 from gapless.engine.driver import EngineDriver
 from gapless.engine.ports import QueuePort
 from gapless.loop.loop import Loop
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000)
     args = parser.parse_args()
+    checkers.connect()
     print("Microseconds; a step, an event, or a turn.\n")
     print(
         "| rows | record, a step | of this: account | an event | unwatched, a turn | send, a step | receive, a step |"
