@@ -69,7 +69,7 @@ LINES = {
     "drafts from other answers": 400,
     "EAGLE-3 heads": 400,
     "drafts come back where no step looks for them; what else a review found": 20,
-    "caches with files that were cut off, settings that are none, starts that wait, reasons of no C++": 33,
+    "caches with files that were cut off, settings that are none, starts that wait, reasons of no C++, folders": 36,
     "forms of output": 1_550,
     "guesses of matchers that end no request and delay no mask, nor do their copies": 160,
     "KV events for routers": 550,

@@ -186,7 +186,10 @@ def demo_model() -> Iterator[Check]:
 def hub() -> Iterator[Check]:
     from gapless.hub.repo import surroundings
 
-    yield Check("hub", "ok", surroundings())
+    try:
+        yield Check("hub", "ok", surroundings())
+    except OSError as error:
+        yield Check("hub", "fail", f"{error.filename}: {error.strerror}: set HF_HOME to a folder that can be read")
 
 
 def model(config: EngineConfig) -> Iterator[Check]:

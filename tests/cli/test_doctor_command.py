@@ -6,6 +6,7 @@ import json
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,18 @@ def test_a_check_that_breaks_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(checks, "device", lambda kind: [])
     found = [c for c in checks.run_checks(0) if c.name == "memory"]
     assert found[-1] == Check("memory", "fail", "OSError: no such counter")
+
+
+def test_a_folder_of_the_hub_that_is_a_file_fails_with_the_mend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.write_text("")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    (check,) = checks.hub()
+    text = f"{home / 'token'}: Not a directory: set HF_HOME to a folder that can be read"
+    assert check == ("hub", "fail", text)
 
 
 @pytest.mark.parametrize(
