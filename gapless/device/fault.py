@@ -31,10 +31,11 @@ class Fault:
                 return
             self._where = where
             self.error = error
-            self._bell.ring()
             wake, self._wake = self._wake, None
-            if wake is not None:
-                wake()
+        # Outside: a thread that begins to wait may close a device while it holds the bell's lock.
+        self._bell.ring()
+        if wake is not None:
+            wake()
 
     def check(self) -> None:
         """Raise DeviceError when set."""

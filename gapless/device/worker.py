@@ -72,7 +72,7 @@ def attempt(fault: Fault, name: str, program: Callable[..., None], args: tuple[A
 class Worker:
     """The thread of a queue, started at the first use; its programs run in inference mode.
 
-    `threads` is how many torch threads they use; 0 leaves torch's default.
+    `queue` is a PythonQueue or a native stream. `threads` is how many torch threads they use; 0 leaves torch's default.
     """
 
     def __init__(self, name: str, queue: PythonQueue, threads: int = 0) -> None:

@@ -59,8 +59,10 @@ class Block(NamedTuple):
 
 def block_of(layer: Layer, next_norm: Tensor, linear: Callable[[Tensor, Tensor | None], Linear]) -> Block:
     """Put the matrices of a layer into the layout that `linear` likes."""
-    parts: list[Any] = [linear(*part) if isinstance(part, Matrix) else part for part in layer]
-    return Block._make([*parts, next_norm])
+    parts: dict[str, Any] = {
+        name: linear(*part) if isinstance(part, Matrix) else part for name, part in layer._asdict().items()
+    }
+    return Block(**parts, next_norm=next_norm)
 
 
 class DenseModel:

@@ -95,7 +95,7 @@ class Sequence:
     had: int | None = None
     """Pages of it that the device had when it first waited for others since it last had a row"""
     loaded: int = 0
-    """Tokens of `cached` that came from a tier"""
+    """Tokens of `cached` that came from a tier, or from others while it waited for one"""
     declined: bool = False
     """Whether computing takes less than a load for which it was weighed since it last had a row"""
     skips: int = 0

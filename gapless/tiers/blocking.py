@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gapless.tiers.seam import JobEnd, TierPage
 
@@ -39,11 +39,9 @@ class BlockingTier:
         self._end(job, pages, done)
 
 
-def leading(moved: Iterable[int | None]) -> list[int]:
-    """Return the checksums of pages in front of the first None, which stands for one that could not be moved."""
-    done: list[int] = []
+def leading(moved: Iterable[int | None]) -> Iterator[int]:
+    """Yield the checksums of pages in front of the first None, which stands for one that could not be moved."""
     for checksum in moved:
         if checksum is None:
-            break
-        done.append(checksum)
-    return done
+            return
+        yield checksum

@@ -69,15 +69,16 @@ class MooncakeTier(BlockingTier):
         for head, page in zip(self._heads, pages, strict=False):
             head[:] = np.frombuffer(head_of(self._namespace, page), np.uint8)
         results = self._call(self._client.batch_put_from_multi_buffers, *self._places(pages))
-        return leading(None if result else page.checksum for page, result in zip(pages, results, strict=False))
+        return [*leading(None if result else page.checksum for page, result in zip(pages, results, strict=False))]
 
     def _loaded(self, pages: Sequence[TierPage]) -> list[int]:
         self._heads[:] = 0
         results = self._call(self._client.batch_get_into_multi_buffers, *self._places(pages))
-        return leading(
+        loaded = (
             checksum_in(head.data, self._namespace, page) if result == HEAD_BYTES + len(page.slot) else None
             for result, head, page in zip(results, self._heads, pages, strict=False)
         )
+        return [*leading(loaded)]
 
     def _places(self, pages: Sequence[TierPage]) -> tuple[list[str], list[list[int]], list[list[int]]]:
         """Return names, addresses and sizes: of a head and a slot for each page."""

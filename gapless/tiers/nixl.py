@@ -106,7 +106,7 @@ class NixlTier(BlockingTier):
         names = [(self._object(page.key, count), HEAD_BYTES + len(page.slot)) for page, count in room]
         kept = {page.key for (page, _), good in zip(room, self._move("WRITE", names), strict=True) if good}
         lost = new - kept
-        done = leading(None if page.key in lost else page.checksum for page in pages)
+        done = [*leading(None if page.key in lost else page.checksum for page in pages)]
         self._seen.add(page.key for page in pages[: len(done)])
         return done
 

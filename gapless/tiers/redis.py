@@ -46,7 +46,7 @@ class RedisTier(BlockingTier):
         answers = self._ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
         kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
         lost = {page.key for page in new} - kept
-        done = leading(None if page.key in lost else page.checksum for page in pages)
+        done = [*leading(None if page.key in lost else page.checksum for page in pages)]
         nbytes = sum(len(page.slot) for page in new if page.key in kept)
         self._end(job, pages, done, nbytes)
 

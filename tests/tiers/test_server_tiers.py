@@ -88,6 +88,24 @@ def test_an_lmcache_server_may_evict_what_nobody_reads(lmcache):
     tier.close()
 
 
+def test_pages_before_one_that_cannot_be_read_are_loaded(lmcache, monkeypatch):
+    tier, setup = asked(lmcache)
+    stored(tier, setup, 0, 1, 2, 3)
+    reads, preadv = [], os.preadv
+
+    def broken(*args):
+        reads.append(args)
+        if len(reads) == 3:
+            raise OSError("a broken pool")
+        return preadv(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", broken)
+        end, pages = loaded(tier, setup, 0, 1, 2, 3)
+    assert end.failed and len(end.checksums) == 2 and pages[:2] == [content(0), content(1)]
+    tier.close()
+
+
 def test_a_page_dropped_for_one_engine_is_dropped_for_all(lmcache):
     (one, setup), (other, others) = asked(lmcache), asked(lmcache)
     stored(one, setup, 0, 1)
