@@ -59,10 +59,10 @@ class ReportingTape(Tape):
     def replay(self) -> None:
         mode = _get_current_dispatch_mode()
         # What follows all tensors, or results, needs the mode.
-        if not isinstance(mode, RaceMode) or not mode.races.active or mode.races.follows_results:
+        if not isinstance(mode, RaceMode) or not mode.checker.active or mode.checker.follows_results:
             return super().replay()
         with left(mode):
-            self.report(mode.races)
+            self.report(mode.checker)
 
     def report(self, checker: RaceChecker) -> None:
         """Run the operators; those that may touch registered buffers are shown to the checker first."""

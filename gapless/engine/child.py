@@ -208,7 +208,7 @@ class Child:
             self.condemn(f"the engine process wrote something else than its life signs: {error}")
 
     def hear(self, message: m.OnControl) -> None:
-        """Take a message of the process from before its socket is connected."""
+        """Take a message of the control pipe."""
         match message:
             case m.Died(kind, text):
                 self._died = m.revive(kind, text)

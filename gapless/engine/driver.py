@@ -124,8 +124,8 @@ class EngineDriver:
             case m.Abort(key):
                 self._core.abort(key)
             case m.SetWatching(on):
-                latest = self._core.steps_after(0)[-1:]
-                self._seen = max([record.step for record in latest], default=0) if on else None
+                latest = self._core.steps_after(0) if on else None
+                self._seen = None if latest is None else latest[-1].step if latest else 0
             case m.Look(number, since):
                 steps = m.pack_steps(self._core.steps_after(0, since))
                 self._out.append(m.View(number, steps, self._core.page_map()))

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from time import monotonic_ns
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
@@ -31,6 +31,7 @@ from gapless.text.tokenizer import Tokenizer
 from gapless.text.tools import check_tools, formed
 
 Message = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class LLM:
@@ -85,7 +86,7 @@ class LLM:
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, len(listed))
         ranks = _one_each(0 if priority is None else priority, len(listed), "priorities", "priority")
-        adapters = _one_each(adapter, len(listed), "adapters", "adapter")
+        adapters: list[str] = _one_each(adapter, len(listed), "adapters", "adapter")
         resolved: list[Resolved] = []
         for prompt, one, rank, name in zip(listed, params, ranks, adapters, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
@@ -236,9 +237,10 @@ class LLM:
         return self._core
 
 
-def _one_each(given: Any, count: int, what: str, field: str) -> list[Any]:
+def _one_each(given: T | Sequence[T], count: int, what: str, field: str) -> list[T]:
     """Return what each prompt is given: the one thing for all, or its own of a sequence."""
-    each = [given] * count if isinstance(given, (str, int, SamplingParams)) else list(given)
+    one = isinstance(given, (str, int, SamplingParams))
+    each = [cast("T", given)] * count if one else list(cast("Sequence[T]", given))
     if len(each) != count:
         raise RequestError(f"{count} prompts need as many {what}, got {len(each)}", field)
     return each

@@ -61,7 +61,7 @@ class Children:
             self._leaves = True
 
     def close(self) -> tuple[list[Any], int]:
-        """Stop watching. Returns the reports of the children and the number of those that left none."""
+        """Wait for the children. Returns their reports and the number of those that left none."""
         if not self.is_child:
             self._wait()
         forks.in_child.remove(self._forked)

@@ -84,10 +84,12 @@ class Detectors:
         self._watched: Watched | None = None
 
     def __enter__(self) -> Detectors:
+        # Children that begin while others are waited for are watched too.
+        watching = self._stack.enter_context(Patches())
         self._stack.callback(self._gather)
+        self._watching = Watching(watching)
+        self._children = Children(watching, self._options, self._renew, self._state)
         patches = self._stack.enter_context(Patches())
-        self._watching = Watching(patches)
-        self._children = Children(patches, self._options, self._renew, self._state)
         none_there = not torch.cuda.is_available()
         patches.wrap(torch, "compile", _compile_emulated if self._emulates and none_there else _compile)
         patches.callback(_compile_again)

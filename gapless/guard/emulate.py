@@ -3,6 +3,7 @@ every operation runs at once, on the CPU, in the order of the calls."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -184,7 +185,8 @@ def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _backend(name: Any) -> Any:
-    return name.replace("nccl", "gloo") if isinstance(name, str) else name
+    """Return the name of a backend with gloo in the place of nccl; anything else, such as an address, as it is."""
+    return re.sub(r"\bnccl\b", "gloo", name) if isinstance(name, str) and "/" not in name else name
 
 
 def _scattered(tensor: Tensor, devices: Any, sizes: Any, dim: int, side: Any) -> tuple[Tensor, ...]:
@@ -204,7 +206,7 @@ def emulated_cuda() -> Iterator[None]:
         _install(patches)
         _install_beside(patches)
         # A program may leave another stream current than it found.
-        patches.enter_context(streams.default_stream())
+        patches.enter_context(streams.stream(streams.default_stream()))
         patches.put(marks, "emulated", streams.DEVICE)
         yield
 

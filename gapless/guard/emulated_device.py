@@ -138,24 +138,35 @@ def _each(names: str, answer: Callable[..., Any]) -> dict[str, Callable[..., Any
 
 
 def _all(value: Any, names: str) -> dict[str, Callable[..., Any]]:
-    """Return functions that answer this, whatever they are asked."""
-    return _each(names, lambda *args, **kwargs: value)
+    """Return functions without parameters that answer this."""
+    return _each(names, lambda: value)
+
+
+def _of_device(value: Any, names: str) -> dict[str, Callable[..., Any]]:
+    """Return functions that answer this for any device."""
+    return _each(names, lambda device=None: value)
 
 
 CUDA: dict[str, Any] = {
-    **_all(True, "is_available is_initialized is_bf16_supported"),
-    **_all(False, "is_tf32_supported can_device_access_peer"),
+    **_all(True, "is_available is_initialized"),
+    "is_bf16_supported": lambda including_emulation=True: True,
+    **_all(False, "is_tf32_supported"),
+    "can_device_access_peer": lambda device, peer_device: False,
     **_all(1, "device_count"),
-    # The last two are what `with torch.cuda.device(...)` calls.
-    **_all(0, "current_device get_sync_debug_mode _exchange_device _maybe_exchange_device"),
-    **_all(None, "init set_device synchronize empty_cache ipc_collect set_sync_debug_mode"),
-    **_all(None, "reset_peak_memory_stats reset_accumulated_memory_stats set_per_process_memory_fraction"),
-    **_all(None, "reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
+    **_all(0, "current_device get_sync_debug_mode"),
+    # What `with torch.cuda.device(...)` calls.
+    **_each("_exchange_device _maybe_exchange_device", lambda device: 0),
+    **_all(None, "init empty_cache ipc_collect reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
+    **_of_device(None, "synchronize reset_peak_memory_stats reset_accumulated_memory_stats"),
+    "set_device": lambda device: None,
+    "set_sync_debug_mode": lambda debug_mode: None,
+    "set_per_process_memory_fraction": lambda fraction, device=None: None,
     "get_device_properties": properties,
     "mem_get_info": lambda device=None: (total_memory(), total_memory()),
     # What else torch says of memory, it takes from these.
     **_each("memory_stats memory_stats_as_nested_dict host_memory_stats", lambda device=None: defaultdict(int)),
-    **_each("get_arch_list memory_snapshot", lambda *args, **kwargs: []),
+    "memory_snapshot": lambda *args, **kwargs: [],
+    "get_arch_list": lambda: [],
     "memory_summary": lambda device=None, abbreviated=False: "an emulated device has no memory statistics",
     # torch.manual_seed calls these after the CPU's generator, which is the one that is used here.
     **_each("manual_seed manual_seed_all", _generator.manual_seed),
@@ -173,6 +184,7 @@ CUDA: dict[str, Any] = {
     "current_stream": streams.current_stream,
     "default_stream": streams.default_stream,
     "set_stream": streams.set_stream,
+    "stream": streams.stream,
 }  # fmt: skip
 """What stands in torch.cuda."""
 
@@ -180,9 +192,10 @@ ACCELERATOR: dict[str, Any] = {
     **_all(True, "is_available"),
     **_all(1, "device_count"),
     **_all(0, "current_device_index current_device_idx"),
-    **_all(None, "set_device_index set_device_idx empty_host_cache synchronize empty_cache"),
-    **_all(None, "reset_peak_memory_stats reset_accumulated_memory_stats"),
-    **_all(torch.device("cuda"), "current_accelerator"),
+    **_all(None, "empty_host_cache empty_cache"),
+    **_of_device(None, "synchronize reset_peak_memory_stats reset_accumulated_memory_stats"),
+    **_each("set_device_index set_device_idx", lambda device: None),
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": nullcontext,
     "get_memory_info": CUDA["mem_get_info"],
     **{name: _own(CUDA[name]) for name in ("set_stream", "current_stream", "memory_stats")},

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .patches import holding
 from .watch import current
 
 DEVICE = torch.device("cuda", 0)
@@ -80,8 +81,18 @@ class EmulatedStream:
         """The lowest and the highest priority, as of current GPUs."""
         return (0, -5)
 
-    # What torch itself writes by means of the others.
-    wait_event, wait_stream, record_event = _STREAM.wait_event, _STREAM.wait_stream, _STREAM.record_event
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    # Not torch's own, which look for a class that is another one once the run is over.
+    def wait_stream(self, stream: EmulatedStream) -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
     __hash__, __repr__ = _STREAM.__hash__, _STREAM.__repr__
 
     def query(self) -> bool:
@@ -138,6 +149,11 @@ def default_stream(device: Any = None) -> EmulatedStream:
 def set_stream(stream: EmulatedStream | None) -> None:
     if stream is not None:
         _current.stream = stream
+
+
+def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
+    """Stands for `torch.cuda.stream`; None changes nothing."""
+    return nullcontext() if stream is None else holding(_current, stream=stream)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

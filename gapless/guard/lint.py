@@ -29,7 +29,8 @@ from .sync_rules import COLLECTIVES, CUDA_WAITS, RULES
 _SIZES = ("max", "min", "amax", "amin", "sum", "argmax")
 _DATA_SIZES = ("nonzero", "argwhere", "masked_select")
 _COUNTED = ("bincount", "unique", "unique_consecutive")
-_CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES)}
+# One query is no poll.
+_CALLS = {f"{owner}.{name}": rule for owner, name, rule in (*CUDA_WAITS, *COLLECTIVES) if rule != "event-poll"}
 _CALLS["torch.cuda.graph"] = "graph-capture"
 
 

@@ -32,7 +32,7 @@ class no_race(ContextDecorator):
 
     `with no_race() as checker:` gives a `RaceChecker`, with which buffers are registered; `track="all"` watches every
     tensor, which costs more. `mode` "raise" raises RaceError: at once for what a host thread does; at the host's next
-    launch, fence or the end for what a program on a stream does. "record" only collects `checker.races`.
+    launch, fence, query or the end for what a program on a stream does. "record" only collects `checker.races`.
     `threads="one"` takes all host threads as ordered, for programs that order them by means that are not seen.
     Threads must be started inside to be watched. A region inside another belongs to that one's checker.
 

@@ -28,7 +28,7 @@ class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, checker: RaceChecker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.races = checker
+        self.checker = checker
 
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -40,7 +40,7 @@ def _dispatch(
 ) -> Any:
     if types and any(map(is_traceable_wrapper_subclass_type, types)):
         return NotImplemented  # as in SyncOps
-    return _watched(self.races, _run, func, args, kwargs or {})
+    return _watched(self.checker, _run, func, args, kwargs or {})
 
 
 def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -76,8 +76,8 @@ leave_uncompiled(_dispatch)
 def mode(checker: RaceChecker) -> AbstractContextManager[Any]:
     """Let the checker see the calling thread's operators: by the mode of syncs where that is the innermost one."""
     modes = _get_current_dispatch_mode_stack()
-    if any(isinstance(one, (RaceMode, SyncOps)) and one.races is checker for one in modes):
+    if any(isinstance(one, (RaceMode, SyncOps)) and one.checker is checker for one in modes):
         return nullcontext()
     if modes and isinstance(modes[-1], SyncOps) and modes[-1].around is None:
-        return holding(modes[-1], around=partial(_watched, checker), races=checker)
+        return holding(modes[-1], around=partial(_watched, checker), checker=checker)
     return RaceMode(checker)

@@ -149,7 +149,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
     if device and host:
         return LONG
     with Unseen():
-        checker = ops.races
+        checker = ops.checker
         if checker is None or not checker.active:
             out = func(*args, **kwargs) if kwargs else func(*args)
             if device:

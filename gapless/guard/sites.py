@@ -203,7 +203,8 @@ def is_library(file: str) -> bool:
 
 
 _TORCH = find_spec("torch")
-_OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for place in (_TORCH and _TORCH.submodule_search_locations) or ()))
+_TORCH_PLACES = _TORCH.submodule_search_locations if _TORCH is not None else None
+_OURS_AND_TORCH = (_HERE, *(os.path.join(place, "") for place in _TORCH_PLACES or ()))
 _LIBRARY = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib")})
 _PACKAGE_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib")})

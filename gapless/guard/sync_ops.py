@@ -230,7 +230,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch = watch
         self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
         """What runs around each operation in place of a mode of its own, which would cost more than its work."""
-        self.races: Any = None
+        self.checker: Any = None
         """The checker of races that `around` reports to."""
 
     @classmethod

@@ -67,6 +67,7 @@ class PairRouter:
             check_depth(body)
             prefill, body = self._apart(request, body)
         try:
+            await asyncio.sleep(0)  # the prefiller is asked first: it takes longer
             await while_here(self._pass(request, body, send), request.receive, asyncio.timeout(None))
         finally:
             if prefill is not None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -147,12 +148,22 @@ async def test_an_abort_ends_a_request():
         await sink.until(lambda: backend.stats().steps > 0 and backend.stats().running == 0, seconds=3)
 
 
+def sockets_left_to_children(pid: int) -> list[str]:
+    """The sockets of a process that those it starts would have too, by their numbers."""
+    folder = Path(f"/proc/{pid}")
+    sockets = [fd.name for fd in (folder / "fd").iterdir() if "socket" in os.readlink(fd)]
+    assert sockets
+    flags = {fd: int(re.search(r"flags:\s+(\d+)", (folder / "fdinfo" / fd).read_text())[1], 8) for fd in sockets}
+    return [fd for fd, flag in flags.items() if not flag & os.O_CLOEXEC]
+
+
 async def test_close_leaves_no_process_and_no_file(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     async with running() as (backend, sink):
         pid = backend.pid
         assert tempfile.gettempdir() == str(tmp_path) and not list(tmp_path.iterdir())
+        assert sockets_left_to_children(pid) == []
     assert not alive(pid)
     assert not backend.ready()
     backend.submit(request(1))

@@ -148,6 +148,38 @@ def test_what_is_not_emulated_ends_with_one_sentence(region, name):
     assert str(refused.value) == f"not emulated: {name}"
 
 
+@pytest.mark.parametrize(
+    "name", ["set_device", "set_sync_debug_mode", "set_per_process_memory_fraction", "can_device_access_peer"]
+)
+def test_a_function_without_what_it_needs_raises_as_it_does_with_a_device(region, name):
+    with pytest.raises(TypeError):
+        getattr(torch.cuda, name)()
+
+
+def test_a_stream_of_a_thread_that_outlives_the_emulation_goes_on():
+    inside, leave, failed = threading.Event(), threading.Event(), []
+
+    def work():
+        stream, other, event = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+        try:
+            with torch.cuda.stream(stream):
+                inside.set()
+                leave.wait(20)
+            stream.record_event(event)
+            stream.wait_stream(other)
+            stream.record_event()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    with Detectors(["sync", "race"], emulate_cuda=True):
+        thread.start()
+        assert inside.wait(20)
+    leave.set()
+    thread.join(20)
+    assert not failed
+
+
 def test_a_tensor_outside_of_the_checked_threads_is_refused_with_its_place():
     with emulated_cuda(), pytest.raises(NotEmulatedError, match=r"outside of the checked threads at .*test_emulated"):
         torch.zeros(2, device="cuda")

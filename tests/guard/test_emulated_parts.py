@@ -123,8 +123,9 @@ def test_a_default_type_of_the_device_puts_tensors_there(region):
 
 def test_nccl_is_played_by_gloo(region, tmp_path):
     groups = torch.distributed
+    (tmp_path / "nccl").mkdir()
     groups.init_process_group(
-        "nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, device_id=torch.device("cuda:0")
+        "nccl", f"file://{tmp_path}/nccl/store", rank=0, world_size=1, device_id=torch.device("cuda:0")
     )
     try:
         x = torch.ones(2, device="cuda")

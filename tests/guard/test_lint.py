@@ -101,6 +101,7 @@ GOOD = [
     "torch.full((2,), 3, device=device)",
     "torch.zeros(n, device=device)",
     "torch.histc(x, 4, 0, 6)",
+    "torch.cuda.Event.query(other)",
     "torch.tensor(pairs)",
     "torch.from_numpy(array).tolist()",
     "x.to(torch.float16)",

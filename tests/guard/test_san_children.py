@@ -114,6 +114,36 @@ def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
     assert report["watched"]["children"] >= 2 and report["watched"]["lost"] == 0, out
 
 
+LATE = """
+    import multiprocessing, threading, time
+    import torch
+
+    def slow():
+        time.sleep(1.5)
+
+    def late():
+        time.sleep(0.5)
+        one = fork.Process(target=work)
+        one.start()
+        one.join()
+
+    def work():
+        float(torch.ones(2, device="cuda").sum())
+
+    if __name__ == "__main__":
+        fork = multiprocessing.get_context("fork")
+        torch.ones(2, device="cuda")
+        fork.Process(target=slow).start()
+        threading.Thread(target=late, daemon=True).start()
+"""
+
+
+@EMULATED
+def test_a_child_that_begins_while_others_are_waited_for_is_not_lost(tmp_path):
+    report, out = checked(tmp_path, LATE)
+    assert report["watched"]["children"] == 2 and report["watched"]["lost"] == 0, out
+
+
 LEAVING = """
     import multiprocessing, os, signal
     import torch

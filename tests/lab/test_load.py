@@ -194,8 +194,12 @@ def test_cancelling_leaves_no_connection():
     model = Model(ttft=50.0)
     network = Network(model)
 
+    async def command():
+        async with Client(TARGET, network) as client:
+            await run_load(client, prompts(3), [0.0] * 3)
+
     async def main():
-        task = asyncio.create_task(run_load(Client(TARGET, network), prompts(3), [0.0] * 3))
+        task = asyncio.create_task(command())
         await asyncio.sleep(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

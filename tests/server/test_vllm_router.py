@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -66,7 +67,6 @@ class Router:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         self.base = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.base, timeout=60)
-        self.until(200, 60)
 
     def until(self, status, seconds=30):
         """Wait until it says that all of its servers are well, or one is not."""
@@ -87,10 +87,14 @@ class Router:
         self._process.wait()
 
 
-def started(*makers):
-    """Start servers at the same time."""
+def started(stack, *makers):
+    """Start servers at the same time; those that have started end with the stack, whatever becomes of the others."""
     with ThreadPoolExecutor(len(makers)) as pool:
-        return [future.result() for future in [pool.submit(maker) for maker in makers]]
+        futures = [pool.submit(maker) for maker in makers]
+    for future in futures:
+        if future.exception() is None:
+            stack.callback(future.result().end)
+    return [future.result() for future in futures]
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +107,8 @@ def mixed():
         server.events = events
         return server
 
-    servers = started(publishing, publishing)
-    yield servers
-    for server in servers:
-        server.end()
+    with ExitStack() as stack:
+        yield started(stack, publishing, publishing)
 
 
 @pytest.fixture(scope="module")
@@ -116,14 +118,16 @@ def pair(tmp_path_factory):
     key, peer = folder / "key", f"127.0.0.1:{free_port()}"
     key.write_text("of thirty-two characters or more")
     both = (*TIERS, "--kv-peer-key-file", str(key))
-    prefiller, decoder = started(
-        lambda: Served("--role", "prefill", "--kv-peer-listen", peer, *both),
-        lambda: Served("--role", "decode", "--kv-peer", peer, *both),
-    )
-    router = Router(folder, "--vllm-pd-disaggregation", "--prefill", prefiller.base, "--decode", decoder.base)
-    yield router, prefiller, decoder
-    for one in (router, prefiller, decoder):
-        one.end()
+    with ExitStack() as stack:
+        prefiller, decoder = started(
+            stack,
+            lambda: Served("--role", "prefill", "--kv-peer-listen", peer, *both),
+            lambda: Served("--role", "decode", "--kv-peer", peer, *both),
+        )
+        router = Router(folder, "--vllm-pd-disaggregation", "--prefill", prefiller.base, "--decode", decoder.base)
+        stack.callback(router.end)
+        router.until(200, 60)
+        yield router, prefiller, decoder
 
 
 def body(path, number, sums, **more):
@@ -235,6 +239,7 @@ def test_two_servers_behind_the_router_give_the_greedy_tokens_of_one(mixed, tmp_
     router = Router(tmp_path, "--worker-urls", *[server.base for server in mixed], "--policy", policy)
     first = 6_000 + 10 * len(policy)
     try:
+        router.until(200, 60)
         asked = [
             (ask, path, body(path, first + sums, sums)) for ask in (said, streamed) for path in PATHS for sums in SUMS
         ]
@@ -257,6 +262,7 @@ def test_the_router_finds_the_server_that_has_a_prefix_by_the_events_of_its_page
     router = Router(tmp_path, "--worker-urls", *urls, "--policy", "kv_aware", *sources, "--kv-event-model", "demo")
     right = 0
     try:
+        router.until(200, 60)
         for number in range(8):
             path, has = PATHS[number // 2 % 2], mixed[number % 2]
             request = body(path, 8_000 + 100 * number, LONG)
