@@ -57,7 +57,7 @@ EXTRA_LIBRARIES |= {"tiers/nixl.py": {"nixl"}}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100
 LINES = {
-    "the engine, its proofs and its measuring": 37_230,
+    "the engine, its proofs and its measuring": 37_329,
     "adapters": 1_480,
     "adapters below the matrices of large models, whose products make their first halves": 207,
     "adapters inside the layers of 33 to 256 rows": 130,

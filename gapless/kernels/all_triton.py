@@ -21,7 +21,7 @@ from gapless.kernels.many_rows import MANY_ROWS
 from gapless.kernels.masks_triton import mask, reply
 from gapless.kernels.mixed_triton import begin_mixed
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
-from gapless.kernels.pages_triton import copy_pages
+from gapless.kernels.pages_triton import triton_copy_pages
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.sampling_triton import sample
 from gapless.kernels.score_triton import score
@@ -51,7 +51,7 @@ KERNELS = Kernels(
     adapt=adapt,
     remember=remember,
     recall=recall,
-    copy_pages=copy_pages,
+    copy_pages=triton_copy_pages,
     stores_on_host=True,
     ahead=ahead,
 )

@@ -39,11 +39,11 @@ def copy_kernel(src, dst, places, sums, count, words, src_stride, dst_stride, TI
         tl.atomic_add(sums + page, tl.sum(total, 0), sem="relaxed")
 
 
-def _copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
+def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     programs = LOADING if dst.is_cuda else STORING
     copy_kernel[(programs,)](
         src, dst, places, sums, sums.shape[0], src.shape[1], src.stride(0), dst.stride(0), TILE, num_warps=8
     )
 
 
-copy_pages = operator(_copy_pages, "dst", "sums")
+triton_copy_pages = operator(copy_pages, "dst", "sums")

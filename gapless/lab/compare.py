@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from gapless.lab.records import LoadRun
 from gapless.lab.significance import (
@@ -90,61 +90,106 @@ class Rules(NamedTuple):
     power: float = 0.8
 
 
-NOT_JUDGED: Mapping[str, Any] = {
-    **dict.fromkeys(("low", "high", "p", "p_holm", "p_permutation")),
-    **{"verdict": "unknown", "detectable": None, "needed": {}, "order": None},
-}
+class Judgement(TypedDict):
+    """What the test says of one metric. Differences are shares of A's mean: 0.03 is 3 %."""
+
+    delta: float
+    """B less A"""
+    low: float | None
+    high: float | None
+    """The interval of delta"""
+    p: float | None
+    p_permutation: float | None
+    detectable: float | None
+    """The smallest difference that this many runs call with the wanted power, in such a list"""
+    needed: dict[str, int | None]
+    """Pairs that would find a difference of 1 % and of 3 %"""
+    order: float | None
+    """How much the second run of a pair differs from the first"""
 
 
-def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[dict[str, Any]]:
-    """Return a row of the report for each of `keys` that every run has a figure for: the fields of its Metric, and
+class Description(TypedDict):
+    """What the runs say of one metric: the fields of its Metric, and figures of `n` pairs."""
 
-    n                         pairs
-    a_mean, a_std             mean over runs of A, and their sample standard deviation (n - 1)
-    b_mean, b_std             the same of B
-    delta, low, high          B less A, and its interval; like `detectable` and `order` shares of A's mean: 0.03 is 3 %
-    drift                     {slope, p} over the pairs in time, where the slope is a share of A's mean a pair
-    a_tail, b_tail            significance.Tail of a high quantile
-    p, p_permutation, p_holm  p-values; the last is raised for the length of the list, and the verdict goes by it
-    verdict                   better, worse, same (the difference could be noise), or unknown (too few runs)
-    detectable                the smallest difference that this many runs call with the wanted power, in such a list
-    needed                    pairs that would find a difference of 1 % and of 3 %
-    order                     how much the second run of a pair differs from the first
-    """
+    key: str
+    label: str
+    unit: str
+    higher_is_better: bool
+    figure: str
+    quantile: float | None
+    n: int
+    a_mean: float
+    a_std: float
+    """Sample standard deviation over runs (n - 1)"""
+    b_mean: float
+    b_std: float
+    drift: dict[str, float] | None
+    """`slope`, a share of A's mean a pair, and `p`, over the pairs in time"""
+    a_tail: dict[str, Any] | None
+    b_tail: dict[str, Any] | None
+    """significance.Tail of a high quantile"""
+
+
+class MetricRow(Description, Judgement):
+    """A row of the report."""
+
+    p_holm: float | None
+    """The p-value, raised for the length of the list; the verdict goes by it"""
+    verdict: str
+    """better, worse, same (the difference could be noise), or unknown (too few runs)"""
+
+
+def compare(pairs: Sequence[Pair], keys: Sequence[str], rules: Rules) -> list[MetricRow]:
+    """Return a row for each of `keys` that every run has a figure for."""
     held = [METRICS[key] for key in keys if all(key in run.metrics for pair in pairs for run in pair)]
     rows = [_described(pairs, metric) for metric in held]
     if len(pairs) < MIN_PAIRS:
-        return rows
-    for row in rows:
-        row |= _judged(row, pairs, rules, len(held))
-    for row, p_holm in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row |= {"p_holm": p_holm, "verdict": _verdict(row, p_holm, rules.alpha)}
-    return rows
+        return [{**row, **_unjudged(row), "p_holm": None, "verdict": "unknown"} for row in rows]
+    judged = [_judged(row, pairs, rules, len(held)) for row in rows]
+    raised = holm([one["p"] for one in judged if one["p"] is not None])
+    return [
+        {**row, **one, "p_holm": p_holm, "verdict": _verdict(row, one, p_holm, rules.alpha)}
+        for row, one, p_holm in zip(rows, judged, raised, strict=True)
+    ]
 
 
 def _values(pairs: Sequence[Pair], key: str) -> tuple[list[float], list[float]]:
     return [a.metrics[key] for a, _ in pairs], [b.metrics[key] for _, b in pairs]
 
 
-def _described(pairs: Sequence[Pair], metric: Metric) -> dict[str, Any]:
-    """The row of a metric that is not judged."""
+def _described(pairs: Sequence[Pair], metric: Metric) -> Description:
     a, b = _values(pairs, metric.key)
     a_mean, b_mean = statistics.fmean(a), statistics.fmean(b)
-    unit = a_mean or 1.0
     moved = drift([(x + y) / 2 for x, y in zip(a, b, strict=True)])
     a_tail, b_tail = _tails(pairs, metric)
     return {
-        **metric._asdict(),
-        **{"n": len(a), "a_mean": a_mean, "a_std": _std(a), "b_mean": b_mean, "b_std": _std(b)},
-        "delta": (b_mean - a_mean) / unit,
-        "drift": {"slope": moved.slope / unit, "p": moved.p} if moved else None,
-        **{"a_tail": a_tail, "b_tail": b_tail},
-        **NOT_JUDGED,
+        "key": metric.key,
+        "label": metric.label,
+        "unit": metric.unit,
+        "higher_is_better": metric.higher_is_better,
+        "figure": metric.figure,
+        "quantile": metric.quantile,
+        "n": len(a),
+        "a_mean": a_mean,
+        "a_std": _std(a),
+        "b_mean": b_mean,
+        "b_std": _std(b),
+        "drift": {"slope": moved.slope / (a_mean or 1.0), "p": moved.p} if moved else None,
+        "a_tail": a_tail,
+        "b_tail": b_tail,
     }
 
 
-def _judged(row: Mapping[str, Any], pairs: Sequence[Pair], rules: Rules, family: int) -> dict[str, Any]:
-    """What the test says of the row of a metric, for a list of `family` of them; not its verdict."""
+def _unjudged(row: Description) -> Judgement:
+    delta = (row["b_mean"] - row["a_mean"]) / (row["a_mean"] or 1.0)
+    return {
+        "delta": delta, "low": None, "high": None, "p": None, "p_permutation": None, "detectable": None, "needed": {},
+        "order": None,
+    }  # fmt: skip
+
+
+def _judged(row: Description, pairs: Sequence[Pair], rules: Rules, family: int) -> Judgement:
+    """Judge the row of a metric, for a list of `family` of them."""
     a, b = _values(pairs, row["key"])
     difference = welch(a, b) if rules.test == "welch" else crossover(a, b, [run.first for run, _ in pairs])
     flipped = sign_flip_p([y - x for x, y in zip(a, b, strict=True)])
@@ -152,8 +197,11 @@ def _judged(row: Mapping[str, Any], pairs: Sequence[Pair], rules: Rules, family:
     low, high = (edge / unit for edge in difference.interval(rules.alpha))
     spread = spread_of(difference, row["n"]) / abs(unit)
     return {
-        **{"delta": difference.delta / unit, "low": low, "high": high},
-        **{"p": flipped if rules.test == "permutation" else difference.p, "p_permutation": flipped},
+        "delta": difference.delta / unit,
+        "low": low,
+        "high": high,
+        "p": flipped if rules.test == "permutation" else difference.p,
+        "p_permutation": flipped,
         "detectable": detectable(difference.error, difference.df, alpha, rules.power) / abs(unit),
         "needed": {str(effect): pairs_needed(effect, spread, alpha, rules.power) for effect in EFFECTS},
         "order": difference.order / unit if rules.test != "welch" else None,
@@ -164,10 +212,10 @@ def _std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _verdict(row: Mapping[str, Any], p_holm: float, alpha: float) -> str:
+def _verdict(row: Description, judged: Judgement, p_holm: float, alpha: float) -> str:
     if p_holm >= alpha:
         return "same"
-    return "better" if (row["delta"] > 0) == row["higher_is_better"] else "worse"
+    return "better" if (judged["delta"] > 0) == row["higher_is_better"] else "worse"
 
 
 def _tails(pairs: Sequence[Pair], metric: Metric) -> Iterator[dict[str, Any] | None]:

@@ -110,14 +110,21 @@ class EvalResult:
         """The result's JSON, to which the caller adds date, data and target."""
         task = self.flags
         asked = {
-            **{"backend": "openai-chat" if task.chat else "openai", "shots": task.shots, "turns": task.shots_as_turns},
-            **{"max_tokens": task.max_tokens, "temperature": task.temperature, "concurrency": task.concurrency},
-            **{"stop": list(task.stop), "match": self.match, "rules": {kind: RULES[kind] for kind in self.kinds}},
+            "backend": "openai-chat" if task.chat else "openai",
+            "shots": task.shots,
+            "turns": task.shots_as_turns,
+            "max_tokens": task.max_tokens,
+            "temperature": task.temperature,
+            "concurrency": task.concurrency,
+            "stop": list(task.stop),
+            "match": self.match,
+            "rules": {kind: RULES[kind] for kind in self.kinds},
         }
         results = {
             **self.total.json(),
             **{match: self.share(match).json() for match in MATCHES},
-            **{"errors": len(self.errors), "cut": self.cut},
+            "errors": len(self.errors),
+            "cut": self.cut,
             "by_category": {name: share.json() for name, share, _ in self.rows()[:-1]},
         }
         return {"kind": KIND, "task": asked, "results": results, "notes": self.notes(), "questions": self.records}
@@ -133,10 +140,17 @@ def _line(name: str, width: int, share: Share, beside: Share) -> str:
 def _record(question: Question, content: Content, answer: Sample, match: str) -> dict[str, Any]:
     found = find(question, "" if answer.error else answer.text)
     return {
-        **{"id": question.id, "category": question.category, "prompt_sha256": prompt_hash(content)},
-        **{"text": answer.text, "extracted": found[match], "gold": question.gold},
-        **{"correct": is_right(found[match], question.gold), **found},
-        **{"finish_reason": answer.finish, "output_tokens": answer.output_tokens, "error": answer.error},
+        "id": question.id,
+        "category": question.category,
+        "prompt_sha256": prompt_hash(content),
+        "text": answer.text,
+        "extracted": found[match],
+        "gold": question.gold,
+        "correct": is_right(found[match], question.gold),
+        **found,
+        "finish_reason": answer.finish,
+        "output_tokens": answer.output_tokens,
+        "error": answer.error,
     }
 
 

@@ -26,8 +26,8 @@ import gapless
 from gapless.lab import environment
 from gapless.lab.ab_plan import Setup
 from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
-from gapless.lab.compare import ArmRun, Pair, compare
-from gapless.lab.same_tokens import compare_tokens
+from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
+from gapless.lab.same_tokens import Sameness, compare_tokens
 from gapless.lab.stats import percentile
 from gapless.lab.summary import METRICS, request_figures
 
@@ -164,7 +164,7 @@ def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None
     }
 
 
-def _not_judged(asked: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _not_judged(asked: Sequence[str], rows: Sequence[MetricRow]) -> Iterator[str]:
     judged = {row["key"] for row in rows}
     if lost := [key for key in asked if key not in judged]:
         yield f"not judged, since a run has no such figure: {', '.join(lost)}"
@@ -190,7 +190,7 @@ def _about_runs(runs: Sequence[ArmRun], quiet: float) -> Iterator[str]:
         yield f"the arms generated {counts}: latencies of whole requests do not compare"
 
 
-def _about_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _about_rows(rows: Sequence[MetricRow]) -> Iterator[str]:
     for row in rows:
         label, tail, drift = row["label"], row["a_tail"], row["drift"]
         if tail and tail["behind_a_run"] < 3:
@@ -206,7 +206,7 @@ def _about_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "too few runs to judge: at least 4 an arm are needed"
 
 
-def _about_tokens(tokens: Mapping[str, Any]) -> Iterator[str]:
+def _about_tokens(tokens: Sameness) -> Iterator[str]:
     if tokens["differ"]:
         yield (
             f"{tokens['differ']} of {tokens['compared']} answers differ between the arms. Where a batch's size changes "

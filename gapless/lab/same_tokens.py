@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TypedDict
 
 from gapless.lab.records import Sample
 
 
-def compare_tokens(pairs: Sequence[tuple[int, Sequence[Sample], Sequence[Sample]]]) -> dict[str, Any]:
-    """Compare runs that played the same prompts: (seed, samples of A, samples of B). Returns a part of the report.
+class TokenDifference(TypedDict):
+    """The first place, from 0, where two answers differ, and what each has there: "" where it has ended."""
 
-    compared, differ  numbers of prompts
-    by                "token ids", "text", or "token ids and text" where only some answers brought ids
-    first             the first difference (see `first_difference`), with the seed and the place of its prompt; or None
-    not_compared      number of prompts that failed in an arm
-    """
-    compared, differ, lost, first = 0, 0, 0, None
+    at: int
+    a: str
+    b: str
+
+
+class FirstDifference(TokenDifference):
+    seed: int
+    place: int
+    """The prompt's number"""
+
+
+class Sameness(TypedDict):
+    """A part of the report."""
+
+    compared: int
+    """Prompts"""
+    differ: int
+    by: str
+    """"token ids", "text", or "token ids and text" where only some answers brought ids"""
+    first: FirstDifference | None
+    not_compared: int
+    """Prompts that failed in an arm"""
+
+
+def compare_tokens(pairs: Sequence[tuple[int, Sequence[Sample], Sequence[Sample]]]) -> Sameness:
+    """Compare runs that played the same prompts: (seed, samples of A, samples of B)."""
+    compared, differ, lost = 0, 0, 0
+    first: FirstDifference | None = None
     kinds = set()
     for seed, a_samples, b_samples in pairs:
         b_by_place = {sample.place: sample for sample in b_samples}
@@ -35,11 +57,10 @@ def compare_tokens(pairs: Sequence[tuple[int, Sequence[Sample], Sequence[Sample]
     return {"compared": compared, "differ": differ, "by": by, "first": first, "not_compared": lost}
 
 
-def first_difference(a: Sample, b: Sample) -> dict[str, Any] | None:
-    """Return where two answers first differ (`at`, from 0) and what each has there, "" where it has ended.
-
-    They are compared by token ids where both have them, else by text.
-    """
+def first_difference(a: Sample, b: Sample) -> TokenDifference | None:
+    """Return where two answers first differ, by token ids where both have them, else by text."""
     both = (a.token_ids, b.token_ids) if a.token_ids and b.token_ids else (a.text, b.text)
-    places = enumerate(zip_longest(*both, fillvalue=""))
-    return next(({"at": at, "a": str(x), "b": str(y)} for at, (x, y) in places if x != y), None)
+    for at, (x, y) in enumerate(zip_longest(*both, fillvalue="")):
+        if x != y:
+            return {"at": at, "a": str(x), "b": str(y)}
+    return None

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from gapless.base.errors import ConfigError
 from gapless.lab.datasets import Prompt
@@ -34,11 +34,27 @@ SHARE_THAT_MATTERS = 0.1
 BUSY_CLIENT = 0.8
 
 
+class LoadTotals(TypedDict):
+    """Counts and rates of a run, by the keys of `vllm bench serve`."""
+
+    duration: float
+    completed: int
+    failed: int
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    request_goodput: float | None
+    """None where there was no objective"""
+    output_throughput: float
+    total_token_throughput: float
+    max_output_tokens_per_s: float
+    max_concurrent_requests: int
+
+
 class LoadSummary(NamedTuple):
     """One run. Failed requests count in no latency and no throughput."""
 
-    totals: Mapping[str, Any]
-    """Counts and rates, by the keys of `vllm bench serve`. `request_goodput` is None where there was no objective."""
+    totals: LoadTotals
     spreads: Mapping[str, Spread]
     """Milliseconds, by name of the metric."""
     client: Mapping[str, float]
@@ -93,7 +109,7 @@ def summarise(
     def rate(count: int) -> float:
         return count / run.duration if run.duration else 0.0
 
-    totals = {
+    totals: LoadTotals = {
         "duration": run.duration,
         "completed": len(good),
         "failed": len(run.samples) - len(good),

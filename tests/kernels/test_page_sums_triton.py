@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.pages_triton import TILE, copy_kernel, launch_copy
+from gapless.kernels.pages_triton import TILE, copy_kernel, copy_pages
 
 
 def test_kernels_pass_their_tests_in_the_interpreter() -> None:
@@ -35,5 +35,5 @@ def test_groups_of_any_number_of_pages_share_one_variant(monkeypatch: pytest.Mon
         before = aot.compiled(copy_kernel)
         for first, count in ((0, 2), (0, 1), (1, 2), (2, 3)):  # where the places of a group begin, and how many it has
             here = places[2 * first : 2 * (first + count)].view(2, -1)
-            launch_copy(pages, pages, here, sums[first : first + count])
+            copy_pages(pages, pages, here, sums[first : first + count])
         assert aot.compiled(copy_kernel) - before == 1
