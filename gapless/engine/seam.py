@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.base.bell import Bell
 from gapless.base.errors import GaplessError
-from gapless.base.records import CAUSES, PageEvent, Request, Turn
+from gapless.base.records import CAUSES, PageEvent, Request, StepTokens, Turn
 from gapless.loop.records import StepTable
 from gapless.memory.events import PageEvents
 
@@ -301,7 +301,7 @@ class Sink(NamedTuple):
 
     started: Callable[[int, int], None]
     """Takes the key of a request that left the queue, and its prompt tokens from the prefix index."""
-    tokens: Callable[..., None]
+    tokens: Callable[[*tuple[StepTokens, ...]], None]
     """Takes what steps settled, oldest first: all of one delivery, so that it is passed on as one."""
     refused: Callable[[int, Exception], None]
     """The back would not take the request of this key, or not go on with it (QueueFullError, RequestError)."""

@@ -152,7 +152,7 @@ def said(client, path, request):
 
 
 def streamed(client, path, request):
-    """The same of a streamed answer with one choice, which ends as a stream does."""
+    """(text, tokens, finish reason) of the one choice of a streamed answer, which has to end with [DONE]."""
     asked = {**request, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", path, json=asked) as reply:
         *lines, usage, done = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
