@@ -109,6 +109,9 @@ class CpuStream:
             observe.watcher.waits(self, fence.mark)
         self._put(fence.block, ())
 
+    def ring(self, bell: Bell) -> None:
+        self.launch(bell.ring)
+
 
 def threads_of(cores: int) -> int:
     """Return how many compute threads to use: of four cores and more one, of eight and more two are left to other work.

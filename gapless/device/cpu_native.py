@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from gapless.base import observe
+from gapless.base.bell import Bell
 from gapless.device import build
 from gapless.device.fault import Fault
 from gapless.device.record import Place, Tape, TapeGraph
@@ -82,6 +83,9 @@ class NativeStream:
             observe.watcher.waits(self, fence.mark)  # type: ignore[attr-defined]
         self._start()
         self._queue.after(fence)
+
+    def ring(self, bell: Bell) -> None:
+        self.launch(bell.ring)
 
     def _ready(self) -> None:
         if self._fault.error is not None:

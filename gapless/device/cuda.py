@@ -148,13 +148,15 @@ class CudaFence:
 class CudaStream:
     """A torch CUDA stream; programs enqueue their kernels at once, from the calling thread."""
 
-    def __init__(self, name: str, raw: Any, fault: Fault, clock: EventClock, waiter: Worker) -> None:
+    def __init__(
+        self, name: str, raw: Any, fault: Fault, clock: EventClock, waiter: Worker, ringer: Worker
+    ) -> None:  # fmt: skip
         self.name = name
         self.raw = raw
         self._handle: int = raw.cuda_stream
         self.fault = fault
         self.clock = clock
-        self.waiter = waiter
+        self.waiter, self._ringer = waiter, ringer
         self.cudart = cudart.load()
         self._checked: set[tuple[int, int, int]] = set()
         """Uploads, by addresses, that were checked before: a few for each slot of a ring."""
@@ -195,6 +197,9 @@ class CudaStream:
     def after(self, fence: Fence) -> None:
         assert isinstance(fence, CudaFence), "a fence of another kind of device"
         fence.follow(self)
+
+    def ring(self, bell: Bell) -> None:
+        self._ringer.put(self.record().attend, (bell.ring,))
 
     def _direct(self, function: Callable[..., None], *args: int) -> None:
         self.fault.check()
@@ -262,10 +267,11 @@ class CudaDevice(Device):
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        waiter = Worker("event waiter", PythonQueue("event waiter", fault))
-        # A thread that never chose a device would open a context on the first one.
-        waiter.put(torch_cuda.set_device, (self.torch_device,))
-        streams = {name: CudaStream(name, stream, fault, clock, waiter) for name, stream in raw.items()}
+        # A thread for the loop's own waits, and one for what rings its bell meanwhile.
+        waiter, ringer = [Worker(name, PythonQueue(name, fault)) for name in ("event waiter", "bell ringer")]
+        for worker in (waiter, ringer):  # a thread that never chose a device would open a context on the first one
+            worker.put(torch_cuda.set_device, (self.torch_device,))
+        streams = {name: CudaStream(name, stream, fault, clock, waiter, ringer) for name, stream in raw.items()}
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
@@ -279,7 +285,7 @@ class CudaDevice(Device):
         """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
         self._attendant = Worker(ATTENDANT, PythonQueue(ATTENDANT, fault))
-        self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, self._attendant)
+        self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, ringer, self._attendant)
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         if not self._attendant.started:

@@ -59,6 +59,10 @@ class Stream(Protocol):
         """Make later work of this stream wait for `fence`; the host does not wait."""
         ...
 
+    def ring(self, bell: Bell) -> None:
+        """Ring `bell` when all that was launched so far is done; return at once."""
+        ...
+
 
 class Graph(Protocol):
     """A captured program."""

@@ -109,7 +109,7 @@ class LowerTiers:
         self._number = 0
         self._waiting: dict[int, list[Search]] = {}
         """The searches that wait for a question or a load, by its number"""
-        self._asked: dict[int, Sequence[bytes]] = {}
+        self._asked: dict[int, Sequence[tuple[GroupCopies, bytes]]] = {}
         self.jobs: dict[int, LowerJob] = {}
         self._coming: dict[bytes, int] = {}
         """The load of each key that is on its way"""
@@ -126,14 +126,15 @@ class LowerTiers:
 
     # For requests.
 
-    def ask(self, keys: Sequence[bytes], transfer: KVTransfer = NO_TRANSFER) -> Search:
-        """Ask every tier for these keys."""
+    def ask(self, pages: Sequence[tuple[GroupCopies, bytes]], transfer: KVTransfer = NO_TRANSFER) -> Search:
+        """Ask every tier for the pages of these groups and digests."""
         search = Search(bool(transfer.claim and self._peers))
         patience = CLAIM_NS if search.claims else self._lookup_ns
         search.late_at = self._clock() + patience
+        keys = [key_of(group.number, digest) for group, digest in pages]
         for place, line in enumerate(self.lines):
             number = self._wait(search, place)
-            self._asked[number] = keys
+            self._asked[number] = pages
             line.ask(number, keys, (patience if place in self._peers else self._lookup_ns) / 1e9, transfer)
         return search
 
@@ -259,6 +260,11 @@ class LowerTiers:
     # For the loop.
 
     @property
+    def gives(self) -> bool:
+        """Return whether peers may take pages here: they wait for what is stored."""
+        return bool(self._giving)
+
+    @property
     def has_news(self) -> bool:
         return any([line.has_news for line in self.lines])
 
@@ -304,15 +310,22 @@ class LowerTiers:
             self._send(place, all_of_it=True)
 
     def _answered(self, place: int, answer: TierAnswer) -> None:
-        keys = self._asked.pop(answer.number)
-        for search in self._waiting.pop(answer.number):
-            if answer.number in search.open:  # otherwise it came too late
+        pages = self._asked[answer.number]
+        hits = [page for page, hit in zip(pages, answer.hits, strict=True) if hit]
+        for search in self._waiting[answer.number]:
+            if answer.number not in search.open:  # it came too late
+                continue
+            for group, digest in hits:
+                key = key_of(group.number, digest)
+                search.found[key] = min(place, search.found.get(key, place))
+            if answer.open:
+                self.fetch(search, hits)  # while the peer computes the rest
+            else:
                 del search.open[answer.number]
-                hits = [key for key, hit in zip(keys, answer.hits, strict=True) if hit]
                 self.counts[place].hits += len(hits)
-                self.counts[place].missed += len(keys) - len(hits)
-                for key in hits:
-                    search.found[key] = min(place, search.found.get(key, place))
+                self.counts[place].missed += len(pages) - len(hits)
+        if not answer.open:
+            del self._asked[answer.number], self._waiting[answer.number]
 
     def ended(self, place: int, end: JobEnd) -> None:
         """A job of a tier has ended: its slots are free to go."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gapless.base.records import KVTransfer
 from gapless.memory.below import LOOKUP_NS, LowerTiers, Search
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.gate import LoadGate
@@ -131,6 +132,10 @@ class HostTier:
             self._coming[place] = load = PageLoad(copy, [])
             self._waiting.append(load)
         return self._coming[place]
+
+    def ask(self, pages: Sequence[tuple[PagePool, bytes]], transfer: KVTransfer) -> Search:
+        """Ask the tiers below for these pages."""
+        return self.below.ask([(self._group_of[pool], digest) for pool, digest in pages], transfer)
 
     def key(self, pool: PagePool, digest: bytes) -> bytes:
         """Return the key of a page for the tiers below."""

@@ -202,8 +202,7 @@ class Room:
             seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
         digests = seq.chain.reach(most, seq.tokens)[count:most]
-        keys = [host.key(pool, digest) for pool in self._pools for digest in digests]
-        seq.ticket = seq.search = host.below.ask(keys, seq.transfer)
+        seq.ticket = seq.search = host.ask([(pool, digest) for pool in self._pools for digest in digests], seq.transfer)
         seq.search.weighed = weighed
         return True
 

@@ -93,6 +93,8 @@ class Transfers:
             since = self._device.clock()
             while len(way.underway) < count and (batch := following(self.most(passed, begun))) is not None:
                 begun += way.begin(batch, since)
+                if way is self.bulk_in or self.host.below.gives:
+                    way.stream.ring(self._device.bell)  # who waits for it is not to wait for a step as well
                 since = self._device.clock()
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
@@ -203,7 +205,7 @@ class TransferWay:
     def __init__(
         self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: Words, slots: Words
     ) -> None:
-        self._device, self._stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
+        self._device, self.stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
         self._sums = torch.zeros(LOADS_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
@@ -235,8 +237,8 @@ class TransferWay:
         places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
         arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
-        self._stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
-        self.underway.append(Underway(batch, self._stream.record(timed=True), slot, since, began, errors))
+        self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
+        self.underway.append(Underway(batch, self.stream.record(timed=True), slot, since, began, errors))
         self._begun += 1
         return count
 

@@ -118,6 +118,9 @@ class SimStream:
             observe.watcher.waits(self, fence.mark)
         self.push(f"after {fence.stream.name}", awaited=fence)
 
+    def ring(self, bell: Bell) -> None:
+        self.launch(bell.ring)
+
     def awaited(self) -> SimFence | None:
         """Return the fence that holds the head back, if one does."""
         fence = self.queue[0].awaited if self.queue else None

@@ -53,6 +53,8 @@ class TierAnswer(NamedTuple):
 
     number: int
     hits: tuple[bool, ...]
+    open: bool = False
+    """Whether another answer comes, of what is pending: these are the hits that no answer named before."""
 
 
 class Namespace(NamedTuple):

@@ -204,11 +204,15 @@ class TierWorker:
             late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
             answers = self._safely(partial(self._look, question, places)) or [Found.MISS] * len(places)
+            before = [*question.found]
             for place, found in zip(places, answers, strict=True):
                 question.found[place] = found
             if Found.PENDING not in question.found or late:
                 self._asking.remove(question)
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
+            elif question.transfer.claim and Found.HIT in answers:
+                pairs = zip(before, question.found, strict=True)
+                self._tell(TierAnswer(question.number, tuple(old is not new is Found.HIT for old, new in pairs), True))
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         """Ask the tier about the keys at these places of a question. A plug-in may answer with anything."""

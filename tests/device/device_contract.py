@@ -247,6 +247,19 @@ class Contract:
         with pytest.raises(DeviceError, match="stalled"):
             device.bell.wait(600)
 
+    def test_a_stream_rings_when_it_is_done_with_what_came_before(self, device: Device) -> None:
+        x, bulk = ones(device, 1000), device.bulk_in
+        device.drain()
+        for i in range(20):
+            bulk.launch(step, x, i)
+        fence = bulk.record()
+        bulk.ring(device.bell)
+        assert device.bell.wait(600)
+        assert fence.done() or device.kind == "sim", "there what a program does is seen before the time of its end"
+        device.bell.clear()
+        device.drain()
+        assert not device.bell.rung, "once"
+
     def test_a_failure_is_raised_although_the_bell_is_rung(self, device: Device) -> None:
         device.bell.ring()
         device.fail(TimeoutError("stalled"))

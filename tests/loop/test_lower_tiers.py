@@ -317,7 +317,7 @@ def test_jobs_are_larger_where_pages_take_less(times, pages, loads):
         digests = [b"%d %d" % (turn, number) for number in range(40)]
         sent.clear()
         if loads:
-            search = tiers.ask([key_of(0, digest) for digest in digests])
+            search = tiers.ask([(group, digest) for digest in digests])
             search.found = {key_of(0, digest): 0 for digest in digests}
             tiers.fetch(search, [(group, digest) for digest in digests])
         else:

@@ -121,6 +121,23 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
     assert prefiller.counts.stored >= 6 * 10 and not prefiller.counts.loaded
 
 
+def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(pair):
+    prefiller, decoder = pair
+    prefiller.prefill(prompts()[0], "R")
+    shelf, loaded = prefiller.tier.shelf, []
+    shelf.drop([[*prefiller.pages()][8]])
+    shelf.begin("S")
+
+    def ends():
+        loaded.append(decoder.counts.loaded)
+        shelf.end("S")
+
+    threading.Timer(0.3, ends).start()
+    assert decoder.ask(prompts()[0], claim="S") > 0.2
+    counts = decoder.counts
+    assert loaded == [8] and (counts.loaded, counts.hits, counts.missed) == (8, 8, 1)
+
+
 def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
     prefiller, decoder = pair
     prefiller.prefill(prompts()[0], "R")

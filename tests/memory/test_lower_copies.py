@@ -43,9 +43,11 @@ class Line:
     def touch(self, keys):
         self.touched += keys
 
-    def answers(self, *hits):
+    def answers(self, *hits, open=False):
         number, keys = self.asked.popitem()
-        self.news.append(TierAnswer(number, tuple(key in hits for key in keys)))
+        self.news.append(TierAnswer(number, tuple(key in hits for key in keys), open))
+        if open:
+            self.asked[number] = keys
 
     def ends(self, good=None, failed=False):
         """The last job ends: `good` pages of it moved, whose checksums are those of World."""
@@ -66,9 +68,13 @@ class World(HostWorld):
         self.below = self.tier.attach(self.lines, lambda group, number: slot[number : number + 1], 50)
         self.group = self.tier.groups[0]
 
+    def ask(self, *digests):
+        """A request asks for pages."""
+        return self.below.ask([(self.group, digest) for digest in digests])
+
     def find(self, *digests):
         """A request asks for pages, and the first line has them."""
-        search = self.below.ask([key(digest) for digest in digests])
+        search = self.ask(*digests)
         self.lines[0].answers(*map(key, digests))
         self.below.poll()
         return search
@@ -103,7 +109,7 @@ def test_a_complete_copy_is_written_through_and_holds_its_slot_until_the_store_h
 def test_a_request_waits_for_all_answers_and_the_first_tier_that_has_a_page_is_taken():
     first, second = Line(), Line()
     world = World(first, second)
-    search = world.below.ask([key(b"a"), key(b"b")])
+    search = world.ask(b"a", b"b")
     assert world.tier.waits(search)
     second.answers(key(b"a"), key(b"b"))
     assert world.below.has_news and world.below.poll() and world.tier.waits(search)
@@ -117,7 +123,7 @@ def test_a_request_waits_for_all_answers_and_the_first_tier_that_has_a_page_is_t
 
 def test_an_answer_that_comes_too_late_is_no_answer():
     world = World()
-    search = world.below.ask([key(b"a")])
+    search = world.ask(b"a")
     assert world.below.patience() == 50e-9
     world.now = 50
     assert not world.tier.waits(search) and world.below.counts[0].late == 1
@@ -125,6 +131,37 @@ def test_an_answer_that_comes_too_late_is_no_answer():
     world.below.poll()
     assert not search.found and not world.below.counts[0].hits and not world.fetch(search, b"a")
     assert world.below.patience() is None
+
+
+def test_what_a_peer_has_by_now_is_loaded_while_the_rest_is_waited_for():
+    world = World()
+    search = world.ask(b"a", b"b", b"c")
+    world.lines[0].answers(key(b"a"), open=True)
+    world.below.poll()
+    assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"a")]]
+    world.lines[0].ends()
+    world.below.poll()
+    assert world.tier.waits(search) and world.tier.has(world.pool, b"a") and not world.below.counts[0].hits
+    world.lines[0].answers(key(b"b"), open=True)
+    world.below.poll()
+    world.lines[0].answers(key(b"a"), key(b"b"))
+    world.below.poll()
+    assert world.fetch(search, b"a", b"b") and world.tier.waits(search), "for b, which is on its way"
+    assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"b")]]
+    world.lines[0].ends()
+    world.below.poll()
+    counts = world.below.counts[0]
+    assert not world.tier.waits(search) and (counts.hits, counts.missed, counts.loaded) == (2, 1, 2)
+
+
+def test_an_open_answer_to_a_request_that_waits_no_more_loads_nothing():
+    world = World()
+    search = world.ask(b"a", b"b")
+    search.open = {}
+    world.lines[0].answers(key(b"a"), open=True)
+    world.lines[0].answers(key(b"a"), key(b"b"))
+    world.below.poll()
+    assert not world.lines[0].loads and not search.found and world.below.patience() is None
 
 
 def test_what_comes_from_below_is_a_copy_when_it_has_come():
@@ -297,7 +334,7 @@ def test_counts_are_told_by_tier():
 
 def test_what_a_tier_lacks_is_missed_and_what_it_loads_is_counted_until_it_ends():
     world = World(Line(), Line())
-    search = world.below.ask([key(digest) for digest in (b"a", b"b", b"c")])
+    search = world.ask(b"a", b"b", b"c")
     world.lines[0].answers(key(b"a"))
     world.lines[1].answers(key(b"a"), key(b"b"))
     world.below.poll()

@@ -23,6 +23,8 @@ class Order(NamedTuple):
     number: int
     kind: str
     pages: Sequence[TierPage]
+    named: frozenset[bytes] = frozenset()
+    """Keys that open answers have named"""
 
 
 class LateLine:
@@ -73,10 +75,19 @@ class LateLine:
 
     def _end(self, order: Order) -> TierAnswer | JobEnd:
         if order.kind == "ask":
-            return TierAnswer(order.number, tuple(page.key in self.kept for page in order.pages))
+            return self._answer(order, [page.key for page in order.pages])
         fails = self._rng.random() < self._fails
         good = self._rng.randrange(len(order.pages)) if fails else len(order.pages)
         return self._load(order, good) if order.kind == "load" else self._store(order, good)
+
+    def _answer(self, order: Order, keys: Sequence[bytes]) -> TierAnswer:
+        """All of it, or now and then a part: the rest comes later."""
+        new = [key for key in keys if key in self.kept and key not in order.named]
+        if not new or self._rng.random() < 0.7:
+            return TierAnswer(order.number, tuple(key in self.kept for key in keys))
+        some = {*self._rng.sample(new, self._rng.randint(1, len(new)))}
+        self._add(order._replace(named=order.named | some))
+        return TierAnswer(order.number, tuple(key in some for key in keys), True)
 
     def _store(self, order: Order, good: int) -> JobEnd:
         for page in order.pages[:good]:

@@ -9,6 +9,7 @@ import pytest
 from dictionary_tier import DictionaryTier, LateTier
 from tier_rig import SLOT, content, key, page, setup_of, slot_of, stored
 
+from gapless.base.records import KVTransfer
 from gapless.tiers.seam import Found, JobEnd, TierAnswer
 from gapless.tiers.worker import IN_TIME, TierWorker
 
@@ -152,6 +153,28 @@ def test_a_question_that_stays_pending_is_a_miss_at_its_deadline(rig):
     begin = time.monotonic()
     worker.ask(1, [key(0), key(1)], 0.05)
     assert news(worker) == [TierAnswer(1, (True, False))] and time.monotonic() - begin >= 0.05 * IN_TIME
+
+
+def test_what_a_peer_has_by_now_is_answered_at_once_to_a_request_that_claims_it(rig):
+    class Coming(DictionaryTier):
+        def lookup(self, keys):
+            lacks = Found.MISS if ended else Found.PENDING
+            return [found if found is Found.HIT else lacks for found in super().lookup(keys)]
+
+    ended = []
+    worker, tier, setup = rig(Coming)
+    stored(tier, setup, 0)
+    keys = [key(0), key(1), key(2)]
+    worker.ask(1, keys, 5.0)
+    worker.ask(2, keys, 5.0, KVTransfer("", "R"))
+    assert news(worker) == [TierAnswer(2, (True, False, False), True)], "the other is not told half of it"
+    worker.store(3, [page(setup, 1, 1, 0)])
+    found = news(worker, 2)
+    assert TierAnswer(2, (False, True, False), True) in found, "what is new"
+    ended.append(True)
+    assert {answer.number: answer for answer in news(worker, 2)} == {
+        number: TierAnswer(number, (True, True, False)) for number in (1, 2)
+    }
 
 
 def test_a_question_is_looked_at_once_more_when_its_deadline_has_passed():
