@@ -71,6 +71,14 @@ class EventClock:
         return ns
 
 
+class CudaWorker(Worker):
+    """A thread for a device's waits. One that never chose a device would open a context on the first one."""
+
+    def __init__(self, name: str, device: torch.device, fault: Fault) -> None:
+        super().__init__(name, queue := PythonQueue(name, fault))
+        queue.put(torch_cuda.set_device, (device,))
+
+
 class CudaFence:
     """One event, recorded once."""
 
@@ -267,10 +275,8 @@ class CudaDevice(Device):
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        # A thread for the loop's own waits, and one for what rings its bell meanwhile.
-        waiter, ringer = [Worker(name, PythonQueue(name, fault)) for name in ("event waiter", "bell ringer")]
-        for worker in (waiter, ringer):  # a thread that never chose a device would open a context on the first one
-            worker.put(torch_cuda.set_device, (self.torch_device,))
+        # For the loop's own waits, and for what rings its bell meanwhile.
+        waiter, ringer = [CudaWorker(name, self.torch_device, fault) for name in ("event waiter", "bell ringer")]
         streams = {name: CudaStream(name, stream, fault, clock, waiter, ringer) for name, stream in raw.items()}
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
@@ -284,12 +290,10 @@ class CudaDevice(Device):
         self._first: CudaGraph | None = None
         """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
-        self._attendant = Worker(ATTENDANT, PythonQueue(ATTENDANT, fault))
+        self._attendant = CudaWorker(ATTENDANT, self.torch_device, fault)
         self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, ringer, self._attendant)
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
-        if not self._attendant.started:
-            self._attendant.put(torch_cuda.set_device, (self.torch_device,))
         if fence is None:
             self._attendant.put(work, ())
             return

@@ -144,6 +144,8 @@ class SimBell(Bell):
     def __init__(self, device: SimDevice) -> None:
         super().__init__()
         self.device = device
+        self.at = 0
+        """Virtual time at which a program rang it last"""
 
     def wait(self, seconds: float) -> bool:
         self.device.touch()
@@ -225,6 +227,7 @@ class SimDevice(HostMemoryDevice):
         while fence.at is None:
             self.fault.check()
             if bell is not None and bell.rung:
+                self.host_now = max(self.host_now, self.bell.at)
                 return False
             ready = self._ready()
             assert ready, self._deadlock(fence)
@@ -243,6 +246,7 @@ class SimDevice(HostMemoryDevice):
                 stream = self.adversary.forced(ready, self._random.choice(ready))
                 self.execute(stream)
             self.host_now = max(self.host_now, stream.now if ready else end)
+        self.host_now = max(self.host_now, self.bell.at)
         self.fault.check()
         return self.bell.rung
 
@@ -263,12 +267,14 @@ class SimDevice(HostMemoryDevice):
         op = stream.queue.popleft()
         stream.passed_over = 0
         self.trace.append((stream.name, op.index, op.what))
-        start = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0)
+        start, rung = max(stream.now, op.enqueued, (op.awaited.at or 0) if op.awaited else 0), self.bell.rung
         if op.program is not None:
             start += self.cost(stream, op.args)
             self.call(op.program, op.args, stream.name)
         # The host may have asked just now and heard "not done": the end cannot be before that.
         stream.now = max(start, self.host_now)
+        if self.bell.rung and not rung:
+            self.bell.at = stream.now
         if op.fence is not None and self.fault.error is None:
             op.fence.at = stream.now
 

@@ -17,6 +17,7 @@ from gapless.base.records import Cause, Request
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes, Sizes
 from gapless.loop.loop import NEWS_SECONDS
+from gapless.memory.below import LowerTiers
 from gapless.memory.host import BATCH_PAGES
 from gapless.memory.pages import PageListener
 from gapless.step.transfers import AT_REST, MOST_BATCH
@@ -277,6 +278,40 @@ class SlowStores(Adversary):
 
     def forced(self, ready, needed):
         return next((stream for stream in ready if stream.name != "bulk_out"), needed)
+
+
+class SlowSteps(Adversary):
+    """Moves the streams of steps only where nothing else can move."""
+
+    def __init__(self):
+        super().__init__(random.Random(1), "manual")
+
+    def forced(self, ready, needed):
+        return next((stream for stream in ready if stream.name.startswith("bulk")), needed)
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_the_end_of_a_load_is_seen_within_a_step_and_that_of_a_store_where_peers_wait_for_it(peers, monkeypatch):
+    monkeypatch.setattr(LowerTiers, "gives", peers)
+    device, (known, other, *_) = SimDevice(1), prompts()
+    loop = checksum_loop(device, SHAPE._replace(pages=30), 2, host=HostSizes(100 * SLOT, 1))
+    run(loop, [ask(1, known, new=1)])
+    evict(loop)
+    device.adversary = SlowSteps()
+    seen, transfers = {}, loop.transfers
+    for way, ends in ((transfers.bulk_in, "loaded"), (transfers.bulk_out, "stored")):
+        for owner, name in ((way, "begin"), (transfers.host, ends)):
+            steps = seen.setdefault(ends, {}).setdefault(name, [])
+            logged(monkeypatch, steps, owner, name, lambda *_: loop.counters.steps)
+    loop.submit(ask(2, other, new=20).request)
+    while loop.counters.steps < 4:
+        loop.turn()
+    loop.submit(ask(3, known).request)
+    while not transfers.host.counts.loaded or loop.planner.room.running < 2:
+        loop.turn()
+    assert seen["loaded"]["begin"] == seen["loaded"]["loaded"], "no step ended meanwhile"
+    assert (seen["stored"]["begin"][0] == seen["stored"]["stored"][0]) == peers
+    device.close()
 
 
 def reuse_pages_that_are_stored():

@@ -38,7 +38,7 @@ def accesses(monkeypatch):
 
 
 def by_appearance(accesses):
-    """Accesses with their agents numbered as they come: a thread that an earlier test has left may have a number too."""
+    """Accesses with their agents numbered as they come: a thread of an earlier test may have a number too."""
     agents = {}
     return [(agents.setdefault(agent, len(agents)), *rest) for agent, *rest in accesses]
 
