@@ -166,11 +166,16 @@ class HostTier:
 
     def _end_stored(self) -> None:
         """Let requests end whose pages have all been offered to the tiers below, or never will be."""
-        coming = {digest for group in self.groups for _, digest in group.fresh}
-        coming |= {digest for group in self.groups for digest, copy in group.copies.items() if copy.checksum is None}
-        for name, digests in [one for one in self._ending if coming.isdisjoint(one[1])]:
-            self._ending.remove((name, digests))
-            self.below.end(name, whole=True)
+        fresh = {digest for group in self.groups for _, digest in group.fresh}
+
+        def comes(digest: bytes) -> bool:
+            copies = [group.copies.get(digest) for group in self.groups]
+            return digest in fresh or any([copy is not None and copy.checksum is None for copy in copies])
+
+        for name, digests in [*self._ending]:
+            if not any(map(comes, digests)):
+                self._ending.remove((name, digests))
+                self.below.end(name, whole=True)
 
     def waits(self, ticket: LoadTicket | Search) -> bool:
         """Return whether a request should still wait for its load."""
