@@ -152,12 +152,15 @@ class WrongPeer:
         peer.send(FrameKind.ANSWER, moods.get(self.mood, answer))
 
     def _give(self, raw, peer, body):
-        for number, key in enumerate(keys_in(body, len(body) // KEY_BYTES)):
+        keys = keys_in(body, len(body) // KEY_BYTES)
+        if self.lends:
+            pages = [(key, *self.pages[key]) for key in keys]
+            places = [LENT.pack(key, checksum, len(data), len(data) + 1) for key, data, checksum in pages]
+            peer.send(FrameKind.LENT, *places)
+            return
+        for number, key in enumerate(keys):
             data, checksum = self.pages[key]
             second = number == 1
-            if self.lends:
-                peer.send(FrameKind.LENT, LENT.pack(key, checksum, len(data), len(data) + 1))
-                continue
             if second and self.mood == "torn page":
                 peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")

@@ -33,7 +33,7 @@ class TimedDevice(SimDevice):
         return at <= self.host_now
 
     def cost(self, stream: SimStream, args: tuple[Any, ...]) -> int:
-        if stream in (self.bulk_in, self.bulk_out):
+        if stream in (self.bulk_in, self.bulk_out) and args:
             self.host_now += self.times.begin
             return self.times.copy + round(self.times.page * sum(places.shape[1] for *_, places in args[0]))
         if args and isinstance(args[0], ForwardKey):

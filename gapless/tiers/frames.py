@@ -35,7 +35,7 @@ MAX_NAME = 512
 """Bytes of the name of a request"""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
-_MAGIC = b"gaplessP3"
+_MAGIC = b"gaplessP4"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
@@ -44,7 +44,7 @@ ASK = struct.Struct("<HI")
 PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""
 LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
-"""Key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
+"""Of a page that is lent: key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
 MEMORY = struct.Struct("<?")
 """Whether a file follows"""
 ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
@@ -78,8 +78,9 @@ class FrameKind(IntEnum):
     """May your memory be read in place? Asked at a unix socket."""
     MEMORY = 11, MEMORY.size
     """The answer to MAP, yes or no; with a yes comes the file."""
-    LENT = 12, LENT.size
-    """A page in that memory. It stays as it is until the taker's next frame, if that comes in time."""
+    LENT = 12, MAX_FETCH * LENT.size
+    """The pages of a fetch in that memory, up to the first that is not there. They stay as they are until the taker's
+    next frame, if that comes in time."""
     RETURN = 13, 0
     """The taker has copied what was lent."""
     RETURNED = 14, 0

@@ -202,19 +202,27 @@ class PeerSession:
 
     def _send(self, body: bytes) -> None:
         """Send the pages, or where they are in memory that the peer has mapped; these are lent from then on."""
-        for key in keys_in(body, len(body) // KEY_BYTES):
+        keys = keys_in(body, len(body) // KEY_BYTES)
+        if self._shared:
+            for key in keys:
+                if (page := self._shelf.lend(key)) is None:
+                    break
+                self.lent.append(page)
+            self._peer.send(FrameKind.LENT, *map(self._place_of, self.lent))
+            return
+        for key in keys:
             page = self._shelf.lend(key)
             if page is None:
                 self._peer.send(FrameKind.GONE)
                 return
             self.lent.append(page)
-            if self._shared:
-                start = page.place * self._shelf.memory.place_bytes
-                self._peer.send(FrameKind.LENT, LENT.pack(page.key, page.checksum, len(page.data), start))
-            else:
-                head = PAGE.pack(page.key, page.checksum, len(page.data))
-                self._peer.send(FrameKind.PAGE, head, page=page.data)
-                self._shelf.give_back([self.lent.pop()])
+            head = PAGE.pack(page.key, page.checksum, len(page.data))
+            self._peer.send(FrameKind.PAGE, head, page=page.data)
+            self._shelf.give_back([self.lent.pop()])
+
+    def _place_of(self, page: ShelfPage) -> bytes:
+        start = page.place * self._shelf.memory.place_bytes
+        return LENT.pack(page.key, page.checksum, len(page.data), start)
 
 
 def _listen(address: PeerAddress) -> socket.socket:

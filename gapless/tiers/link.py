@@ -261,35 +261,38 @@ class PeerLink:
             return
         pages = load.pages[:MAX_FETCH]
         peer.send(FrameKind.FETCH, *[page.key for page in pages])
-        lent: list[tuple[memoryview, int, int]] = []
+        if self._memory is not None:
+            self._read_in_place(peer, load, pages, self._memory)
+            return
         for page in pages:
-            kind, body = peer.receive(FrameKind.PAGE, FrameKind.LENT, FrameKind.GONE)
+            kind, body = peer.receive(FrameKind.PAGE, FrameKind.GONE)
             if kind is FrameKind.GONE:
                 break
-            form = LENT if kind is FrameKind.LENT else PAGE
-            if len(body) != form.size:
+            if len(body) != PAGE.size:
                 raise PeerError("the peer sent a page without its name")
-            key, checksum, nbytes, *start = form.unpack(body)
-            if key != page.key or nbytes != len(page.slot):
-                raise PeerError("the peer sent another page than it was asked for")
-            if kind is FrameKind.PAGE:
-                if lent:
-                    raise PeerError("the peer lent some pages and sent others")
-                peer.fill(page.slot, self._clock() + SECONDS)
-                load.checksums.append(checksum)
-            else:
-                lent.append((page.slot, checksum, *start))
-        if lent and not load.cancelled:
-            slots, checksums, starts = zip(*lent, strict=True)
-            self._copies.each(self._copy, slots, starts)
+            key, checksum, nbytes = PAGE.unpack(body)
+            _check(page, key, nbytes)
+            peer.fill(page.slot, self._clock() + SECONDS)
+            load.checksums.append(checksum)
+
+    def _read_in_place(self, peer: FrameSocket, load: LinkLoad, pages: Sequence[TierPage], memory: Bytes) -> None:
+        """Copy the pages that the peer lends."""
+        body = peer.receive(FrameKind.LENT)[1]
+        if len(body) % LENT.size or len(body) > len(pages) * LENT.size:
+            raise PeerError("the peer lent something else than pages that it was asked for")
+        sources, checksums = list[Bytes](), list[int]()
+        for page, (key, checksum, nbytes, start) in zip(pages, LENT.iter_unpack(body), strict=False):
+            _check(page, key, nbytes)
+            if start + nbytes > len(memory):
+                raise PeerError("the peer lent a page outside of its memory")
+            sources.append(memory[start : start + nbytes])
+            checksums.append(checksum)
+        if sources and not load.cancelled:
+            slots = [np.frombuffer(page.slot, np.uint8) for page in pages[: len(sources)]]
+            self._copies.each(np.copyto, slots, sources)
             peer.send(FrameKind.RETURN)
             peer.receive(FrameKind.RETURNED)  # otherwise the places may have served other pages meanwhile
             load.checksums += checksums
-
-    def _copy(self, slot: memoryview, start: int) -> None:
-        if self._memory is None or start + len(slot) > len(self._memory):
-            raise PeerError("the peer lent a page outside of its memory")
-        np.copyto(np.frombuffer(slot, np.uint8), self._memory[start : start + len(slot)])
 
     def _connected(self, named: bool) -> FrameSocket:
         """Return the connection. A peer that a request names is tried again before its time. Raises OSError."""
@@ -337,6 +340,12 @@ class PeerLink:
         self._tried = self._clock()
         self._next_try = self._tried + self._back_off
         self._back_off = min(2 * self._back_off, LAST_BACK_OFF)
+
+
+def _check(page: TierPage, key: bytes, nbytes: int) -> None:
+    """Raise PeerError unless what the peer gives is this page."""
+    if key != page.key or nbytes != len(page.slot):
+        raise PeerError("the peer sent another page than it was asked for")
 
 
 def _memory_of(peer: FrameSocket) -> Bytes | None:

@@ -61,13 +61,17 @@ class Copies:
     """Threads that copy pages, several at once: one reaches a fraction of what the memory allows."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(max(2, min(MOST_COPIES, usable_cores() // 2)), "gapless-copy")
+        self._count = max(2, min(MOST_COPIES, usable_cores() // 2))
+        self._threads = ThreadPoolExecutor(self._count, "gapless-copy")
 
     def each(self, copy: Callable[..., T], *arguments: Iterable[Any]) -> list[T]:
         """Return what `copy` does with each, when all have ended; raises what the first that failed raises."""
-        begun = [self._threads.submit(copy, *some) for some in zip(*arguments, strict=True)]
+        pages = [*zip(*arguments, strict=True)]
+        share = -(-len(pages) // self._count) or 1
+        shares = [pages[first : first + share] for first in range(0, len(pages), share)]
+        begun = [self._threads.submit(lambda some: [copy(*one) for one in some], some) for some in shares]
         wait(begun)
-        return [one.result() for one in begun]
+        return [result for one in begun for result in one.result()]
 
     def close(self) -> None:
         self._threads.shutdown()
