@@ -44,7 +44,7 @@ ASK = struct.Struct("<HI")
 PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""
 LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
-"""Of a page that is lent: key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
+"""A page that is lent: its key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
 MEMORY = struct.Struct("<?")
 """Whether a file follows"""
 ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
