@@ -154,9 +154,11 @@ class WrongPeer:
     def _give(self, raw, peer, body):
         keys = keys_in(body, len(body) // KEY_BYTES)
         if self.lends:
-            pages = [(key, *self.pages[key]) for key in keys]
-            places = [LENT.pack(key, checksum, len(data), len(data) + 1) for key, data, checksum in pages]
-            peer.send(FrameKind.LENT, *places)
+            pages, start = [(key, *self.pages[key]) for key in keys], int(self.mood == "outside")
+            body = b"".join(
+                [LENT.pack(key, checksum, len(data), start * (len(data) + 1)) for key, data, checksum in pages]
+            )
+            peer.send(FrameKind.LENT, {"torn": body[:-1], "more than asked": 2 * body}.get(self.mood, body))
             return
         for number, key in enumerate(keys):
             data, checksum = self.pages[key]

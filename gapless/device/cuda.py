@@ -72,7 +72,7 @@ class EventClock:
 
 
 class CudaWorker(Worker):
-    """A thread for a device's waits. One that never chose a device would open a context on the first one."""
+    """A thread for a device's waits. It chooses the device first: otherwise CUDA opens a context on device 0."""
 
     def __init__(self, name: str, device: torch.device, fault: Fault) -> None:
         super().__init__(name, queue := PythonQueue(name, fault))
@@ -275,9 +275,11 @@ class CudaDevice(Device):
         handles = {stream.cuda_stream for stream in raw.values()} | {0}
         assert len(handles) == len(raw) + 1, "torch handed out the same CUDA stream twice"
         clock = EventClock.start(raw["compute"])
-        # For the loop's own waits, and for what rings its bell meanwhile.
-        waiter, ringer = [CudaWorker(name, self.torch_device, fault) for name in ("event waiter", "bell ringer")]
-        streams = {name: CudaStream(name, stream, fault, clock, waiter, ringer) for name, stream in raw.items()}
+        waiter, *ringers = [CudaWorker(name, self.torch_device, fault) for name in ("event waiter", *raw)]
+        streams = {
+            name: CudaStream(name, stream, fault, clock, waiter, ringer)
+            for (name, stream), ringer in zip(raw.items(), ringers, strict=True)
+        }
         self._streams = tuple(streams.values())
         self.compute, self.token_out = streams["compute"], streams["token_out"]
         self.bulk_out, self.bulk_in = streams["bulk_out"], streams["bulk_in"]
@@ -291,7 +293,7 @@ class CudaDevice(Device):
         """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
         self._attendant = CudaWorker(ATTENDANT, self.torch_device, fault)
-        self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, ringer, self._attendant)
+        self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, *ringers, self._attendant)
 
     def attend(self, work: Callable[[], None], fence: Fence | None = None) -> None:
         if fence is None:

@@ -60,7 +60,7 @@ class Stream(Protocol):
         ...
 
     def ring(self, bell: Bell) -> None:
-        """Ring `bell` when all that was launched so far is done; return at once."""
+        """Ring `bell` when all that was launched so far is done; return at once. Nothing rings on a failed device."""
         ...
 
 

@@ -320,6 +320,8 @@ class Loop:
                 # What came is taken in between two turns; the same ring must not end the next wait too.
                 self.bell.clear()
                 self.log.interrupted()
+                if self.transfers is not None:
+                    self.transfers.take()  # what came may be planned beside the steps in flight
                 return False
             if (late := self.log.woken(last.on_host)) is not None:
                 self._depth.woke(late)

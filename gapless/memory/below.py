@@ -319,7 +319,10 @@ class LowerTiers:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
             if answer.open:
-                self.fetch(search, hits)  # while the peer computes the rest
+                # While the peer computes the rest. Of a window's pages most are never read: the planner chooses.
+                found = {**search.found}
+                self.fetch(search, [page for page in hits if not page[0].pool.group.window])
+                search.found = found
             else:
                 del search.open[answer.number]
                 self.counts[place].hits += len(hits)

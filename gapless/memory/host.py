@@ -21,7 +21,7 @@ from gapless.tiers.seam import key_of
 from gapless.tiers.worker import TierWorker
 
 LEAST_TOKENS = 256
-"""A load brings at least this many tokens: it is noticed between two steps, and fewer are recomputed in less."""
+"""A load brings at least this many tokens: fewer are recomputed in less time than it takes to notice its end."""
 LATE_NS = 1_000_000_000
 """A request that waits computes its prompt when no load has ended for this long."""
 BATCH_PAGES = 32
@@ -133,8 +133,13 @@ class HostTier:
             self._waiting.append(load)
         return self._coming[place]
 
-    def ask(self, pages: Sequence[tuple[PagePool, bytes]], transfer: KVTransfer) -> Search:
-        """Ask the tiers below for these pages."""
+    def ask(
+        self, pages: Sequence[tuple[PagePool, bytes]], held: Sequence[tuple[PagePool, bytes]], transfer: KVTransfer
+    ) -> Search:  # fmt: skip
+        """Ask the tiers below for these pages, before which there are those that are `held`, here or on the device."""
+        for pool, digest in held:
+            if digest in (copies := self._group_of[pool].copies):
+                copies.move_to_end(digest)  # what comes must not take its slot
         return self.below.ask([(self._group_of[pool], digest) for pool, digest in pages], transfer)
 
     def key(self, pool: PagePool, digest: bytes) -> bytes:
@@ -173,7 +178,7 @@ class HostTier:
             return digest in fresh or any([copy is not None and copy.checksum is None for copy in copies])
 
         for name, digests in [*self._ending]:
-            if not any(map(comes, digests)):
+            if not any(map(comes, reversed(digests))):  # the last ones come last
                 self._ending.remove((name, digests))
                 self.below.end(name, whole=True)
 

@@ -201,8 +201,12 @@ class Room:
             self._decline(host, seq, tokens)
             seq.search = Search()  # finds nothing; the host's pages are weighed by themselves
             return False
-        digests = seq.chain.reach(most, seq.tokens)[count:most]
-        seq.ticket = seq.search = host.ask([(pool, digest) for pool in self._pools for digest in digests], seq.transfer)
+        digests = seq.chain.reach(most, seq.tokens)
+        held, wanted = [
+            [(pool, digest) for pool in self._pools for digest in some]
+            for some in (digests[:count], digests[count:most])
+        ]
+        seq.ticket = seq.search = host.ask(wanted, held, seq.transfer)
         seq.search.weighed = weighed
         return True
 

@@ -94,7 +94,7 @@ class Transfers:
             while len(way.underway) < count and (batch := following(self.most(passed, begun))) is not None:
                 begun += way.begin(batch, since)
                 if way is self.bulk_in or self.host.below.gives:
-                    way.stream.ring(self._device.bell)  # who waits for it is not to wait for a step as well
+                    way.stream.ring(self._device.bell)  # a request, or a peer, waits for it
                 since = self._device.clock()
         if begun:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
@@ -102,8 +102,8 @@ class Transfers:
 
     def most(self, passed: int, begun: int = 0) -> int:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
-        move others. Beside running rows a look comes once a step, so there may be more where steps are long, and a few
-        where they are short, so that each direction goes on."""
+        move others. Beside running rows a look comes when a step or a load has ended, so there may be more where these
+        are long, and a few where they are short, so that each direction goes on."""
         if not self.page_ns:
             return BATCH_PAGES
         pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else AT_REST

@@ -145,7 +145,11 @@ class SimBell(Bell):
         super().__init__()
         self.device = device
         self.at = 0
-        """Virtual time at which a program rang it last"""
+        """Virtual time at which a program rang it; 0: the host did"""
+
+    def clear(self) -> None:
+        super().clear()
+        self.at = 0
 
     def wait(self, seconds: float) -> bool:
         self.device.touch()

@@ -54,7 +54,7 @@ class TierAnswer(NamedTuple):
     number: int
     hits: tuple[bool, ...]
     open: bool = False
-    """Whether another answer comes, of what is pending: these are the hits that no answer named before."""
+    """Whether another answer comes: these are the hits that none has named before. The last one names all of them."""
 
 
 class Namespace(NamedTuple):

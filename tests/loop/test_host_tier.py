@@ -314,6 +314,23 @@ def test_the_end_of_a_load_is_seen_within_a_step_and_that_of_a_store_where_peers
     device.close()
 
 
+def test_a_request_whose_load_ends_within_a_step_begins_beside_it():
+    device, (known, other, *_) = SimDevice(1), prompts()
+    loop = checksum_loop(device, SHAPE._replace(pages=30), 2, host=HostSizes(100 * SLOT, 1))
+    run(loop, [ask(1, known, new=1)])
+    evict(loop)
+    device.adversary = SlowSteps()
+    loop.submit(ask(2, other, new=1).request)
+    loop.turn()
+    loop.submit(ask(3, known).request)
+    started = []
+    while 3 not in started:
+        flying = loop.in_flight
+        started += [key for key, _ in loop.turn().started]
+    assert flying == 1, "the step that ran when it began to wait"
+    device.close()
+
+
 def reuse_pages_that_are_stored():
     """A request needs pages that are being stored, and then their prompt comes again, with them in the host tier.
 

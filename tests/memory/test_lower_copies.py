@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_host_copies import World as HostWorld
 
+from gapless.base.records import NO_TRANSFER, PageGroup
 from gapless.memory import below as lower
 from gapless.tiers.seam import JobEnd, TierAnswer, key_of
 
@@ -152,6 +153,45 @@ def test_what_a_peer_has_by_now_is_loaded_while_the_rest_is_waited_for():
     world.below.poll()
     counts = world.below.counts[0]
     assert not world.tier.waits(search) and (counts.hits, counts.missed, counts.loaded) == (2, 1, 2)
+
+
+def test_a_page_that_another_tier_has_is_found_after_an_open_answer_too():
+    disk, peer = Line(), Line()
+    world = World(disk, peer)
+    search = world.ask(b"a", b"b", b"c")
+    disk.answers(key(b"a"))
+    peer.answers(key(b"b"), open=True)
+    world.below.poll()
+    peer.answers(key(b"b"), key(b"c"))
+    peer.ends()
+    world.below.poll()
+    assert search.found == {key(b"a"): 0, key(b"b"): 1, key(b"c"): 1}
+    world.fetch(search, b"a", b"b", b"c")
+    assert [[page.key for page in one] for line in (disk, peer) for one in line.loads.values()] == [
+        [key(b"a")], [key(b"c")],
+    ]  # fmt: skip
+
+
+def test_what_a_peer_has_of_a_window_is_loaded_when_it_is_known_what_of_it_is_read():
+    world = World()
+    world.pool.group = PageGroup(window=4)
+    search = world.ask(b"a", b"b")
+    world.lines[0].answers(key(b"a"), open=True)
+    world.below.poll()
+    assert not world.lines[0].loads and world.tier.waits(search)
+
+
+def test_what_comes_from_a_peer_takes_no_slot_of_the_prefix_before_it():
+    world = World(slots=4)
+    for digest in (b"p", b"x", b"y", b"z"):
+        world.store(digest)
+        world.below.poll()
+        world.lines[0].ends()
+        world.below.poll()
+    world.tier.ask([(world.pool, b"a"), (world.pool, b"b")], [(world.pool, b"p")], NO_TRANSFER)
+    world.lines[0].answers(key(b"a"), key(b"b"), open=True)
+    world.below.poll()
+    assert world.tier.has(world.pool, b"p") and not world.tier.has(world.pool, b"x")
 
 
 def test_an_open_answer_to_a_request_that_waits_no_more_loads_nothing():

@@ -217,7 +217,18 @@ def test_the_longest_name_that_a_request_may_have_reaches_the_peer(opened, path)
     assert not taker.links[str(PeerAddress(path=str(path)))].error
 
 
-@pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink"])
+def test_a_load_ends_before_the_first_page_that_is_not_lent_and_the_connection_is_kept(opened, path):
+    setup = setup_of("")
+    giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
+    stored(giver, setup, 0, 1, 2)
+    assert has(taker, 0, 1, 2) == [True] * 3
+    giver.shelf.drop([key(1)])
+    end, (got, *_) = loaded(taker, setup, 0, 1, 2)
+    assert end.failed and got == content(0) and end.checksums == (checksum(content(0)),)
+    assert not taker.links[str(PeerAddress(path=str(path)))].error and giver.shelf.lent == 0
+
+
+@pytest.mark.parametrize("mood", ["outside", "not mapped", "may shrink", "torn", "more than asked"])
 def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
     setup = setup_of("")
     pages = {key(number): (content(number), checksum(content(number))) for number in range(2)}
@@ -226,7 +237,7 @@ def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
     memory = opened(PageMemory(2, SLOT))
     unsealed = os.memfd_create("unsealed")
     os.ftruncate(unsealed, SLOT)
-    peer.fd = {"outside": memory.fd, "not mapped": -1, "may shrink": unsealed}[mood]
+    peer.fd = {"not mapped": -1, "may shrink": unsealed}.get(mood, memory.fd)
     taker = opened(taker_of(setup, path))
     if mood == "may shrink":
         assert decided(taker, [key(0)], "R")[0] == [Found.MISS]
@@ -234,6 +245,7 @@ def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
         assert has(taker, 0) == [True]
         end, _ = loaded(taker, setup, 0)
         assert end.failed and not end.checksums
+        assert taker.links[str(PeerAddress(path=str(path)))].error, "that ends the connection"
     os.close(unsealed)
 
 
