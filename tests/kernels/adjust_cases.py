@@ -62,8 +62,8 @@ def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor
         x[token] += bias
     for token in set(tokens):
         x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
-        count = np.float32(output.count(token))
-        x[token] = x[token] - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+        count, said = np.float32(output.count(token)), np.float32(token in output)
+        x[token] = x[token] - params.frequency_penalty * count - params.presence_penalty * said
     if params.allowed_token_ids:
         left = np.full_like(x, -np.inf)
         left[list(params.allowed_token_ids)] = x[list(params.allowed_token_ids)]
