@@ -2,8 +2,8 @@
 
 It patches its language once a launch and not at every call of a helper; a type is made, turned into NumPy's, given
 another element or unwrapped by a look into a table; the check for overflows is not computed where nothing asserts it.
-That takes three quarters of its time otherwise. What is patched, and what kernels compute, is the same, but for the order of
-sums in a product: like a GPU's, it does not depend on where in a tile a row is, which with BLAS it does.
+That takes three quarters of its time otherwise. What is patched, and what kernels compute, is the same, but for the
+order of sums in a product: like a GPU's, it does not depend on where in a tile a row is, which with BLAS it does.
 """
 
 from __future__ import annotations

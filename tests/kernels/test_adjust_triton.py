@@ -20,7 +20,10 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "drafts", "capability"),
-    [("*bf16", 0, 90), *((dtype, drafts, gpu) for dtype, drafts in (("*fp32", 0), ("*bf16", 1)) for gpu in (80, 90, 100))],
+    [
+        ("*bf16", 0, 90),
+        *((dtype, drafts, gpu) for dtype, drafts in (("*fp32", 0), ("*bf16", 1)) for gpu in (80, 90, 100)),
+    ],
 )
 def test_it_compiles_ahead_of_time(dtype: str, drafts: int, capability: int) -> None:
     counts = ("batch", "slots")
