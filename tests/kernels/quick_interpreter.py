@@ -88,15 +88,21 @@ def _equal(shape: Any, other: Any) -> Any:
     return _plain_equal(shape, other)
 
 
-def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """What `builtin` of Triton has wrapped only checks that it is given what it is given here."""
-    function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+def _set_attr(scope: Any, owner: Any, name: str, value: Any) -> None:
+    """What Triton's `builtin` has wrapped only checks that it is given what it is given here."""
+    if member := (getattr(value, "__kwdefaults__", None) or {}).get("member"):
+        value = _of_interpreter(getattr(member, "__wrapped__", member))
+    _plain_set_attr(scope, owner, name, value)
+
+
+def _of_interpreter(function: Any) -> Any:
+    semantics = interpreter.interpreter_semantic
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = semantic
+        kwargs["_semantic"] = semantics
         return function(*args, **kwargs)
 
-    scope.set_attr(owner, name, call)
+    return call
 
 
 def _init(tensor: Any, handle: Any, type: Any) -> None:
@@ -137,7 +143,7 @@ _plain_with_element = _replace(tl.block_type, "with_element_ty", _with_element)
 _plain_init_block = _replace(tl.block_type, "__init__", _init_block)
 _plain_to_ir = _replace(tl.block_type, "to_ir", _to_ir)
 _plain_equal = _replace(tl.tuple, "__eq__", _equal)
-_replace(interpreter, "_patch_attr", _patch_attr)
+_plain_set_attr = _replace(_Scope, "set_attr", _set_attr)
 _replace(interpreter.InterpreterBuilder, "create_dot", _dot)
 _plain_init = _replace(tl.tensor, "__init__", _init)
 _plain_check = _replace(semantic.TritonSemantic, "binary_op_sanitize_overflow_impl", _check_overflow)
