@@ -240,10 +240,10 @@ class PagePool:
         free = frozenset(self.free)
         fenced = sum(pins == 0 < fences for pins, fences in zip(self.pins, self.fences, strict=True))
         assert fenced == self._fenced, f"{self._fenced} pages counted as fenced, {fenced} are"
-        for page in range(1, len(self.pins)):
-            held = self._kinds[Pin.REQUEST][page]
+        kinds = [sum(pins) for pins in zip(*self._kinds, strict=True)]
+        for page, held in enumerate(self._kinds[Pin.REQUEST][1:], 1):
             assert held == expected[page], f"page {page}: {held} owners counted, {expected[page]} hold it"
-            assert self.pins[page] == sum(kind[page] for kind in self._kinds), f"page {page}: a pin without a kind"
+            assert self.pins[page] == kinds[page], f"page {page}: a pin without a kind"
             resting = (page in self.cached) + (page in free)
             assert resting == (self.pins[page] + self.fences[page] == 0), (
                 f"page {page} is in {resting} lists, with {self.pins[page]} pins and {self.fences[page]} fences"

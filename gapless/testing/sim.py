@@ -257,7 +257,7 @@ class SimDevice(HostMemoryDevice):
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:
             return []
-        return [stream for stream in self.streams if stream.queue and stream.awaited() is None]
+        return [s for s in self.streams if s.queue and ((fence := s.queue[0].awaited) is None or fence.at is not None)]
 
     def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
         """Return the stream that must move first for `fence` to pass."""

@@ -57,21 +57,21 @@ def asked(rng: random.Random, vocab: int) -> Request:
 def by_definition(logits: Tensor, tokens: list[int], request: Request) -> Tensor:
     """float32 [vocab] adjusted logits of a request whose known tokens are these."""
     params, output = request.params, tokens[len(request.tokens) :]
-    x = logits.float().cpu().clone()
+    x = logits.float().cpu().numpy().copy()  # NumPy's float32 numbers take a tenth of the time of torch's
     for token, bias in (params.logit_bias or {}).items():
         x[token] += bias
     for token in set(tokens):
         x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
-        count = torch.tensor(float(output.count(token)))
-        x[token] = x[token] - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+        count, said = np.float32(output.count(token)), np.float32(token in output)
+        x[token] = x[token] - params.frequency_penalty * count - params.presence_penalty * said
     if params.allowed_token_ids:
-        left = torch.full_like(x, -torch.inf)
+        left = np.full_like(x, -np.inf)
         left[list(params.allowed_token_ids)] = x[list(params.allowed_token_ids)]
         x = left
     for *before, last in request.bad_words:
         if not before or output[-len(before) :] == before:
-            x[last] = min(x[last], torch.tensor(BANNED))
-    return x
+            x[last] = min(x[last], BANNED)
+    return torch.from_numpy(x)
 
 
 def tables_of(requests: list[Request | None], vocab: int, device: str) -> tuple[Tables, Adjustments]:

@@ -1,9 +1,9 @@
 """A pytest plugin: Triton's interpreter does once what it otherwise does at every operation.
 
-It patches its language once a launch and not at every call of a helper; a type is turned into NumPy's, given another
-element or unwrapped by a look into a table; the check for overflows is not computed where nothing asserts it. That
-takes two thirds of its time otherwise. What is patched, and what kernels compute, is the same, but for the order of
-sums in a product: like a GPU's, it does not depend on where in a tile a row is, which with BLAS it does.
+It patches its language once a launch and not at every call of a helper; a type is made, turned into NumPy's, given
+another element or unwrapped by a look into a table; the check for overflows is not computed where nothing asserts it.
+That takes three quarters of its time otherwise. What is patched, and what kernels compute, is the same, but for the
+order of sums in a product: like a GPU's, it does not depend on where in a tile a row is, which with BLAS it does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _patched: set[int] = set()
 _np_dtypes: dict[str, np.dtype[Any]] = {}
 _blocks: dict[tuple[str, str], Any] = {}
 _shapes: dict[str, tuple[Any, Any]] = {}
+_builders: dict[str, Any] = {}
+_fields: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 @functools.cache
@@ -64,6 +66,45 @@ def _with_element(block: Any, element: Any) -> Any:
     return found
 
 
+def _init_block(block: Any, element: Any, shape: Any) -> None:
+    sizes = shape.values if type(shape) is tl.tuple else shape
+    key = element.name, *sizes
+    if key not in _fields:
+        _plain_init_block(block, element, shape)
+        _fields[key] = {name: value for name, value in vars(block).items() if name != "element_ty"}
+    vars(block).update(_fields[key], element_ty=element)
+
+
+def _to_ir(block: Any, builder: Any) -> Any:
+    if (found := _builders.get(block.name)) is None:
+        found = _builders[block.name] = _plain_to_ir(block, builder)
+    return found
+
+
+def _equal(shape: Any, other: Any) -> Any:
+    values = other.values if type(other) is tl.tuple else other
+    if type(values) is list and all(type(value) is int for value in values):
+        return tl.constexpr(shape.values == values)
+    return _plain_equal(shape, other)
+
+
+def _set_attr(scope: Any, owner: Any, name: str, value: Any) -> None:
+    """What Triton's `builtin` has wrapped only checks that it is given what it is given here."""
+    if member := (getattr(value, "__kwdefaults__", None) or {}).get("member"):
+        value = _of_interpreter(getattr(member, "__wrapped__", member))
+    _plain_set_attr(scope, owner, name, value)
+
+
+def _of_interpreter(function: Any) -> Any:
+    semantics = interpreter.interpreter_semantic
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantics
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _init(tensor: Any, handle: Any, type: Any) -> None:
     tensor.handle, tensor.type, tensor.dtype = handle, type, type.scalar
     name = type.name if type.is_block() else ""
@@ -99,6 +140,10 @@ _plain_np_dtype = _replace(interpreter, "_get_np_dtype", _np_dtype)
 _plain_unwrap = _replace(core, "_unwrap_if_constexpr", _unwrap)
 _plain_restore = _replace(_Scope, "restore", _restore)
 _plain_with_element = _replace(tl.block_type, "with_element_ty", _with_element)
+_plain_init_block = _replace(tl.block_type, "__init__", _init_block)
+_plain_to_ir = _replace(tl.block_type, "to_ir", _to_ir)
+_plain_equal = _replace(tl.tuple, "__eq__", _equal)
+_plain_set_attr = _replace(_Scope, "set_attr", _set_attr)
 _replace(interpreter.InterpreterBuilder, "create_dot", _dot)
 _plain_init = _replace(tl.tensor, "__init__", _init)
 _plain_check = _replace(semantic.TritonSemantic, "binary_op_sanitize_overflow_impl", _check_overflow)

@@ -96,7 +96,7 @@ def test_drafts_stay_right_over_page_edges_chunks_and_cached_prefixes(page_size,
         prompt = [(7 * index) % VOCAB for index in range(length)]
         jobs = [job(0, prompt, 40), job(1, [*prompt, 5], 40, turn=30), job(2, [9], 30, turn=2, aborts=length)]
         with guarded_steps.rest(), wrong_drafts() as wrong:
-            loop = play(shape, jobs, SimDevice(length), 4)
+            loop = play(shape, jobs, SimDevice(length), 4, kernels=kernels_for(length))
         assert loop.launcher.gate.counts.accepted.sum() > 5 and not any(wrong)
 
 

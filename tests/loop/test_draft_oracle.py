@@ -24,7 +24,7 @@ def play(
     shape = sizes(seed)
     jobs = script(seed, shape.max_len)
     graphs = captures_at_once(shape) if seed // 8 % 2 else {}
-    kernels = kernels_for(seed) if device.kind == "cpu" else None
+    kernels = kernels_for(seed) if device.kind != "cuda" else None
     kind = WaryModel if isinstance(device, SimDevice) else type(WaryModel(VOCAB)).__mro__[2]
     model, oracle = kind(VOCAB, shape.max_len), Oracle(VOCAB, DRAFTS, errs)
     speculation = Speculation(DRAFTS, oracle, shape.rows)

@@ -15,6 +15,7 @@ from harness import (
     capture_all,
     check_at_rest,
     checksum_loop,
+    kernels_for,
     run,
     script,
     sizes,
@@ -280,7 +281,7 @@ def test_bells_at_any_moment_change_no_token(depth):
     for seed in range(18):
         device = SimDevice(seed, maps_host=seed % 2 == 0)
         shape = sizes(seed)
-        loop = checksum_loop(device, shape, depth)
+        loop = checksum_loop(device, shape, depth, kernels=kernels_for(seed))
         jobs = script(seed, shape.max_len)
         turn, interrupt = loop.turn, loop.log.interrupted
         loop.turn = lambda turn=turn, device=device: device.bulk_out.launch(device.bell.ring) or turn()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from harness import VOCAB, sizes
+from harness import VOCAB, kernels_for, sizes
 from oracle_drafter import numbers_at_random
 from test_mask_oracle import masked_jobs
 from test_sampling_oracle import Varied, run_directly
@@ -39,7 +39,8 @@ def run_masked(seed: int, buckets: Iterable[int] | None = None):
     """Rows with and without matchers, in steps of 0, 2, 4 and 8 drafts in any order."""
     shape = sizes(seed)._replace(rows=5, slots=5)
     speculation = Speculation(DRAFTS, PromptLookup(DRAFTS, 1, 3), shape.rows)
-    loop = build_loop(SimDevice(seed), Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets)
+    device, kernels = SimDevice(seed), kernels_for(seed)
+    loop = build_loop(device, Varied(VOCAB, 48), shape, 2, speculation=speculation, buckets=buckets, kernels=kernels)
     with numbers_at_random(seed, speculation):
         run_directly(loop, masked_jobs(seed, 48, natives=False))
     return loop

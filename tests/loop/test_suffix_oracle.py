@@ -51,13 +51,19 @@ def asked_again(jobs: list[Job], seed: int) -> list[Job]:
     return sorted(found, key=lambda job: job.arrives)
 
 
+def kernels_at(seed: int, depth: int) -> Kernels | None:
+    """Plain PyTorch for seed 4 at depths 1 and 4, and for seed 11, which captures, at 2 and 8: it takes ten times as
+    long here as the C++ operations, to whose results it is compared in tests/kernels."""
+    return kernels_for(seed) if depth in ((1, 4) if seed % 2 == 0 else (2, 8)) else native.load()
+
+
 def play_seed(seed: int, depth: int) -> Loop:
     shape, device = sizes(seed), SimDevice(seed * 8 + depth, maps_host=seed % 4 == 0)
     graphs = captures_at_once(shape) if seed % 2 else {}
     suffixes = lookup(1 << (3 if seed % 5 == 0 else 10))  # a table of 8 entries is taken over again and again
     jobs = asked_again(script(seed, shape.max_len), seed)
     loop = model_loop(
-        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_for(seed),
+        WaryModel(VOCAB, shape.max_len), device, shape, depth, kernels=kernels_at(seed, depth),
         prefix_caching=seed % 7 != 0, speculation=speculation(suffixes, shape.rows), **graphs
     )  # fmt: skip
     run(loop, jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import torch
-from harness import Job, checksum_loop, contents_of, script, sizes
+from harness import Job, checksum_loop, contents_of, kernels_for, script, sizes
 from scenes import broken, device_that_prefers, play, request, tokens
 from simulation.lower import LateLine
 
@@ -21,9 +21,9 @@ SHAPE = Sizes(rows=3, max_len=48, pages=14, page_size=4, step_tokens=8, queue=32
 """The pages of one longest sequence and a little more."""
 
 
-def hosted(device, jobs, depth=8, shape=SHAPE, tweak=lambda loop: None):
+def hosted(device, jobs, depth=8, shape=SHAPE, tweak=lambda loop: None, kernels=None):
     """Play jobs with a host tier; every copy holds what its digest means."""
-    loop = checksum_loop(device, shape, depth, host=PLENTY)
+    loop = checksum_loop(device, shape, depth, host=PLENTY, kernels=kernels)
     tweak(loop)
     play(loop, jobs)
     contents, slots = contents_of(loop, jobs), loop.transfers.slots[0]
@@ -134,7 +134,7 @@ def test_row_052_requests_are_preempted_and_come_back_while_transfers_run():
     preempted = loaded = 0
     for seed in range(16):
         jobs = [Job(request(key, tokens(key, 9), 38), key, None) for key in range(5)]
-        loop = hosted(SimDevice(seed), jobs, 4)
+        loop = hosted(SimDevice(seed), jobs, 4, kernels=kernels_for(seed))
         preempted += loop.planner.preemptions
         loaded += loop.transfers.host.counts.loaded
     assert preempted and loaded, "the pages were meant to be too few"
@@ -146,7 +146,7 @@ def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice(
     left = 0
     for seed in range(8):
         jobs = conversations()
-        loop = checksum_loop(SimDevice(seed, "lazy"), SHAPE, 4, host=PLENTY)
+        loop = checksum_loop(SimDevice(seed, "lazy"), SHAPE, 4, host=PLENTY, kernels=kernels_for(seed))
         play(loop, jobs[:4])
         for one in jobs[4:]:
             loop.submit(one.request)

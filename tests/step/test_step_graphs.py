@@ -17,6 +17,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import CaptureError, DeviceError
 from gapless.base.records import Flag, PageWrite, StepPlan
 from gapless.device import CpuDevice, cpu_native
+from gapless.kernels import native
 from gapless.kernels.choose import choose
 from gapless.kernels.layout import HEADER_WORDS
 from gapless.loop.build import Sizes, build_loop
@@ -263,7 +264,7 @@ def steps_of(model, step, page_size, buckets, chain=None):
     shape = SHAPE._replace(page_size=page_size, pages=1 + ROWS * (SHAPE.max_len // page_size + 6))
     loop = build_loop(
         SimDevice(1, "eager"), model(VOCAB, SHAPE.max_len), shape, 2, program=PROGRAMS[step], buckets=buckets,
-        chain=chain,
+        chain=chain, kernels=None if page_size == 1 else native.load()
     )  # fmt: skip
     if buckets:
         capture_all(loop)
