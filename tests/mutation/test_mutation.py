@@ -60,7 +60,7 @@ NOTICED = {
     "what was lent is back when its connection has ended": PAIRS + 20,
     "a page read in place counts when it was kept": PAIRS + 63,
     "a page that comes is the one that was asked for": PAIRS + 20,
-    "a slot stays while a peer fills it": PAIRS + 20,
+    "a slot stays while a peer fills it": PAIRS + 12,
     "a page from a peer is loaded where no step writes": PAIRS + 8,
     "a page from a peer is shared when it has come": PAIRS + 26,
     "peers of other weights have other names": PAIRS + 10,
