@@ -74,6 +74,8 @@ class Search:
     open: dict[int, int] = field(default_factory=dict)
     """Questions and jobs that have not ended, each with its tier"""
     late_at: int = 0
+    early: int = 0
+    """Pages that were loaded from a peer before it had decided about all"""
     fetched: bool = False
     """Whether loads from there have begun"""
     weighed: tuple[int, int, float] | None = None
@@ -319,16 +321,24 @@ class LowerTiers:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
             if answer.open:
-                # While the peer computes the rest. Of a window's pages most are never read: the planner chooses.
-                found = {**search.found}
-                self.fetch(search, [page for page in hits if not page[0].pool.group.window])
-                search.found = found
+                self._fetch_early(search, hits)
             else:
                 del search.open[answer.number]
                 self.counts[place].hits += len(hits)
                 self.counts[place].missed += len(pages) - len(hits)
         if not answer.open:
             del self._asked[answer.number], self._waiting[answer.number]
+
+    def _fetch_early(self, search: Search, hits: Sequence[tuple[GroupCopies, bytes]]) -> None:
+        """Load what a peer has by now, while it computes the rest, into half of the slots at most: these pages wait for
+        the others, and are not to make room for each other. Of a window's pages few are read: the planner chooses."""
+        pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
+        waiting = {one for searches in self._waiting.values() for one in searches}
+        room = pages[0][0].size // 2 - sum([one.early for one in waiting]) if pages else 0
+        if room > 0:
+            found, search.early = {**search.found}, search.early + len(pages[:room])
+            self.fetch(search, pages[:room])
+            search.found = found
 
     def ended(self, place: int, end: JobEnd) -> None:
         """A job of a tier has ended: its slots are free to go."""

@@ -121,8 +121,8 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
     assert prefiller.counts.stored >= 6 * 10 and not prefiller.counts.loaded
 
 
-def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(pair):
-    prefiller, decoder = pair
+def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(side, tmp_path):
+    prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock", copies=20)
     prefiller.prefill(prompts()[0], "R")
     shelf, loaded = prefiller.tier.shelf, []
     shelf.drop([[*prefiller.pages()][8]])

@@ -172,6 +172,27 @@ def test_a_page_that_another_tier_has_is_found_after_an_open_answer_too():
     ]  # fmt: skip
 
 
+def test_pages_that_wait_for_others_of_their_prompts_take_half_of_the_slots():
+    world = World(slots=4)
+    first = world.ask(b"a", b"b", b"c", b"d")
+    world.lines[0].answers(key(b"a"), key(b"b"), key(b"c"), open=True)
+    world.below.poll()
+    second = world.ask(b"e", b"f")
+    world.lines[0].answers(key(b"e"), open=True)
+    world.below.poll()
+    assert [[page.key for page in pages] for pages in world.lines[0].loads.values()] == [[key(b"a"), key(b"b")]]
+    world.lines[0].ends()
+    world.lines[0].answers(key(b"e"))
+    world.below.poll()
+    assert world.tier.waits(first) and not world.tier.waits(second) and second.found == {key(b"e"): 0}
+    world.lines[0].answers(key(b"a"), key(b"b"))
+    world.below.poll()
+    third = world.ask(b"g", b"h")
+    world.lines[0].answers(key(b"g"), open=True)
+    world.below.poll()
+    assert third.early == 1, "the first waits no more"
+
+
 def test_what_a_peer_has_of_a_window_is_loaded_when_it_is_known_what_of_it_is_read():
     world = World()
     world.pool.group = PageGroup(window=4)
