@@ -6,7 +6,7 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (18, 22, 35, 42, 50, 59, 63, 68, 110, 207)]
+SEEDS = [PAIRS + seed for seed in (20, 35, 42, 50, 59, 114, 122, 173, 186, 193)]
 """The seeds that together reach all that the test looks for in the least time, chosen among the first 210"""
 
 
