@@ -145,7 +145,7 @@ class SimBell(Bell):
         super().__init__()
         self.device = device
         self.at = 0
-        """Virtual time at which a program rang it; 0: the host did"""
+        """Virtual time at which a program rang it; 0: none has since it was cleared"""
 
     def clear(self) -> None:
         super().clear()
@@ -257,7 +257,7 @@ class SimDevice(HostMemoryDevice):
     def _ready(self) -> list[SimStream]:
         if self.fault.error is not None:
             return []
-        return [s for s in self.streams if s.queue and ((fence := s.queue[0].awaited) is None or fence.at is not None)]
+        return [stream for stream in self.streams if stream.queue and stream.awaited() is None]
 
     def _needed(self, fence: SimFence, ready: list[SimStream]) -> SimStream:
         """Return the stream that must move first for `fence` to pass."""
