@@ -149,8 +149,13 @@ class LowerTiers:
         return bool(search.open)
 
     def fetch(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots. The search finds
-        nothing any more: what does not come is computed."""
+        """Load what the host tier lacks of these pages. The search finds nothing any more: what does not come is
+        computed."""
+        self._load_lacking(search, missing)
+        search.found = {}
+
+    def _load_lacking(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
+        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots."""
         had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
         for copy in had:
             copy.pins += 1  # what is to come must not take its slot
@@ -170,7 +175,7 @@ class LowerTiers:
                 self.load(search, place, copies[first : first + most])
         for copy in had:
             copy.unpin()
-        search.found, search.fetched = {}, True
+        search.fetched = True
         search.late_at = self._clock() + self._patience(search)
 
     def _job_pages(self, place: int, loads: bool) -> int:
@@ -336,9 +341,8 @@ class LowerTiers:
         waiting = {one for searches in self._waiting.values() for one in searches}
         room = pages[0][0].size // 2 - sum([one.early for one in waiting]) if pages else 0
         if room > 0:
-            found, search.early = {**search.found}, search.early + len(pages[:room])
-            self.fetch(search, pages[:room])
-            search.found = found
+            search.early += len(pages[:room])
+            self._load_lacking(search, pages[:room])
 
     def ended(self, place: int, end: JobEnd) -> None:
         """A job of a tier has ended: its slots are free to go."""

@@ -212,7 +212,8 @@ class TierWorker:
                 self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
             elif question.transfer.claim and Found.HIT in answers:
                 pairs = zip(before, question.found, strict=True)
-                self._tell(TierAnswer(question.number, tuple(old is not new is Found.HIT for old, new in pairs), True))
+                new = tuple(was is not Found.HIT and found is Found.HIT for was, found in pairs)
+                self._tell(TierAnswer(question.number, new, open=True))
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         """Ask the tier about the keys at these places of a question. A plug-in may answer with anything."""
