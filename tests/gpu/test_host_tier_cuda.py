@@ -14,6 +14,7 @@ from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
+from gapless.memory.gate import LoadGate
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +40,9 @@ def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
 
 
 @pytest.mark.parametrize("depth", ["1", "8", "auto"])
-def test_prompts_that_the_device_gave_up_are_loaded(depth: str) -> None:
+def test_prompts_that_the_device_gave_up_are_loaded(depth: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # So small a model computes them in about the time of a load, and which is longer changes with what runs beside.
+    monkeypatch.setattr(LoadGate, "pays", lambda *_: True)
     greedy = SamplingParams(temperature=0, max_tokens=8)
     prompts = [word + "The quick brown fox jumps over the lazy dog near the river bank. " * 10 for word in "abcd"]
     options = {"device": "cuda", "dtype": "float32", "depth": depth, "max_model_len": 512}

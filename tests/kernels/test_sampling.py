@@ -24,6 +24,7 @@ from sampling_oracle import (
 
 from gapless.kernels import plain
 from gapless.kernels.layout import CUT_ID, CUT_VALUE
+from gapless.kernels.sampling import order_keys, reach_by_bits, reach_in_order
 
 SETTINGS = [
     {},
@@ -268,6 +269,19 @@ def test_cuts_of_a_real_vocabulary_equal_the_direct_computation(dtype):
             alone.state[rows[i], CUT_VALUE : CUT_ID + 1] = -1
             kernels.cut(many, torch.tensor([i], dtype=torch.int32), rows, alone, ALL)
         assert torch.equal(alone.state, tables.state), "a row that is cut alone is shared among threads"
+
+
+@pytest.mark.parametrize("vocab", [1, 13, 2560])
+def test_a_search_by_bits_ends_where_one_in_order_does(vocab):
+    logits = normal(5, vocab, seed=vocab)
+    logits[:, ::3] = logits[:, :1].clone()  # ties
+    logits[1, 4:] = -torch.inf
+    amounts = (logits.exp() * 1_000).long()
+    totals = amounts.sum(-1, keepdim=True)
+    for target in (torch.ones_like(totals), totals // 2, totals, totals + 1):
+        found = reach_by_bits(order_keys(logits), amounts, target.clamp(min=1))
+        assert torch.equal(found, reach_in_order(order_keys(logits), amounts, target.clamp(min=1)))
+        assert torch.equal(found > 0, target.clamp(min=1) <= totals), "it was meant to end at a token"
 
 
 def test_sampling_without_avx512_is_the_same_to_the_bit(tmp_path):
