@@ -34,7 +34,9 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
     """
     on_gpu = device.kind == "cuda"
     rows = most_rows(config, device.kind)
-    step_tokens = config.max_num_batched_tokens or max(rows, 8192 if on_gpu else 1024)
+    # A prefiller's pages leave while it computes the rest of their prompt.
+    usual = (512 if config.role == "prefill" else 8192) if on_gpu else 1024
+    step_tokens = config.max_num_batched_tokens or max(rows, usual)
     if step_tokens < rows:
         raise ConfigError(
             f"max_num_batched_tokens ({step_tokens}) must be at least max_num_seqs ({rows}), "

@@ -87,7 +87,7 @@ def gather_kernel(
         if split == 0:
             column = by_row + index
             tl.store(column, row)
-            tl.store(column + (batch + 1), (first + size - 1).to(tl.int64))
+            tl.store(column + (batch + 1), tl.maximum(first + size - 1, 0).to(tl.int64))
             tl.store(column + 2 * (batch + 1), tl.where(active, computed + size, 1).to(tl.int64))
             tl.store(column + 3 * (batch + 1), first.to(tl.int64))
         for start in range(split * BLOCK, size, splits * BLOCK):

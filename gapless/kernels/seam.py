@@ -55,7 +55,7 @@ class MixedBatch(NamedTuple):
 
     rows: Tensor
     last: Tensor
-    """[B] index of the row's last query token"""
+    """[B] index of the row's last query token; of any token for a row that has none"""
     kv_lens: Tensor
     starts: Tensor
     """[B + 1] where each row's query tokens begin, and the end of the last's"""

@@ -42,8 +42,8 @@ SHORT = tuple(range(8, 129, 8))
 """Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs that are captured at start to serve every step with chunks."""
-BESIDE_STAND_INS = 256
-"""Decode rows of these, at most."""
+BESIDE_STAND_INS, GOING_ON = 256, 4
+"""Decode rows of these, and prompts that go on after the step, at most."""
 FILLING = 1024
 """Rows and tokens that a larger graph may add to those of a step's bucket."""
 FILLED = 1 / 32
@@ -140,20 +140,25 @@ class StepGraphs:
             )
         return self._answer
 
-    def mixed_key(self, decode: int, chunks: int, tokens: int, places: int = 1) -> ForwardKey | None:
-        """Return the forward of a step whose chunks all sample and have `tokens` tokens together, or None likewise."""
+    def mixed_key(
+        self, decode: int, chunks: int, tokens: int, places: int = 1, going_on: int = 0
+    ) -> ForwardKey | None:  # fmt: skip
+        """Return the forward of a step whose chunks have `tokens` tokens together, or None likewise. They sample, but
+        for those of prompts that are `going_on` after the step, which come last."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return None
         beside, most = (
             (self.beside, mixed.chunks) if places == 1 else (self.drafted_beside, (*mixed.chunks[:1], ENDING))
         )
-        sizes = ((beside, decode), (most, chunks), (mixed.tokens, tokens))
+        silent = next((bucket for bucket in (0, *most) if bucket >= going_on), most[-1])
+        sizes = ((beside, decode), (most, chunks - going_on + silent), (mixed.tokens, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
-        if min(found) < 0:
+        if min(found) < 0 or silent < going_on:
             return None
         pages = self.shapes.groups * -(-found[2] // self.shapes.page_size)
         key = bucket_key(found[0], 0, found[1], found[2], pages, self.shapes.row_writes, places)
+        key = key._replace(samples=key.samples - silent)
         return key if key.packet.words <= self.shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
@@ -273,12 +278,12 @@ class StepGraphs:
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
-        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
-        sizes = [(decode, chunks, 1)]
+        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1] + GOING_ON, mixed.chunks[-1])
+        sizes = [(decode, chunks, 1, GOING_ON)]
         if self.drafted_beside:
-            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
-        for tokens, (decode, chunks, places) in itertools.product(mixed.stand_ins[::-1], sizes):
-            key = self.mixed_key(decode, chunks, tokens, places)
+            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1], 0))
+        for tokens, (decode, chunks, places, going_on) in itertools.product(mixed.stand_ins[::-1], sizes):
+            key = self.mixed_key(decode, chunks, tokens, places, going_on)
             if key is not None:
                 yield key
                 if self.shapes.adapters:
@@ -345,7 +350,11 @@ def _sample(key: ForwardKey) -> SampleKey:
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
     """Return whether every step of `key` fits into `larger`."""
     alike = larger.adapters == key.adapters and larger.batch.places == key.batch.places
-    return alike and larger.batch.decode >= key.batch.decode and all(map(ge, larger.packet, key.packet))
+    sizes = [
+        (*one.packet, one.batch.decode, silent := one.packet.rows - one.samples, one.packet.chunks - silent)
+        for one in (larger, key)
+    ]
+    return alike and all(map(ge, *sizes))
 
 
 def _tokens(key: ForwardKey) -> int:

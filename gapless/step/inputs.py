@@ -77,7 +77,7 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
     inputs = StepInputs(
         ids, positions, slots, kv_lens, rows, tables.pages, columns, starts, places=shape.places
     )  # fmt: skip
-    return Batch(inputs, ends - 1)
+    return Batch(inputs, (ends - 1).clamp(min=0))
 
 
 def _rows_of_batch(packet: Packet, shape: BatchShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -103,10 +103,9 @@ class Leader:
         """Return the forward of the bucket that the plan fits, if there is one; `adapted` if a row has an adapter."""
         if not plan.chunks:
             key = self.graphs.decode_key(len(plan.decode), plan.bound, places)
-        elif plan.chunks[-1].last:  # the only one that may stop before its prompt ends
-            key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, places)
         else:
-            return None
+            going_on = sum([not chunk.last for chunk in plan.chunks])
+            key = self.graphs.mixed_key(len(plan.decode), len(plan.chunks), plan.chunk_tokens, places, going_on)
         if key is None or (not plan.chunks and len(plan.pages) > key.packet.page_writes):
             return None
         return key.adapted if adapted else key

@@ -129,8 +129,8 @@ class Packer:
         """Fill `words` [shape.words]. `requests` are those of the plan's admissions, `prompt` positions to score.
 
         `slot` is where the outbox goes. A shape wider than the plan is padded: null rows after the decode rows and
-        after the chunks, page writes that give the null row its null page, tokens that belong to no row. Page writes
-        beyond the shape are left out.
+        after the chunks that sample, before those that do not; page writes that give the null row its null page; tokens
+        that belong to no row. Page writes beyond the shape are left out.
         """
         header, rows, sizes, pages, admissions, end = offsets(shape)
         words[L.PACKET_STEP], words[L.PACKET_SLOT] = step_word(plan.step), slot
@@ -140,14 +140,12 @@ class Packer:
         words[header : header + len(plan.decode)] = self.decoded.rows
         words[header + len(plan.decode) : first] = 0
         if shape.chunks:
-            last = first + len(plan.chunks)
-            words[first:last] = [chunk.row for chunk in plan.chunks]
-            words[last:rows] = 0
+            ends = sum([chunk.last for chunk in plan.chunks])
+            lines = [(chunk.row, chunk.size) for chunk in plan.chunks]
+            lines[ends:ends] = [(0, 0)] * (shape.chunks - len(lines))
+            words[first:rows], words[sizes - shape.chunks : sizes] = zip(*lines, strict=True)
             # A null row among the decode rows has its one token; one among the chunks has none.
-            first, last = sizes - shape.chunks, sizes - shape.chunks + len(plan.chunks)
-            words[rows:first] = 1
-            words[first:last] = [chunk.size for chunk in plan.chunks]
-            words[last:sizes] = 0
+            words[rows : sizes - shape.chunks] = 1
             self._write_tokens(plan, words[admissions:end])
         if shape.page_writes:
             self._write_pages(plan, words[sizes:pages])

@@ -193,7 +193,13 @@ def test_the_begin_of_a_decode_step_equals_the_reference(used, padding, writes):
 
 @pytest.mark.parametrize(
     "decode, chunks, spare, new",
-    [(0, [1], 0, 0), (3, [7, 1, 30], 0, 2), (30, [5, 2, 8, 40], 300, 4), (400, [40] * 200, 5000, 150)],
+    [
+        (0, [1], 0, 0),
+        (3, [7, 1, 30], 0, 2),
+        (30, [5, 2, 8, 40], 300, 4),
+        (400, [40] * 200, 5000, 150),
+        (0, [0, 9], 3, 1),
+    ],
 )
 def test_the_begin_of_a_mixed_step_equals_the_reference(decode, chunks, spare, new):
     for seed in range(3):

@@ -172,6 +172,17 @@ def test_begin_mixed_equals_the_reference():
         assert torch.equal(tokens[:31], getattr(want.inputs, name)) and tokens[31:].tolist() == [0] * 5
 
 
+def test_a_null_chunk_in_front_ends_at_some_token():
+    words = torch.tensor([9, 1, 0, 8, 0, 9, *range(9)]).int()
+    shape = PacketShape(rows=2, page_writes=0, admissions=0, chunks=2, chunk_tokens=9)
+    mine, reference = (Tables(*made[:4], made[3][:, None, :0]) for made in (tables(), tables()))
+    begin = load_native().begin_mixed
+    assert begin is not None
+    want = mixed_batch(Packet.of(words, shape), reference, BatchShape(0, ((0, 9), (0, 0)), 40), PAGE)
+    for last in (begin(words, Counts(2, 0, 0, 0, 9), mine, PAGE).last, want.last):
+        assert last.tolist() == [0, 8]
+
+
 def test_inert_rows_of_a_mixed_step_have_one_entry():
     words = torch.tensor([9, 1, 3, 7, 1, 4, 50, 51, 52, 53]).int()
     begin = load_native().begin_mixed

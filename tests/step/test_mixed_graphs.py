@@ -41,6 +41,30 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("mixed, apart", [(graphs.ON_GPU, 4), (graphs.ALONE, 16)])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_steps_after_which_a_prompt_goes_on_are_replays_with_the_same_tokens(model, depth, mixed, apart):
+    tokens, shape = [], SHAPE._replace(step_tokens=16)
+    for buckets in ((), None):
+        device = SimDevice(depth)
+        loop = engine(device, model, depth, mixed, shape, buckets=buckets, patience=1)
+        leader, replays = loop.launcher.leader, []
+
+        def watch(plan, decide=leader.decide, replays=replays):
+            decision = decide(plan)
+            if plan.chunks and not plan.chunks[-1].last:
+                replays.append((decision.captured, len(plan.chunks) > 1))
+            return decision
+
+        leader.decide = watch
+        tokens.append(drive(loop, SETTINGS, apart))
+        assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
+        device.close()
+    several = [captured for captured, beside in replays if beside]
+    assert sum(captured for captured, _ in replays) > 3 and (mixed is graphs.ALONE or sum(several) > 10)
+    assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
+
+
 def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     """Also one that scores a prompt; and every step without chunks, also one with more rows than any bucket."""
     device = SimDevice(1)
@@ -60,7 +84,7 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     leader.decide = watch
     drive(loop, (*SETTINGS, {"temperature": 0.0, "prompt_logprobs": 1}))
     counters = loop.counters
-    # Others are steps whose last prompt goes on after them, and those that exceed each bucket.
+    # Others are steps that exceed each bucket.
     assert min(counters.graph_misses, counters.graph_steps, others) >= 20 and scored and all(scored)
     assert counters.graph_steps + counters.graph_misses + others == counters.steps
     device.close()
@@ -76,8 +100,7 @@ def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, dep
     ready = set(loop.launcher.graphs.known)
     tokens = drive(loop, SETTINGS[:1])
     counters = loop.counters
-    # A step whose last prompt goes on after it has no graph.
-    assert counters.graph_misses == 0 and counters.steps - 3 < counters.graph_steps > 100
+    assert counters.graph_misses == 0 and counters.graph_steps == counters.steps > 100
     own = [key for key in loop.launcher.graphs.known if key not in ready]
     assert {type(key) for key in own} == {ForwardKey, SampleKey}
     misses = dict(loop.launcher.graphs.misses)

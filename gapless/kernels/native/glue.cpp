@@ -58,7 +58,7 @@ void begin_mixed(
       std::copy_n(prompt, size, history.row(row) + start);
       prompt += size;
     }
-    out.rows[i] = row, out.last[i] = at + size - 1, out.starts[i] = at;
+    out.rows[i] = row, out.last[i] = std::max<int64_t>(at + size - 1, 0), out.starts[i] = at;
     out.kv_lens[i] = active ? start + size : 1;
     for (int64_t position = start; position < start + size; position++, at++) {
       out.ids[at] = active ? history.row(row)[position] : 0;

@@ -34,7 +34,14 @@ def test_the_finish_of_a_step_equals_the_reference(used, padding, chunks, width)
 
 @pytest.mark.parametrize(
     "decode, chunks, spare, new",
-    [(0, [1], 0, 0), (0, [40], 5, 1), (3, [7, 1, 30], 0, 2), (30, [5, 2, 8, 40], 300, 4), (2, [3, 3], 1, 0)],
+    [
+        (0, [1], 0, 0),
+        (0, [40], 5, 1),
+        (3, [7, 1, 30], 0, 2),
+        (30, [5, 2, 8, 40], 300, 4),
+        (2, [3, 3], 1, 0),
+        (0, [0, 0, 9], 3, 1),
+    ],
 )
 def test_the_begin_of_a_mixed_step_equals_the_reference(decode, chunks, spare, new):
     for seed in range(2):
