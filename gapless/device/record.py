@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -74,9 +73,9 @@ class Tape(NamedTuple):
 def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
     """Run `program(*buffers)` once, here and now, and return what it did. Raises CaptureError where it would wait for a
     device, or moves an outside tensor."""
-    recorder = Recorder(name)
+    recorder, line = Recorder(name), _line()
     for tensor in _all_of(Tensor, buffers):
-        recorder.meet(tensor)
+        recorder.meet(tensor, line)
     with torch.inference_mode(), recorder, observe.capture_check(name), _Assignments(recorder):
         program(*buffers)
     return recorder.tape()
@@ -96,7 +95,7 @@ class _Assignments(TorchFunctionMode):
     ) -> Any:
         if func == self._SET_DATA:
             self._recorder.refuse("`.data =` gives a tensor another address")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class _Outside(NamedTuple):
@@ -131,7 +130,7 @@ class Recorder(PlainMode):
         self._made = 0
         self._watching: dict[int, weakref.ref[Tensor]] = {}
         """Weak references that report the death of a tensor, by its id."""
-        self._own: Counter[int] = Counter()
+        self._own: dict[int, int] = {}
         """Storages that the program made, and how many tensors each holds."""
         self._outside: dict[int, _Outside] = {}
         self._reads: dict[tuple[Any, ...], Tensor] = {}
@@ -144,10 +143,10 @@ class Recorder(PlainMode):
         given = schema.in_order(args, kwargs or {})
         if schema.moves and not self._is_own(given[0]):
             self.refuse(f"{func} may give a tensor that was there before another address")
-        tensors = _all_of(Tensor, given)
+        tensors = _all_of(Tensor, [given[at] for at in schema.places])
         for tensor in tensors:
             self.meet(tensor)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs) if kwargs else func(*args)
         self._note(schema, given, tensors, result)
         return result
 
@@ -162,40 +161,39 @@ class Recorder(PlainMode):
     def _note(self, schema: OperatorSchema, given: tuple[Any, ...], tensors: list[Tensor], result: Any) -> None:
         made = [tensor for tensor in _all_of(Tensor, result) if id(tensor) not in self._places]
         new = [tensor for tensor in made if id(tensor) not in self._outside]
-        storages = {_storage(tensor) for tensor in tensors}
-        if not schema.changes and made and all(_storage(t) in storages and not self._is_own(t) for t in made):
+        outside = {storage for storage in map(_storage, tensors) if storage not in self._own}
+        if outside and not schema.changes and made and all(_storage(tensor) in outside for tensor in made):
             for tensor in new:
                 self.meet(tensor)
             return
         if not isinstance(result, (Tensor, list, tuple, type(None))):
             return  # a fact about shape or type: what reads memory was refused before it ran
         for tensor in new:
-            self._number(tensor, own=_storage(tensor) not in storages or self._is_own(tensor))
-        fresh = {id(tensor) for tensor in new}
-        self._touch(schema, given)
-        self._calls.append((schema, tuple(map(self._numbered, given)), self._results(result, fresh)))
+            self._number(tensor, own=_storage(tensor) not in outside)
+        if outside:
+            self._touch(schema, given)
+        self._calls.append((schema, tuple(map(self._numbered, given)), self._results(result, set(map(id, new)))))
 
     def _number(self, tensor: Tensor, own: bool) -> None:
         """Give a new tensor its place, until it is gone and its id may be given again."""
         key, storage = id(tensor), _storage(tensor)
         self._places[key] = Place(self._made)
         self._made += 1
-        self._own[storage] += own
+        self._own[storage] = self._own.get(storage, 0) + own
 
         def gone(_: object) -> None:
             del self._places[key], self._watching[key]
-            self._own[storage] -= own
-            if not self._own[storage]:
-                del self._own[storage]
+            if left := self._own.pop(storage, 0) - own:
+                self._own[storage] = left
 
         self._watching[key] = weakref.ref(tensor, gone)
 
-    def meet(self, tensor: Tensor) -> None:
-        """Note an argument, which may be an outside tensor that is seen for the first time."""
+    def meet(self, tensor: Tensor, line: tuple[str, int] | None = None) -> None:
+        """Note an argument, which may be an outside tensor that is seen for the first time; `line` as in `refuse`."""
         if id(tensor) not in self._places and id(tensor) not in self._outside:
             if self._is_own(tensor):
                 self.refuse("a tensor is in the program's own memory and was not made by an operator")
-            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), _line())
+            self._outside[id(tensor)] = _Outside(tensor, _address(tensor), tuple(tensor.shape), line or _line())
 
     def _is_own(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and _storage(tensor) in self._own
@@ -265,7 +263,7 @@ def _with_drops(calls: Sequence[tuple[OperatorSchema, tuple[Any, ...], Any]]) ->
     seen: set[int] = set()
     found: list[Call] = []
     for schema, args, results in reversed(calls):
-        last = {*_all_of(Place, args), *_all_of(Place, results)} - seen
+        last = {*_all_of(Place, [args[at] for at in schema.places]), *_all_of(Place, results)} - seen
         seen |= last
         found.append(Call(schema.op, args, schema.named, results, tuple(sorted(last))))
     return found[::-1]

@@ -26,6 +26,8 @@ class OperatorSchema(NamedTuple):
     """Names and defaults."""
     named: tuple[str, ...]
     """The arguments at the end that are passed by name alone."""
+    places: tuple[int, ...]
+    """The position of each argument that is a tensor or a list of them."""
     tensors: tuple[tuple[int, bool], ...]
     """The position of each argument whose memory is used, and whether it is written. Views use none."""
 
@@ -39,7 +41,8 @@ class OperatorSchema(NamedTuple):
         named = tuple(one.name for one in schema.arguments if one.kwarg_only)
         changes = any(map(_is_written, schema.arguments))
         moves = _short(schema) in _MOVES
-        return _known.setdefault(id(op), cls(op, moves, changes, arguments, named, _used(schema)))
+        places = tuple(at for at, one in enumerate(schema.arguments) if "Tensor" in str(one.type))
+        return _known.setdefault(id(op), cls(op, moves, changes, arguments, named, places, _used(schema, places)))
 
     def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments, defaults included."""
@@ -73,10 +76,6 @@ def _is_written(part: Any) -> bool:
     return part.alias_info is not None and bool(part.alias_info.is_write)
 
 
-def _used(schema: Any) -> tuple[tuple[int, bool], ...]:
+def _used(schema: Any, places: Sequence[int]) -> tuple[tuple[int, bool], ...]:
     is_view = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
-    if is_view or _only_looks(schema):
-        return ()
-    return tuple(
-        (position, _is_written(one)) for position, one in enumerate(schema.arguments) if "Tensor" in str(one.type)
-    )
+    return () if is_view or _only_looks(schema) else tuple((at, _is_written(schema.arguments[at])) for at in places)
