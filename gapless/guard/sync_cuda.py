@@ -59,7 +59,7 @@ def leaving(watch: ThreadState, quietly: bool) -> None:
 
 def _allocations() -> tuple[int, int]:
     """Count the calls of the driver by the caching allocators so far: for device memory, for pinned memory."""
-    if not (torch.cuda.is_available() and _cuda.is_initialized()):
+    if not (_cuda.is_initialized() and torch.cuda.is_available()):
         return 0, 0
     device, host = _cuda.memory_stats(), _cuda.host_memory_stats()
     return (
