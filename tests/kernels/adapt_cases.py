@@ -32,12 +32,12 @@ def random_part(inputs: int, outputs: tuple[int, ...], rank: int, slots: int, dt
 
 def by_definition(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> Tensor:
     """float64 [T, out]."""
-    wanted = y.double()
+    wanted, x, down, up = y.double(), x.double(), part.down.double(), part.up.double()
     for token, slot in enumerate(slots.tolist()):
-        inner, begin = part.down[slot].double() @ x[token].double(), 0
+        inner, begin = down[slot] @ x[token], 0
         for number, end in enumerate(part.ends):
             mine = inner[number * part.rank : (number + 1) * part.rank]
-            wanted[token, begin:end] += mine @ part.up[slot, :, begin:end].double()
+            wanted[token, begin:end] += mine @ up[slot, :, begin:end]
             begin = end
     return wanted
 

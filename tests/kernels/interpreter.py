@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,9 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+# With what torch.testing, compiled regions and Triton import only when they are first called.
+IMPORTED = ("torch", "quick_interpreter", "gapless.kernels.all_triton", "torch.distributed.tensor", "torch._dynamo",
+            "triton.experimental.gluon")  # fmt: skip
 
 
 def run(name: str) -> None:
@@ -52,7 +56,7 @@ def _imported() -> subprocess.Popen[str]:
 
 def main() -> None:
     """For each name that is read, write pytest's exit code and output as a line of JSON."""
-    for name in ("torch", "quick_interpreter", "gapless.kernels.all_triton"):
+    for name in IMPORTED:
         importlib.import_module(name)
     output = Path(os.environ.get("TMPDIR", "/tmp")) / f"interpreted-{os.getpid()}"
     for line in sys.stdin:
@@ -66,12 +70,13 @@ def main() -> None:
 
 def _run_here(name: str, output: Path) -> None:
     """Run the file and leave the process, with all that is printed in `output`."""
+    gc.freeze()  # pytest collects five times at its end: without a walk over what is imported
     with output.open("w", encoding="utf-8") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     words = [str(HERE / "interpreted" / f"{name}.py"), "--noconftest", "-x"]
     quiet = "ignore::pytest.PytestAssertRewriteWarning"  # the package is a plug-in of pytest, and imported already
-    code = pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:xdist", "-W", quiet])
+    code = pytest.main([*words, "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest", "-W", quiet])
     sys.stdout.flush()
     os._exit(int(code))
 
