@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import sys
@@ -31,6 +32,7 @@ OTHER_ENVIRONMENTS = {
 """Places whose imports need not be declared, each with its reason."""
 
 
+@functools.cache
 def foreign(folder: str) -> dict[str, str]:
     """Third-party modules imported anywhere in a folder, each with one file that does it."""
     files = sorted((ROOT / folder).rglob("*.py"))
