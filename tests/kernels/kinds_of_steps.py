@@ -1,6 +1,7 @@
 """Which kernels steps launch, on a machine without a GPU: prints those that `kinds` leaves to a first launch.
 
-Arguments: query heads and KV heads of the model, tokens of a step, and what drafts, if anything: ngram, draft_model.
+Arguments: cases, and of each, between commas: query heads and KV heads of the model, tokens of a step, and what drafts,
+if anything: ngram, draft_model.
 Run by test_ahead_triton.py in a process of its own: our operators are registered for the CPU here, and nothing is
 compiled or runs.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -147,8 +149,14 @@ def main(heads: int, kv_heads: int, tokens: int, method: str) -> None:
     late = eager_late | {str(key): names for key in replayed(launcher.graphs) if (names := run(key))}
     rare = [name for seed in range(60) for key in eager(seed) for name in run(key)]
     lanes = [key for key in replayed(launcher.graphs) if isinstance(key, (CutKey, ScoreKey))]
-    json.dump({"ahead": ahead, "late": late, "rare": rare, "lanes": len(lanes)}, sys.stdout)
+    print(json.dumps({"ahead": ahead, "late": late, "rare": rare, "lanes": len(lanes)}))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), sys.argv[4])
+    for case in sys.argv[1:]:  # each in a fork: kernels that are compiled stay so
+        if not (child := os.fork()):
+            heads, kv_heads, tokens, method = case.split(",")
+            main(int(heads), int(kv_heads), int(tokens), method)
+            break
+        if os.waitpid(child, 0)[1]:
+            sys.exit(1)

@@ -24,22 +24,28 @@ from gapless.kernels.norm_triton import rms_norm, rms_norm_kernel
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("heads", "tokens", "drafter"),
-    [((4, 2), 2048, "draft_model"), ((14, 2), 2048, ""), ((4, 4), 300, "ngram")],
-    ids=str,
-)
-def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(heads, tokens, drafter):
-    """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile. To steps with
-    drafts they leave none, captured or not."""
+CASES = ("4,2,2048,draft_model", "14,2,2048,", "4,4,300,ngram")
+"""Query heads, KV heads, tokens of a step, what drafts"""
+
+
+@pytest.fixture(scope="module")
+def kinds_of_steps() -> dict[str, str]:
+    """What kinds_of_steps.py prints of each case; it imports torch and Triton once for all."""
     path = os.pathsep.join([str(HERE), *map(str, HERE.parents[:2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *map(str, (*heads, tokens)), drafter],
+        [sys.executable, "-W", "ignore", str(HERE / "kinds_of_steps.py"), *CASES],
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
-    assert 50 < found["ahead"] < (120 if drafter else 100) and found["lanes"] > 10
+    return dict(zip(CASES, done.stdout.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(case, kinds_of_steps):
+    """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile. To steps with
+    drafts they leave none, captured or not."""
+    found = json.loads(kinds_of_steps[case])
+    assert 50 < found["ahead"] < (100 if case.endswith(",") else 120) and found["lanes"] > 10
     assert not found["late"]
     assert len(found["rare"]) <= 2, found["rare"]
 
