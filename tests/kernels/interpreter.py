@@ -70,7 +70,7 @@ def main() -> None:
 
 def _run_here(name: str, output: Path) -> None:
     """Run the file and leave the process, with all that is printed in `output`."""
-    gc.freeze()  # pytest collects five times at its end: without a walk over what is imported
+    gc.freeze()  # what pytest collects at its end walks over nothing that is imported
     with output.open("w", encoding="utf-8") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
