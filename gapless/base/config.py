@@ -158,8 +158,8 @@ class EngineConfig:
     )
     max_num_batched_tokens: int = _scheduling(
         0,
-        "token budget of one step; 0 chooses (8192 on a GPU, 512 with --role prefill; 1024 on a CPU, less where decoding "
-        "rows would wait)",
+        "token budget of one step; 0 chooses (8192 on a GPU, 512 with --role prefill; 1024 on a CPU, less where "
+        "decoding rows would wait)",
         aliases=("--chunked-prefill-size", "--max-prefill-tokens", "-b"),
         low=0,
         high=2**24,
