@@ -224,7 +224,7 @@ def test_setting_up_says_what_came_of_it(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     native_setup.main()
     assert capsys.readouterr().out.splitlines() == [
-        "C++: built in 8 s",
+        "C++: built in 4 s",  # side by side
         "C++: built before",
         "C++: not built, so work on the CPU is slower: there is no C++ compiler (g++ or clang++)",
     ]
