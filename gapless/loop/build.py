@@ -29,7 +29,7 @@ from gapless.plan.limits import Limits, most_page_writes
 from gapless.plan.planner import Planner
 from gapless.step.adapters import AdapterLoader, Adapters
 from gapless.step.executor import Executor
-from gapless.step.graphs import MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
+from gapless.step.graphs import GOING_ON, MISSES_BEFORE_CAPTURE, ON_GPU, GraphShapes, MixedSizes, buckets_up_to
 from gapless.step.lanes import Lanes
 from gapless.step.launcher import Follow, Launcher
 from gapless.step.outbox import OutboxShape
@@ -139,7 +139,7 @@ def build_loop(
         mixed if steps_of.kernels.begin_mixed is not None and not model.bounded else None,
         model.bounded,
         sizes.page_size,
-        max_words(most_rows, page_writes, sizes.step_tokens),
+        max_words(most_rows + GOING_ON[-1], page_writes, sizes.step_tokens),
         row_writes,
         len(groups),
         adapters=adapters is not None,

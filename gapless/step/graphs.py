@@ -42,8 +42,10 @@ SHORT = tuple(range(8, 129, 8))
 """Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs that are captured at start to serve every step with chunks."""
-BESIDE_STAND_INS, GOING_ON = 256, 4
-"""Decode rows of these, and prompts that go on after the step, at most."""
+BESIDE_STAND_INS = 256
+"""Decode rows of these, at most."""
+GOING_ON = (0, 1, 16)
+"""Chunks of a graph that do not sample, since their prompts go on after the step. Stand-ins have the most."""
 FILLING = 1024
 """Rows and tokens that a larger graph may add to those of a step's bucket."""
 FILLED = 1 / 32
@@ -54,7 +56,7 @@ MISSES_BEFORE_CAPTURE = 2
 about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
 MOST_GRAPHS = 384
 """Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
-length. The least recently used is dropped first."""
+length and no prompt goes on. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
 """Sizes of the lanes that are captured at start."""
 ALL_FILTERS = Filters(top_k=True, top_p=True)
@@ -143,22 +145,27 @@ class StepGraphs:
     def mixed_key(
         self, decode: int, chunks: int, tokens: int, places: int = 1, going_on: int = 0
     ) -> ForwardKey | None:  # fmt: skip
-        """Return the forward of a step whose chunks have `tokens` tokens together, or None likewise. They sample, but
-        for those of prompts that are `going_on` after the step, which come last."""
+        """Return the forward of a step whose chunks have `tokens` tokens together, or None likewise. The last chunks
+        do not sample: those of the `going_on` prompts that go on after the step."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return None
-        beside, most = (
+        decoding, most = (
             (self.beside, mixed.chunks) if places == 1 else (self.drafted_beside, (*mixed.chunks[:1], ENDING))
         )
-        silent = next((bucket for bucket in (0, *most) if bucket >= going_on), most[-1])
-        sizes = ((beside, decode), (most, chunks - going_on + silent), (mixed.tokens, tokens))
+        ending = chunks - going_on
+        sizes = ((decoding, decode), ((0, *most), ending), (GOING_ON, going_on), (mixed.tokens, tokens))
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
-        if min(found) < 0 or silent < going_on:
+        if min(found) < 0 or chunks > most[-1]:
             return None
-        pages = self.shapes.groups * -(-found[2] // self.shapes.page_size)
-        key = bucket_key(found[0], 0, found[1], found[2], pages, self.shapes.row_writes, places)
-        key = key._replace(samples=key.samples - silent)
+        rows, ending, silent, tokens = found
+        return self._chunk_key(rows, ending, silent, tokens, places)
+
+    def _chunk_key(self, decode: int, ending: int, going_on: int, tokens: int, places: int) -> ForwardKey | None:
+        """Return the forward of exactly these counts; None where its packet is too large."""
+        pages = self.shapes.groups * -(-tokens // self.shapes.page_size)
+        key = bucket_key(decode, 0, ending + going_on, tokens, pages, self.shapes.row_writes, places)
+        key = key._replace(samples=key.samples - going_on) if going_on else key
         return key if key.packet.words <= self.shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
@@ -278,12 +285,15 @@ class StepGraphs:
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
-        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1] + GOING_ON, mixed.chunks[-1])
-        sizes = [(decode, chunks, 1, GOING_ON)]
+        decode, chunks = min(self.buckets[-1], BESIDE_STAND_INS), min(self.buckets[-1], mixed.chunks[-1])
+        sizes = [(decode, chunks, 1)]
         if self.drafted_beside:
-            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1], 0))
-        for tokens, (decode, chunks, places, going_on) in itertools.product(mixed.stand_ins[::-1], sizes):
-            key = self.mixed_key(decode, chunks, tokens, places, going_on)
+            sizes.append((self.drafted_beside[-1], min(chunks, ENDING), self.shapes.places[-1]))
+        for tokens, (decode, chunks, places) in itertools.product(mixed.stand_ins[::-1], sizes):
+            key = self.mixed_key(decode, chunks, tokens, places)
+            key = key and self._chunk_key(
+                key.samples - key.packet.chunks, key.packet.chunks, GOING_ON[-1], tokens, places
+            )
             if key is not None:
                 yield key
                 if self.shapes.adapters:
@@ -307,8 +317,8 @@ def bucket_key(
 ) -> ForwardKey:
     """Return the key of a forward padded to these counts; `pages` are page writes beyond the `row_writes` of each row.
 
-    Every row may begin pages in a step, and every chunk may belong to a new row. All rows sample; null rows have no
-    effect.
+    Every row may begin pages in a step, and every chunk may belong to a new row. All rows sample here; null rows have
+    no effect.
     The first chunk stands for one that has all the tokens.
     """
     rows = decode + chunks
@@ -350,11 +360,13 @@ def _sample(key: ForwardKey) -> SampleKey:
 def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
     """Return whether every step of `key` fits into `larger`."""
     alike = larger.adapters == key.adapters and larger.batch.places == key.batch.places
-    sizes = [
-        (*one.packet, one.batch.decode, silent := one.packet.rows - one.samples, one.packet.chunks - silent)
-        for one in (larger, key)
-    ]
-    return alike and all(map(ge, *sizes))
+    return alike and all(map(ge, _capacity(larger), _capacity(key)))
+
+
+def _capacity(key: ForwardKey) -> tuple[int, ...]:
+    """Return what a forward has places for; chunks that sample and those that do not count by themselves."""
+    going_on = key.packet.rows - key.samples
+    return *key.packet, key.batch.decode, going_on, key.packet.chunks - going_on
 
 
 def _tokens(key: ForwardKey) -> int:

@@ -124,7 +124,7 @@ class Leader:
         if forward is None or not self.graphs.has(forward):
             key = self._step(self.exact(plan, samples, lists, verify.places), verify.drafts, lists)
         elif plan.chunks:
-            # Null rows stand between decode rows and chunks. The loop leaves out their lines.
+            # Null rows stand after decode rows, and after chunks that sample. The loop leaves out their lines.
             samples = forward.samples
             lists = lists.beyond(len(plan.decode), forward.batch.decode // verify.places)
         lists = lists.at_places(key.forward.samples, self.lanes.slots, verify.places)

@@ -313,6 +313,8 @@ def test_what_a_gpu_lends_covers_the_largest_sampled_batch():
     assert left < 0.08 * total, "and what is kept back is no more than a step needs"
     eager = choose_sizes(EngineConfig(enforce_eager=True), long, model, device)
     assert eager.pages > sizes.pages, "graphs have a pool of their own"
+    prefiller = choose_sizes(EngineConfig(role="prefill"), long, model, device)
+    assert (sizes.step_tokens, prefiller.step_tokens) == (8192, 512), "pages leave while later steps compute"
 
 
 def test_a_user_s_error_on_the_device_is_the_user_s_error(tmp_path):

@@ -82,7 +82,8 @@ def replayed(graphs) -> Iterator[ProgramKey]:
     yield from graphs.likely()
     plain = itertools.product(graphs.beside, CHUNK_COUNTS, CHUNK_TOKENS, (1,))
     drafted = itertools.product(graphs.drafted_beside, (1, ENDING), CHUNK_TOKENS[::4], graphs.shapes.places[-1:])
-    for counts in (*plain, *drafted):
+    going_on = itertools.product(graphs.beside, (1, 16), CHUNK_TOKENS[::4], (1,), (1, 16))
+    for counts in (*plain, *drafted, *going_on):
         if (key := graphs.mixed_key(*counts)) is not None:
             places = key.batch.places
             yield from (key, SampleKey(key.packet.rows, key.samples, True, places, drafts=places > 1))

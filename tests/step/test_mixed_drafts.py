@@ -67,12 +67,14 @@ def test_a_graph_of_drafts_beside_chunks_serves_prompts_from_the_first_step_on(m
     loop = engine(device, model, patience=9, buckets=None, speculation=LOOKUP)
     loop.capture()
     keys = [key for key in loop.launcher.graphs.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1]
-    assert keys and all(len(key.batch.chunks) == ENDING and key.batch.decode == 5 * 5 for key in keys)
+    assert keys and all(
+        len(key.batch.chunks) == ENDING + graphs.GOING_ON[-1] and key.batch.decode == 5 * 5 for key in keys
+    )
     masked = [key for key in loop.launcher.graphs.likely() if isinstance(key, MaskKey)]
     assert {key.rows for key in masked if key.drafted == (5 + ENDING, 5)} == {1, 4}
     seen = replayed_beside(loop)
     drive(loop, SETTINGS[:1], APART)
-    assert len(seen) > 20 and sum(seen) > 0.9 * len(seen), "those whose last prompt goes on have no graph"
+    assert len(seen) > 20 and all(seen)
     device.close()
 
 

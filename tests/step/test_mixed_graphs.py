@@ -90,12 +90,13 @@ def test_every_step_that_fits_a_bucket_is_a_replay_or_a_miss(model):
     device.close()
 
 
+@pytest.mark.parametrize("budget", [SHAPE.step_tokens, 16])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, monkeypatch):
+def test_from_the_first_step_on_prompts_replay_graphs_that_are_larger(model, depth, budget, monkeypatch):
     """They are captured at start. A bucket gets its own at rest, or once it has been used often."""
     monkeypatch.setattr(graphs, "FILLED", 1 / 4)
     device = SimDevice(depth)
-    loop = engine(device, model, depth, buckets=None, patience=1)
+    loop = engine(device, model, depth, shape=SHAPE._replace(step_tokens=budget), buckets=None, patience=1)
     loop.capture()
     ready = set(loop.launcher.graphs.known)
     tokens = drive(loop, SETTINGS[:1])
@@ -178,7 +179,19 @@ def test_a_larger_graph_adds_few_tokens(model, monkeypatch):
         assert (found.larger(small) is None) == missed
         assert found.larger(found.mixed_key(1, 1, 10)) is None, "it has no row that decodes"
         assert found.larger(found.mixed_key(0, 5, 10)) is None, "it has fewer prompts"
+        assert found.larger(found.mixed_key(0, 1, 10, going_on=1)) is None, "each of its prompts ends"
         device.close()
+
+
+def test_graphs_that_are_captured_at_start_hold_as_many_prompts_as_there_are_and_some_that_go_on(model):
+    device = SimDevice(1)
+    loop = engine(device, model, shape=SHAPE._replace(rows=20, pages=100, step_tokens=256), buckets=None)
+    loop.capture()
+    found = loop.launcher.graphs
+    for chunks, going_on in ((1, 0), (1, 1), (20, 0), (20, 1), (36, 16)):
+        assert found.larger(found.mixed_key(0, chunks, 100, going_on=going_on)) in found.stand_ins, (chunks, going_on)
+    assert found.mixed_key(0, 20, 100, going_on=17) is None and found.mixed_key(0, 65, 100) is None
+    device.close()
 
 
 def test_the_larger_graph_that_adds_least_serves(model):

@@ -59,11 +59,9 @@ def watch(loop):
     return seen
 
 
-def ended(seen):
-    """Those of them whose prompts all end, which graphs are for: at least fifty."""
-    found = [one for one in seen if one[0].chunks[-1].last]
-    assert len(found) > 50
-    return found
+def many(seen):
+    assert len(seen) > 50
+    return seen
 
 
 def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatch):
@@ -79,11 +77,11 @@ def test_rows_of_prompts_that_ask_get_their_filters_and_scores(model, monkeypatc
         device.close()
     moved = [
         ("cut" in decision.lists, "score" in decision.lists)
-        for plan, decision, stands_in in ended(seen)
+        for plan, decision, stands_in in many(seen)
         if stands_in and 0 < len(plan.decode) < decision.key.forward.batch.decode
     ]
     assert sum(cut for cut, _ in moved) > 10 and sum(score for _, score in moved) > 10
-    assert all(stands_in for _, _, stands_in in ended(seen))
+    assert all(stands_in for _, _, stands_in in many(seen))
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
     assert len(scores[0]) > 250 and scores[0] == pytest.approx(scores[1], abs=1e-4)
 
@@ -99,7 +97,7 @@ def test_pages_of_two_groups_are_written(monkeypatch):
         seen = watch(loop)
         tokens.append(drive(loop, SETTINGS[:1]))
         device.close()
-    assert all(stands_in and decision.captured for _, decision, stands_in in ended(seen))
+    assert all(stands_in and decision.captured for _, decision, stands_in in many(seen))
     assert sum({write.group for write in plan.pages} == {0, 1} for plan, _, _ in seen) > 50
     assert len(tokens[0]) == REQUESTS - 1 and tokens[0] == tokens[1]
 
@@ -124,7 +122,7 @@ def test_a_follower_runs_them_too(model, depth, monkeypatch):
     follower.drain()
     follower.check_state(loop)
     assert follower.compared == loop.counters.steps
-    stand_ins = [stands_in for _, _, stands_in in ended(seen)]
+    stand_ins = [stands_in for _, _, stands_in in many(seen)]
     assert 30 < sum(stand_ins) < len(stand_ins) - 10, "and some have got graphs of their own"
     later = [order for order in orders[at_start:] if isinstance(order, CaptureOrder)]
     assert later and any(order.drop for order in later), "graphs were captured on the way, and dropped"
