@@ -58,7 +58,7 @@ quick: $(VENV)/.test
 		$(addprefix --deselect=,$(SLOW_ONES)) $(ARGS)
 
 # `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
-# test waits for it; mypy has the other core meanwhile.
+# test waits for it; mypy and what compiles the tests fill the cores meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
 # What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync, and engines under
 # no_race too, as tests/loops_under_guard.py chooses.
@@ -70,7 +70,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/mypy & types=$$!; $(BIN)/gapless doctor || true; $(COMPILE) wait $$types
+	@$(BIN)/mypy & types=$$!; { :; $(COMPILE) } & tests=$$!; $(BIN)/gapless doctor || true; wait $$tests; wait $$types
 	@$(BIN)/python tests/test_layers.py
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(or $(ARGS),--guard-races chosen)
 
