@@ -158,8 +158,8 @@ class StepGraphs:
         found = [next((bucket for bucket in buckets if bucket >= size), -1) for buckets, size in sizes]
         if min(found) < 0 or chunks > most[-1]:
             return None
-        rows, ending, silent, tokens = found
-        return self._chunk_key(rows, ending, silent, tokens, places)
+        decode, ending, going_on, tokens = found
+        return self._chunk_key(decode, ending, going_on, tokens, places)
 
     def _chunk_key(self, decode: int, ending: int, going_on: int, tokens: int, places: int) -> ForwardKey | None:
         """Return the forward of exactly these counts; None where its packet is too large."""

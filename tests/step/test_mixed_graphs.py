@@ -31,7 +31,7 @@ def test_padded_steps_give_the_tokens_of_eager_ones(model, depth, mixed, apart):
         device = SimDevice(depth)
         loop = engine(device, model, depth, mixed, buckets=buckets, patience=1)
         tokens.append(drive(loop, SETTINGS, apart))
-        assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
+        assert loop.counters.dropped_identity == 0, "the line of a null row counts as one that was dropped"
         tables = loop.launcher.executor.program.tables
         assert not tables.state[0].any() and not tables.params[0].any() and not tables.pages[0].any()
         known = loop.launcher.graphs.known
@@ -58,7 +58,7 @@ def test_steps_after_which_a_prompt_goes_on_are_replays_with_the_same_tokens(mod
 
         leader.decide = watch
         tokens.append(drive(loop, SETTINGS, apart))
-        assert loop.counters.dropped_identity == 0, "a null row's line is nobody's"
+        assert loop.counters.dropped_identity == 0, "the line of a null row counts as one that was dropped"
         device.close()
     several = [captured for captured, beside in replays if beside]
     assert sum(captured for captured, _ in replays) > 3 and (mixed is graphs.ALONE or sum(several) > 10)

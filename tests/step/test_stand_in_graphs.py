@@ -60,6 +60,7 @@ def watch(loop):
 
 
 def many(seen):
+    """Return them, of which there must be more than fifty."""
     assert len(seen) > 50
     return seen
 
