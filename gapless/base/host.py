@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -22,6 +23,15 @@ def processor_says(name: str) -> str:
     """Return the entry `name` of the first processor in /proc/cpuinfo; empty where there is none."""
     lines = _read(CPUINFO).splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def is_python_optimized() -> bool:
+    """Return whether this interpreter was built with its optimizations, as far as it knows how it was built.
+
+    One built by hand, or by pyenv, has the flag among its arguments; distributions, under /usr, have ways of their own.
+    """
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or "--enable-optimizations"
+    return "--enable-optimizations" in arguments or "'--prefix=/usr'" in arguments
 
 
 def memory() -> tuple[int, int]:

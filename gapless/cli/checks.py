@@ -70,9 +70,12 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
 
 
 def python() -> Iterator[Check]:
-    good = sys.version_info >= (3, 11)
     text = f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
-    yield Check("python", "ok" if good else "fail", text if good else f"{text}: 3.11 or later is needed")
+    good = sys.version_info >= (3, 11)
+    if good and not host.is_python_optimized():
+        yield Check("python", "warn", f"{text}: built without --enable-optimizations, so the host takes longer")
+    else:
+        yield Check("python", "ok" if good else "fail", text if good else f"{text}: 3.11 or later is needed")
 
 
 def torch_version() -> Iterator[Check]:

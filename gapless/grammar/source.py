@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from llguidance import LLMatcher, StructTag, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance import LLMatcher
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE, StructuredOutputs
+from gapless.grammar.lark import from_grammar, from_regex
+from gapless.grammar.tags import tag_grammar
 from gapless.text.call_grammar import EXACT, quoted
 
-MAX_GBNF_BYTES = 16 << 10
-"""Bytes of a grammar in llama.cpp's syntax, whose translation is Python, and slow."""
-
+NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 _MENDS = {
     r"Unimplemented keys: \[(.*?)\]": r"\1 not supported: leave it out",
     "regex parse error: error: ": "fault of a regex: ",
@@ -25,14 +25,14 @@ _MENDS = {
 """What llguidance says that the caller cannot act on, and what we say."""
 
 
-def write_grammar(form: StructuredOutputs, special: Collection[str] = ()) -> str:
-    """Return the grammar of a form; `special` are the special tokens that it may name."""
+def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = NO_TOKENS) -> str:
+    """Return the grammar of a form; `special` are the special tokens that a structural tag may name."""
     makers: dict[str, Callable[[], str]] = {
         "json": lambda: _json(form),
         "json_object": lambda: _json(form),
-        "regex": lambda: LLMatcher.grammar_from_lark(_regex(form)),
+        "regex": lambda: LLMatcher.grammar_from_lark(f"start: {from_regex(form.text)}"),
         "choice": lambda: LLMatcher.grammar_from_lark(_choice(form)),
-        "grammar": lambda: LLMatcher.grammar_from_lark(_lark(form)),
+        "grammar": lambda: LLMatcher.grammar_from_lark(from_grammar(form.text)),
         "structural_tag": lambda: _tags(form, special),
     }
     if form.whitespace_pattern is not None:
@@ -101,61 +101,14 @@ def _choice(form: StructuredOutputs) -> str:
     return f"start: {empty}CHOICE\nCHOICE: {texts}" if texts else 'start: ""'
 
 
-def _regex(form: StructuredOutputs) -> str:
-    if (len(form.text) - len(form.text.rstrip("\\"))) % 2:  # the translation would drop it
-        raise fault(form, "incomplete escape sequence: write \\\\ for the character")
-    # Digits are 0 to 9 alone: which others there are differs between the Unicode of libraries.
-    return f"start: /{regex_to_lark(form.text, 'd')}/"
-
-
-def _lark(form: StructuredOutputs) -> str:
-    text = form.text
-    if "::=" not in text:
-        return text
-    if len(text) > MAX_GBNF_BYTES:
-        raise fault(form, f"a grammar of llama.cpp may have {MAX_GBNF_BYTES:,} bytes")
-    try:
-        return str(gbnf_to_lark(text))
-    except Exception as error:  # the library raises plain Exception
-        raise fault(form, str(error)) from error
-
-
 def _check_pattern(form: StructuredOutputs) -> None:
     reason = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(form.whitespace_pattern or ""))
     if reason:
         raise fault(form, f"whitespace_pattern: {reason}")
 
 
-def _tags(form: StructuredOutputs, special: Collection[str]) -> str:
-    """Text is free up to a trigger; from there on a tag's beginning, its JSON and its end are set.
-
-    The form is {"triggers": [text], "structures": [{"begin": text, "schema": schema, "end": text}]}.
-    """
+def _tags(form: StructuredOutputs, special: Mapping[str, int]) -> str:
     value = json.loads(form.text)
-    if not isinstance(value, Mapping) or not _texts(value.get("triggers")) or not value.get("structures"):
-        raise fault(form, "it must be an object with triggers, a list of texts, and structures, a list of objects")
-    tags = [_tag(form, tag, value["triggers"]) for tag in value["structures"]]
-    tokens = {tag.trigger in special for tag in tags}
-    if len(tokens) > 1:
-        raise fault(form, "its triggers must all be special tokens of the model, or all be texts")
-    return str(LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=tokens.pop())))
-
-
-def _tag(form: StructuredOutputs, tag: Any, triggers: list[str]) -> StructTag:
-    if not isinstance(tag, Mapping) or not _texts([tag.get("begin"), tag.get("end")]):
-        raise fault(form, "a structure must be an object with begin, schema and end; begin and end are texts")
-    trigger = next((text for text in triggers if text and tag["begin"].startswith(text)), None)
-    if trigger is None:
-        raise fault(form, f"no trigger is how {tag['begin'][:40]!r} begins")
-    schema = tag.get("schema")
-    if not isinstance(schema, Mapping):
-        raise fault(form, "the schema of a structure must be an object")
     if form.disable_additional_properties:
-        _close(schema)
-    return StructTag(
-        trigger=trigger, begin=tag["begin"], grammar={**schema, "x-guidance": _options(form)}, end=tag["end"]
-    )
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+        _close(value)
+    return str(LLMatcher.grammar_from_lark(tag_grammar(value, special, _options(form))))

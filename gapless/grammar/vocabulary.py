@@ -26,7 +26,7 @@ class Vocabulary:
         self.ends = ends
         self.added = {text: token for text, token in added.items() if token < len(texts)}
         """Tokens that were added to the vocabulary whole, by text"""
-        self.special = frozenset(text for text, token in added.items() if token in special)
+        self.special = {text: token for text, token in self.added.items() if token in special}
         """Special tokens, as grammars name them"""
         self._texts, self._special = texts, special
         self.texts = TokenTexts(b"".join(texts), np.cumsum([len(text) for text in texts]).astype(np.uint32))

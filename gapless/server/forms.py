@@ -24,6 +24,7 @@ class ResponseFormat(msgspec.Struct):
     json_schema: JsonSchemaFormat | None = None
     structures: msgspec.Raw = msgspec.Raw()
     triggers: msgspec.Raw = msgspec.Raw()
+    format: msgspec.Raw = msgspec.Raw()
 
 
 class FormFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,7 +93,7 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
         schema = asked.json_schema.schema if asked.json_schema else None
         return schema_form(schema, "response_format.json_schema.schema")
     if asked.type == "structural_tag":
-        parts = {"structures": asked.structures, "triggers": asked.triggers}
+        parts = {"structures": asked.structures, "triggers": asked.triggers, "format": asked.format}
         text = msgspec.json.encode({name: part for name, part in parts.items() if bytes(part)}).decode()
         return StructuredOutputs(structural_tag=text, source="response_format")
     types = "text, json_object, json_schema or structural_tag"

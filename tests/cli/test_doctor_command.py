@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gapless.base import host
 from gapless.cli import checks
 from gapless.cli.checks import Check
 from gapless.cli.main import main
@@ -24,7 +25,8 @@ def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixtur
     code = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     status = {c["name"]: c["status"] for c in report["checks"]}
-    assert status["python"] == status["torch"] == status["machine"] == "ok"
+    assert status["torch"] == status["machine"] == "ok"
+    assert status["python"] == ("ok" if host.is_python_optimized() else "warn")
     assert {
         "libraries",
         "memory",
@@ -37,6 +39,25 @@ def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixtur
     } <= set(status)
     assert set(status.values()) <= {"ok", "warn", "fail"}
     assert (code == 0) == report["ok"] == ("fail" not in status.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ("'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-shared'", "warn"),
+        ("'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-optimizations' '--with-lto'", "ok"),
+        ("'--enable-shared' '--prefix=/usr' '--libdir=/usr/lib/x86_64-linux-gnu'", "ok"),
+        (None, "ok"),
+    ],
+    ids=("by pyenv", "with optimizations", "by Debian", "unknown"),
+)
+def test_a_python_built_without_optimizations_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, arguments: str | None, status: str
+) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", {"CONFIG_ARGS": arguments}.get)
+    (check,) = checks.python()
+    assert check.status == status
+    assert ("--enable-optimizations" in check.detail) == (status == "warn")
 
 
 def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

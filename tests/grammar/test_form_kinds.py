@@ -10,11 +10,12 @@ from walks import SPEAKERS, demo
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import MAX_FORM_BYTES, StructuredOutputs
-from gapless.grammar.source import MAX_GBNF_BYTES
+from gapless.grammar.lark import MAX_GBNF_BYTES
 
 RECORD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": RECORD, "end": "</f>"}]}
 SPECIAL_TAG = {"triggers": ["<|im_start|>"], "structures": [{"begin": "<|im_start|>", "schema": RECORD, "end": "!"}]}
+BOTH_TAGS = {name: TAG[name] + SPECIAL_TAG[name] for name in TAG}
 REGEXES = [
     r"\d{3}-[a-z]+",
     r"(ja|nein)( (ja|nein)){0,3}",
@@ -45,6 +46,7 @@ REGEXES = [
             ['<f=x>{"a":1}</f>'],
             ['<f=x>{"a":1, "b":2}</f>'],
         ),
+        ({"structural_tag": BOTH_TAGS}, ["hi", 'a <f=x>{"a":1}</f> <|im_start|>{"a":1}!'], ["<|im_start|>a", "<f=y>"]),
         ({"structural_tag": SPECIAL_TAG}, ["hi", 'a <|im_start|>{"a":1}! b'], ["<|im_start|>a"]),
     ],
 )
@@ -139,17 +141,6 @@ def test_whitespace_has_an_end_by_default():
         (
             {"structural_tag": {"triggers": ["x"], "structures": [{"begin": "x", "schema": {"not": {}}, "end": ""}]}},
             '"not"',
-        ),
-        (
-            {
-                "structural_tag": {
-                    "triggers": ["x", "<|im_start|>"],
-                    "structures": [
-                        {"begin": begin, "schema": {}, "end": ""} for begin in ("x", "<|im_start|>")
-                    ],
-                }
-            },
-            "all be special tokens",
         ),
     ],
 )  # fmt: skip

@@ -19,6 +19,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TREE = {"type": "tag", "begin": "<n>", "content": {"type": "regex", "pattern": "[0-9]{2}"}, "end": "</n>"}
 TAG = {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": CLOSED, "end": "</f>"}]}
 ROUTES = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 600},
@@ -78,6 +79,7 @@ def matches(pattern):
         ({"response_format": schema_format(SCHEMA, strict=False, description="x")}, is_record),
         ({"response_format": {"type": "json_object"}}, is_object),
         ({"response_format": {"type": "structural_tag", **TAG}}, matches("(?s).*")),
+        ({"response_format": {"type": "structural_tag", "format": TREE}}, matches("<n>[0-9]{2}</n>")),
         ({"structured_outputs": {"json": SCHEMA}}, is_record),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_record),
         ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, is_record),
@@ -89,6 +91,7 @@ def matches(pattern):
         ({"structured_outputs": {"grammar": 'start: "x"+'}}, matches("x+")),
         ({"structured_outputs": {"structural_tag": TAG}}, matches("(?s).*")),
         ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, matches("(?s).*")),
+        ({"structured_outputs": {"structural_tag": json.dumps({"format": TREE})}}, matches("<n>[0-9]{2}</n>")),
         ({"guided_json": SCHEMA}, is_record),
         ({"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": " ?"}, is_record),
         ({"guided_json_object": True}, is_object),
@@ -145,6 +148,7 @@ def test_each_prompt_and_completion_has_a_matcher_of_its_own(client):
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "triggers"),
         ({"response_format": {"type": "structural_tag", "triggers": 1, "structures": []}}, "response_format", "list"),
+        ({"response_format": {"type": "structural_tag", "format": {"type": "x"}}}, "response_format", "'x'"),
         ({"response_format": {}}, "response_format", "type"),
         ({"response_format": "json"}, "response_format", "object"),
         ({"response_format": {"type": 1}}, "response_format.type", "str"),
