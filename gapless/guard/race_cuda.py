@@ -101,6 +101,8 @@ class CudaWatch:
         masks = (torch.bool, torch.uint8)
         if plan.way == LIST and not any(index is not None and index.dtype in masks for index in args[1]):
             return
+        if kwargs.get("output_size") is not None:  # the number that repeat_interleave would wait for
+            return
         used = [tensor for tensor, _ in race_ops.tensors(plan, args, kwargs)]
         on_gpu = [tensor for tensor in used if self.is_device(tensor)]
         if copies and not self._copy_waits(plan, used, args, kwargs):

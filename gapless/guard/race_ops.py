@@ -24,7 +24,7 @@ _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 # Operators after which the host has waited for the current stream: their result, or its size, went to the host.
 _WAITING = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-    "is_nonzero", "equal", "_assert_async", "repeat_interleave",
+    "is_nonzero", "equal", "repeat_interleave",
     # Composites, which inference mode shows whole.
     "item", "argwhere", "allclose",
 }  # fmt: skip

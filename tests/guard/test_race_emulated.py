@@ -171,6 +171,21 @@ def a_mask_counts_its_hits_first(wait):
     x[mask] if wait else x[:2]
     home.tolist()  # RACES
 
+def repeats_of_a_known_number_do_not_wait(wait):
+    home, x = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
+    repeats = torch.ones(4, dtype=torch.int64, device="cuda")
+    home.copy_(x, non_blocking=True)
+    x.repeat_interleave(repeats, output_size=None if wait else 4)
+    home.tolist()  # RACES
+
+def an_assertion_on_the_device_does_not_wait(wait):
+    home, x = torch.zeros(4, pin_memory=True), torch.ones(4, device="cuda")
+    home.copy_(x, non_blocking=True)
+    torch._assert_async(x.all())
+    if wait:
+        compute.synchronize()
+    home.tolist()  # RACES
+
 def inference(wait):
     with torch.inference_mode():
         x = torch.ones(4, device="cuda").reshape(2, 2)
