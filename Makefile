@@ -63,7 +63,8 @@ quick: $(VENV)/.test
 # What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync, and engines under
 # no_race too, as tests/loops_under_guard.py chooses.
 # Workers start together: the first time each would compile all tests, and what they import, by itself.
-COMPILE = $(if $(ARGS)$(wildcard tests/__pycache__),,$(BIN)/python -m pytest --collect-only -qq >/dev/null || true;)
+COMPILE = $(if $(ARGS)$(wildcard $(VENV)/.compiled),,$(BIN)/python -m pytest --collect-only -qq >/dev/null; \
+	touch $(VENV)/.compiled;)
 test: export OMP_NUM_THREADS = 1
 # Compiled once, not by every process that a test starts.
 test: export PYTHONDONTWRITEBYTECODE =
@@ -121,8 +122,8 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The first of these that is 3.11 or later and can make environments, and one that was built with optimizations if there
-# is one: on another, as pyenv builds it by default, imports take 1.6 times as long. `make setup PYTHON=...` names another.
+# The first of these that is 3.11 or later, can make environments, and was built with its optimizations, as pyenv does not
+# do by default: imports and tests take longer without. If there is none, without. `make setup PYTHON=...` names another.
 # Where none is, uv can bring one.
 USABLE = import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 FAST = from gapless.base.host import is_python_optimized; exit(not is_python_optimized())

@@ -28,10 +28,11 @@ def processor_says(name: str) -> str:
 def is_python_optimized() -> bool:
     """Return whether this interpreter was built with its optimizations, as far as it knows how it was built.
 
-    One built by hand, or by pyenv, has the flag among its arguments; distributions, under /usr, have ways of their own.
+    A build of one's own, or of pyenv, has the flag among its arguments. Those of distributions, under /usr, count as
+    optimized: Debian has another way to ask for it.
     """
-    arguments = sysconfig.get_config_var("CONFIG_ARGS") or "--enable-optimizations"
-    return "--enable-optimizations" in arguments or "'--prefix=/usr'" in arguments
+    arguments = sysconfig.get_config_var("CONFIG_ARGS")
+    return arguments is None or "--enable-optimizations" in arguments or "'--prefix=/usr'" in arguments
 
 
 def memory() -> tuple[int, int]:

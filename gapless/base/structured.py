@@ -50,7 +50,7 @@ class StructuredOutputs:
     grammar: str | None = None
     """A context-free grammar, in Lark's syntax or llama.cpp's (GBNF)"""
     structural_tag: str | Mapping[str, Any] | None = None
-    """Text is free up to a trigger, and has a form from there to an end tag; kept as JSON text"""
+    """A tree of formats, which may be free text, tags, JSON and more; kept as JSON text"""
     whitespace_pattern: str | None = None
     """Regex of what may stand between the parts of JSON; default: a space, or one or two line breaks and an indent"""
     disable_any_whitespace: bool = False

@@ -73,7 +73,8 @@ def python() -> Iterator[Check]:
     text = f"{platform.python_version()} ({platform.python_implementation()}) at {sys.executable}"
     good = sys.version_info >= (3, 11)
     if good and not host.is_python_optimized():
-        yield Check("python", "warn", f"{text}: built without --enable-optimizations, so the host takes longer")
+        why = "built without --enable-optimizations, so the host takes longer: make setup PYTHON=... names another"
+        yield Check("python", "warn", f"{text}: {why}")
     else:
         yield Check("python", "ok" if good else "fail", text if good else f"{text}: 3.11 or later is needed")
 

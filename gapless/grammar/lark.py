@@ -1,4 +1,4 @@
-"""Writes what requests say in other notations in Lark's syntax. Every fault is a ValueError."""
+"""Translates regexes and grammars of llama.cpp (GBNF) to Lark's syntax. Every fault is a ValueError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def from_regex(text: str) -> str:
     if (len(text) - len(text.rstrip("\\"))) % 2:  # the translation would drop it
         raise ValueError("incomplete escape sequence: write \\\\ for the character")
     # Digits are 0 to 9 alone: which others there are differs between the Unicode of libraries.
-    return f"/{regex_to_lark(text, 'd')}/"
+    return f"/{regex_to_lark(text, 'd')}/" if text else '""'  # two slashes begin a comment
 
 
 def from_grammar(text: str) -> str:

@@ -52,7 +52,7 @@ def fault(form: StructuredOutputs, reason: str) -> RequestError:
     told = [line for line in lines if line and line[0] not in "^<" and not line[0].isdigit()] or lines[:1]
     text = " ".join(told)
     if form.parts or form.kind != "grammar":  # lines of a grammar of ours, which the caller cannot see
-        text = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)
+        text = re.sub(r"^((at )?\d+\(\d+\): )?(failed to compile JSON schema: )?", "", text)
     for pattern, mend in _MENDS.items():
         text = re.sub(pattern, mend, text)
     where = _part(form, reason) or form.where

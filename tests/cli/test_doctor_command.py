@@ -47,9 +47,10 @@ def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixtur
         ("'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-shared'", "warn"),
         ("'--prefix=/home/me/.pyenv/versions/3.11.7' '--enable-optimizations' '--with-lto'", "ok"),
         ("'--enable-shared' '--prefix=/usr' '--libdir=/usr/lib/x86_64-linux-gnu'", "ok"),
+        ("", "warn"),
         (None, "ok"),
     ],
-    ids=("by pyenv", "with optimizations", "by Debian", "unknown"),
+    ids=("by pyenv", "with optimizations", "by Debian", "without arguments", "unknown"),
 )
 def test_a_python_built_without_optimizations_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, arguments: str | None, status: str
