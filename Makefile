@@ -4,8 +4,8 @@
 SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
-# More than cores: a third of the tests wait, for servers and browsers.
-JOBS ?= 4
+# Workers of the tests. On two cores a third and a fourth gain no time: those that share a core empty each other's caches.
+JOBS ?= 2
 ARGS ?=
 
 # uv installs in a sixth of the time that pip takes. Where it is missing, pip fetches it; where it fails, pip does the rest.
