@@ -43,7 +43,8 @@ SLOW = $(addprefix tests/,engine/recorded \
 		drafts_with_everything.py kv_tiers.py draft_models.py weight_updates.py adapted_engine.py adapter_changes.py mtp_layers.py) \
 	$(addprefix guard/test_,race_engine.py san_runner.py san_children.py engine_under_no_sync.py copied_guard.py \
 		real_programs.py no_sync.py) \
-	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py vllm_router.py) hub/test_commands.py)
+	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py vllm_router.py debug_api.py \
+		lifecycle.py turnstile.py forms_api.py) hub/test_commands.py hub/test_breaks.py)
 # The same of files that also have quick ones.
 SLOW_ONES = tests/device/test_cpu_device.py::test_the_interpreter_exits \
 	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep \
