@@ -272,7 +272,7 @@ class TagGrammar:
         return self._free(tree, ends, last)
 
     def _or(self, tree: Format, ends: Ends | None, last: bool) -> str:
-        return f"({' | '.join([self._rule(one, ends, last) for one in tree['elements']])})"
+        return _one_of([self._rule(one, ends, last) for one in tree["elements"]])
 
     def _optional(self, tree: Format, ends: Ends | None, last: bool) -> str:
         return _one_of([self._rule(tree["content"], ends, last), ends.rule if ends else '""'])
@@ -338,10 +338,12 @@ def _joined(items: Iterator[Item]) -> Iterator[Item]:
 
 
 def _one_of(parts: Sequence[str]) -> str:
+    """Return what stands for any one of these parts."""
     return f"({' | '.join(parts)})"
 
 
 def _then(rule: str, ends: Ends | None) -> str:
+    """Return what stands for `rule`, then one of `ends`."""
     return f"({rule}) {ends.rule}" if ends else f"({rule})"
 
 
