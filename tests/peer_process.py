@@ -9,9 +9,9 @@ from peer_rig import KEY
 from tier_rig import content, has, loaded, setup_of
 
 from gapless.base.peers import PeerAddress
+from gapless.tiers.copying import Copies
 from gapless.tiers.link import PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier
-from gapless.tiers.shared import Copies
 from gapless.tiers.shelf import Shelf
 
 PAGES = 8
@@ -28,8 +28,10 @@ class Slow(Copies):
 
 def main(path: str) -> None:
     setup = setup_of("")
-    link = PeerLink(PeerCaller(PeerAddress(path=path), KEY, setup.namespace), Slow(), 0.05).start()
-    tier = PeerTier(Shelf(0, 4096), [link], Slow())
+    link = PeerLink(
+        PeerCaller(PeerAddress(path=path), KEY, setup.namespace), Slow(), setup.slot_bytes, back_off=0.05
+    ).start()
+    tier = PeerTier(Shelf(0, setup.slot_bytes), [link], Slow())
     for turn in range(10**6):
         numbers = [number % PAGES for number in range(turn, turn + 4)]
         if all(has(tier, *numbers)):

@@ -5,13 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
+
+from tier_rig import SLOT
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
+from gapless.base.shared import SharedMemory
 from gapless.tiers.frames import (
     ANSWERS,
     ASK,
     KEY_BYTES,
+    LEASE,
     LENT,
     PAGE,
     FrameKind,
@@ -22,17 +28,71 @@ from gapless.tiers.frames import (
     keys_in,
 )
 from gapless.tiers.peer import PeerTier, open_peer_tier
-from gapless.tiers.seam import Found, TierSetup
+from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
+from gapless.tiers.shelf import ShelfPage
 
 KEY = b"a key of the tests, long enough"
 
 
+class GivenSlots:
+    """Slots of a giver, as a host tier has them: a page that is given keeps its own until it is released."""
+
+    def __init__(self, count: int = 256) -> None:
+        self.shared = SharedMemory(count * SLOT)
+        self.free = list(range(count))
+        self._taken: dict[tuple[int, int], int] = {}
+        self._jobs = list[int]()
+        """The job of each that was stored from here, which has a number of its own"""
+
+    def of(self, slot: int) -> memoryview:
+        return self.shared.data[slot * SLOT : (slot + 1) * SLOT].data
+
+    def take(self, data: bytes | memoryview) -> int:
+        slot = self.free.pop(0)
+        self.of(slot)[: len(data)] = data
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Other pages may have it now."""
+        self.of(slot)[:] = b"\xa5" * SLOT
+        self.free.append(slot)
+
+    def page(self, key: bytes, data: bytes, checksum: int) -> ShelfPage:
+        slot = self.take(data)
+        return ShelfPage(key, self.of(slot), checksum, partial(self.release, slot))
+
+    def stores(self, tier: PeerTier) -> None:
+        """Have a tier store pages of other slots from these."""
+        store, poll = tier.store, tier.poll
+
+        def copied(job: int, pages: Sequence[TierPage]) -> None:
+            slots, number = [self.take(page.slot) for page in pages], -1 - len(self._jobs)
+            self._jobs.append(job)
+            self._taken |= {(number, place): slot for place, slot in enumerate(slots)}
+            store(number, [page._replace(slot=self.of(slot)) for page, slot in zip(pages, slots, strict=True)])
+
+        def ended() -> list[JobEnd]:
+            return [end._replace(job=self._jobs[-1 - end.job]) if end.job < 0 else end for end in poll()]
+
+        tier.store, tier.poll = copied, ended
+        tier.released = lambda job, place: self.release(self._taken.pop((job, place)))
+
+
+def open_giver(setup: TierSetup, plan: PeerPlan) -> PeerTier:
+    tier = open_peer_tier(setup._replace(shared=(slots := GivenSlots()).shared), plan)
+    slots.stores(tier)
+    tier.slots = slots
+    return tier
+
+
 def giver_of(setup: TierSetup, path, key: bytes = KEY) -> PeerTier:
-    return open_peer_tier(setup, PeerPlan(PeerAddress(path=str(path)), (), key))
+    return open_giver(setup, PeerPlan(PeerAddress(path=str(path)), (), key))
 
 
 def taker_of(setup: TierSetup, *paths, key: bytes = KEY) -> PeerTier:
-    return open_peer_tier(setup, PeerPlan(None, tuple([PeerAddress(path=str(path)) for path in paths]), key), 0.1)
+    return open_peer_tier(
+        setup, PeerPlan(None, tuple([PeerAddress(path=str(path)) for path in paths]), key), back_off=0.1
+    )
 
 
 class PeerPair:
@@ -125,9 +185,11 @@ class WrongPeer:
                 return
             admit(peer, self._key, self._namespace)
             while peer.wait():
-                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP)
+                kind, body = peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN)
                 if kind is FrameKind.MAP:
                     peer.send_memory(self.fd)
+                elif kind is FrameKind.RETURN:
+                    peer.send(FrameKind.RETURNED)
                 else:
                     (self._answer if kind is FrameKind.ASK else self._give)(raw, peer, body)
         except (PeerError, OSError):
@@ -152,6 +214,7 @@ class WrongPeer:
         peer.send(FrameKind.ANSWER, moods.get(self.mood, answer))
 
     def _give(self, raw, peer, body):
+        body = body[LEASE.size :]
         keys = keys_in(body, len(body) // KEY_BYTES)
         if self.lends:
             pages, start = [(key, *self.pages[key]) for key in keys], int(self.mood == "outside")

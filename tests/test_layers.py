@@ -95,6 +95,7 @@ LINES = {
     "responses of OpenAI, with log-probabilities by place": 800,
     "steps that run 2, 4 or 8 drafts, their kernels and masks before the first, pages for several of them": 110,
     "structured outputs with drafts": 200,
+    "pages that a peer lends, read by the device where they are; what comes early is loaded early": 550,
     "structural tags as trees of formats; a Python built without its optimizations": 414,
     "lines of a step as they come, written several steps at a time, so that the host takes less for them": 79,
     "test kit in public, player of scenarios": 100,

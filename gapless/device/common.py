@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from gapless.device.ring import Fence, Ring, copy, zeros_of_pages
@@ -23,8 +25,11 @@ class HostMemoryDevice(Device):
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=False)
 
-    def host_memory(self, nbytes: int) -> Tensor:
-        return zeros_of_pages(nbytes)
+    def host_memory(self, nbytes: int, memory: Tensor | None = None) -> Tensor:
+        return zeros_of_pages(nbytes) if memory is None else memory
+
+    def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
+        return lambda: None
 
     upload = download = staticmethod(copy)
 

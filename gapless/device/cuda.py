@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ SPIN_NS = 50_000
 REBASE_MS = 4000.0
 """Event distances are float32 milliseconds: beyond this one, half a microsecond would be lost to rounding."""
 
-_MAPPED = 2
+_MAPPED, _READ_ONLY = 2, 8
 """cudaHostRegisterMapped: kernels read and write the memory too"""
 
 SMALL_BYTES, SMALL_BLOCKS = 1 << 20, 32
@@ -287,8 +289,9 @@ class CudaDevice(Device):
         """One pool for all graphs: they run one after another, on one stream."""
         self._programs = 0
         """Bytes reserved for programs outside graphs."""
-        self._registered: list[Tensor] = []
-        """Memory of the host that was pinned here; it is let go before it is freed, since other memory comes there."""
+        self._registered: dict[int, Tensor | npt.NDArray[np.uint8]] = {}
+        """Memory of the host that was pinned here, by address. It is let go before it is freed: other memory comes
+        there."""
         self._first: CudaGraph | None = None
         """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
         switch_interval.shorten()
@@ -305,14 +308,26 @@ class CudaDevice(Device):
     def ring(self, slots: int, nbytes: int) -> Ring:
         return Ring(slots, nbytes, pin=True)
 
-    def host_memory(self, nbytes: int) -> Tensor:
+    def host_memory(self, nbytes: int, memory: Tensor | None = None) -> Tensor:
         # torch's own pinned memory comes in powers of two.
-        memory = zeros_of_pages(nbytes)
+        memory = zeros_of_pages(nbytes) if memory is None else memory
         outcome = torch_cuda.cudart().cudaHostRegister(memory.data_ptr(), nbytes, _MAPPED)
         if outcome != torch_cuda.cudart().cudaError.success:
             raise ConfigError(f"the host has no {nbytes:,} bytes to pin ({outcome}): ask for less")
-        self._registered.append(memory)
+        self._registered[memory.data_ptr()] = memory
         return memory
+
+    def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
+        runtime, address = torch_cuda.cudart(), memory.ctypes.data
+        if runtime.cudaHostRegister(address, memory.nbytes, _MAPPED | _READ_ONLY) != runtime.cudaError.success:
+            return None
+        self._registered[address] = memory
+
+        def end() -> None:
+            if self._registered.pop(address, None) is not None:  # otherwise the device has closed
+                runtime.cudaHostUnregister(address)  # after an error CUDA does nothing more in this process
+
+        return end
 
     def upload(self, dst: Tensor, src: Tensor) -> None:
         _upload(dst, src)
@@ -401,8 +416,9 @@ def _take_again(device: torch.device, nbytes: int) -> None:
         take_and_give_back(device, nbytes)
 
 
-def _shut(fault: Fault, registered: list[Tensor], *workers: Worker) -> None:
+def _shut(fault: Fault, registered: dict[int, Any], *workers: Worker) -> None:
     failed = fault.error is not None
     shut(fault, workers)
-    for memory in () if failed else registered:  # after an error CUDA does nothing more in this process
-        torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(memory.data_ptr()))
+    while registered and not failed:  # after an error CUDA does nothing more in this process
+        address, _ = registered.popitem()  # another thread may take out what it has mapped
+        torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(address))

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -111,10 +113,19 @@ class Device(Protocol):
         """Return `slots` host buffers of `nbytes` bytes, zeroed, 64-byte aligned, pinned where copies need it."""
         ...
 
-    def host_memory(self, nbytes: int) -> Tensor:
-        """Return `nbytes` bytes of host memory, uint8, zeroed, aligned to 4096, pinned where copies need it.
+    def host_memory(self, nbytes: int, memory: Tensor | None = None) -> Tensor:
+        """Return `nbytes` bytes of host memory, uint8, zeroed, aligned to 4096, pinned where copies need it: `memory`,
+        where there is some already.
 
         For start-up. On a CPU, memory is taken when it is first used.
+        """
+        ...
+
+    def adopt(self, memory: npt.NDArray[np.uint8]) -> Callable[[], None] | None:
+        """Let programs read this memory of the host, which is another process's: whole pages that this one has mapped.
+
+        Returns what ends that, when no program reads it any more, if the device has not closed; None where the device
+        cannot. From any thread.
         """
         ...
 

@@ -31,12 +31,12 @@ from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
-from gapless.engine.tiers import EngineTiers
+from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
 from gapless.kernels.choose import choose
 from gapless.loop import mask_threads
-from gapless.loop.build import HostSizes, Sizes, build_loop
+from gapless.loop.build import Sizes, build_loop
 from gapless.loop.loop import Loop
 from gapless.loop.records import StepTable
 from gapless.loop.watchdog import Watchdog, patience
@@ -293,7 +293,7 @@ def _build_on(
                 adapters=adapters,
                 speculation=drafting,
                 processors=processors,
-                host=HostSizes(config.tiers["host"].nbytes, weighs=True) if config.tiers else None,
+                host=host_sizes(config),
             ),
         )
     try_out(loop.launcher.program, device, exact=config.batch_invariant)

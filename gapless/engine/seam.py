@@ -182,6 +182,7 @@ class Stats(NamedTuple):
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()
     lower_loaded: tuple[int, ...] = ()
+    lower_lent: tuple[int, ...] = ()
     lower_failed: tuple[int, ...] = ()
     lower_refused: tuple[int, ...] = ()
     lower_late: tuple[int, ...] = ()

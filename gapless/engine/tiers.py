@@ -9,18 +9,29 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.host import memory
 from gapless.base.peers import with_key
+from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
 from gapless.memory.below import LowerTiers
 from gapless.model.config import ModelConfig, model_length, resolve_model_dir
 from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import fingerprint
-from gapless.tiers.peer import PeerWorker, open_peer_tier
+from gapless.tiers.link import Adopt
+from gapless.tiers.peer import SHELF_BYTES, PeerWorker, open_peer_tier
 from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
 FORMAT = 2
 """The version of the pages' bytes and checksums, as a host tier stores them"""
+
+
+def host_sizes(config: EngineConfig) -> HostSizes | None:
+    """Return the bounds of the host tier, None where there is none. What peers may take is in slots of it, beside what
+    the user gave it."""
+    if not config.tiers:
+        return None
+    given = (config.tiers["peer"].nbytes or SHELF_BYTES) if config.peer_plan.listen else 0
+    return HostSizes(config.tiers["host"].nbytes, weighs=True, given=given)
 
 
 class EngineTiers:
@@ -86,17 +97,17 @@ class EngineTiers:
         slot_bytes = tuple(transfers.stride(group) for group in range(len(slots)))
         for kind in self.kinds:
             tier = self._config.tiers[kind]
-            setup = TierSetup(tier.target, tier.nbytes, self._namespace, slots, slot_bytes)
-            worker = self._open(kind, setup, ring)
+            setup = TierSetup(tier.target, tier.nbytes, self._namespace, slots, slot_bytes, transfers.shared)
+            worker = self._open(kind, setup, ring, transfers.adopt)
             worker.start()
             self._workers.append(worker)
         self._below = transfers.host.attach(self._workers, transfers.slot)
 
-    def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None]) -> TierWorker:
+    def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None], adopt: Adopt) -> TierWorker:
         if kind != "peer":
             return TierWorker(kind, factory_of(kind)(setup), ring)
         plan = with_key(self._config.peer_plan, self._config.kv_peer_key_file)
-        return PeerWorker(kind, open_peer_tier(setup, plan), ring)
+        return PeerWorker(kind, open_peer_tier(setup, plan, adopt), ring)
 
     def close(self) -> None:
         """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""

@@ -72,6 +72,8 @@ class HostSizes(NamedTuple):
     """A request that has waited for a load this long computes its prompt."""
     weighs: bool = False
     """Whether only those loads are begun that take no longer than computing, by measured rates"""
+    given: int = 0
+    """More of it, for those that peers may take; then they can map all of it"""
 
 
 def build_loop(
@@ -161,7 +163,7 @@ def build_loop(
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
         planner.room.host = tier = _host_tier(device, host, pools, ledger, sizes.step_tokens, slot_bytes(cache))
-        transfers = Transfers(device, cache, tier, kernels.copy_pages)
+        transfers = Transfers(device, cache, tier, kernels.copy_pages, host.given > 0)
     return Loop(device, launcher, planner, pools, rows, ledger, steps, bounds, masks, loader, transfers)
 
 
@@ -177,7 +179,7 @@ def _host_tier(
     device: Device, host: HostSizes, pools: list[PagePool], ledger: Ledger, step_tokens: int, page_bytes: int
 ) -> HostTier:
     """Return the tier that decides which pages are copied to the host and back. Raises ConfigError if none fits."""
-    slots = host.nbytes // page_bytes
+    slots = (host.nbytes + host.given) // page_bytes
     if not slots:
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {page_bytes:,} bytes")
     # Half of a step's budget: what decodes beside a prompt has a part of it too.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.memory.copies import GroupCopies, PageCopy
+from gapless.memory.copies import GroupCopies, Lease, PageCopy
 from gapless.memory.gate import LoadGate
+from gapless.memory.search import Search
 from gapless.tiers.peer import PeerWorker
-from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, key_of
+from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, TierRelease, key_of
 from gapless.tiers.worker import TierWorker
 
 LOOKUP_NS = 50_000_000
@@ -25,6 +26,8 @@ CLAIM_NS = 10_000_000_000
 JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
 """A job has up to 8 MiB, or what the tier moves in 8 ms if that is more, and at most 32 pages: a tier answers no
 question meanwhile."""
+LEASE_NS = 5_000_000_000
+"""What a peer has lent goes back by then, if it could not be loaded: half of the time after which the peer ends it."""
 MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
@@ -41,7 +44,9 @@ class LowerCounts:
     """Asked for, and not there"""
     stored: int = 0
     loaded: int = 0
-    """Loaded into slots of the host tier"""
+    """Loaded into slots of the host tier, or lent"""
+    lent: int = 0
+    """Lent by a peer, and read in its memory; they count as loaded too"""
     failed: int = 0
     """Loads of which the tier could not read a page"""
     refused: int = 0
@@ -61,25 +66,6 @@ class LowerCounts:
     read_ns: int = 0
     """What jobs took"""
     written_ns: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Search:
-    """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
-
-    claims: bool = False
-    """Whether a peer computes what it asks for"""
-    found: dict[bytes, int] = field(default_factory=dict)
-    """The first tier that has it, by key"""
-    open: dict[int, int] = field(default_factory=dict)
-    """Questions and jobs that have not ended, each with its tier"""
-    late_at: int = 0
-    early: int = 0
-    """Pages that were loaded from a peer before it had decided about all"""
-    fetched: bool = False
-    """Whether loads from there have begun"""
-    weighed: tuple[int, int, float] | None = None
-    """What the gate was asked before: tokens, pages, and what tiers below take"""
 
 
 class LowerJob(NamedTuple):
@@ -113,6 +99,10 @@ class LowerTiers:
         """The searches that wait for a question or a load, by its number"""
         self._asked: dict[int, Sequence[tuple[GroupCopies, bytes]]] = {}
         self.jobs: dict[int, LowerJob] = {}
+        self.given: dict[int, dict[int, PageCopy]] = {}
+        """Copies that are kept for peers where they are, by the job that stored them and their place in it"""
+        self._leases: dict[int, Lease] = {}
+        """What peers have lent, by the number of its job"""
         self._coming: dict[bytes, int] = {}
         """The load of each key that is on its way"""
         self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
@@ -146,33 +136,46 @@ class LowerTiers:
             for place in set(search.open.values()):
                 self.counts[place].late += 1
             search.open = {}
+            search.failed()
         return bool(search.open)
 
     def fetch(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
         """Load what the host tier lacks of these pages. The search finds nothing any more: what does not come is
-        computed."""
+        computed. What is borrowed it finds once again: no copy is left if the device gives it up before the request
+        begins."""
         self._load_lacking(search, missing)
-        search.found = {}
+        if search.again or not search.borrows:
+            search.found = {}
+        search.again = True
 
     def _load_lacking(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots."""
+        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots; or borrow it."""
         had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
         for copy in had:
             copy.pins += 1  # what is to come must not take its slot
-        wanted: dict[int, list[PageCopy]] = {}
+        wanted: dict[int, list[tuple[GroupCopies, bytes]]] = {}
+        taken: dict[int, list[PageCopy]] = {}
         for group, digest in missing:
             key = key_of(group.number, digest)
             if (job := self._coming.get(key)) is not None:
                 search.open[job] = self.jobs[job].place
                 self._waiting[job].append(search)
-            elif digest not in group.copies and key in search.found:
-                if (new := group.take(digest)) is None:
+                if (lease := self._leases.get(job)) is not None:
+                    search.hold(lease)
+            elif digest not in group.copies and (place := search.found.get(key)) is not None:
+                if search.borrows and place in self._peers:
+                    wanted.setdefault(place, []).append((group, digest))
+                elif (new := group.take(digest)) is None:
                     break
-                wanted.setdefault(search.found[key], []).append(new)
-        for place, copies in wanted.items():
+                else:
+                    taken.setdefault(place, []).append(new)
+        for place, copies in taken.items():
             most = self._job_pages(place, True)
             for first in range(0, len(copies), most):
                 self.load(search, place, copies[first : first + most])
+        for place, pages in wanted.items():
+            for first in range(0, len(pages), JOB_PAGES):
+                self.borrow(search, place, pages[first : first + JOB_PAGES])
         for copy in had:
             copy.unpin()
         search.fetched = True
@@ -190,12 +193,29 @@ class LowerTiers:
 
     def load(self, search: Search, place: int, copies: list[PageCopy]) -> None:
         """Have a tier fill these copies; the search waits for it."""
+        number = self._begin_load(search, place, copies)
+        self.lines[place].load(number, self._pages(copies), self._patience(search) / 1e9)
+
+    def borrow(self, search: Search, place: int, pages: Sequence[tuple[GroupCopies, bytes]]) -> None:
+        """Have a peer lend these pages; the search waits for it."""
+
+        def give_back() -> None:
+            del self._leases[number]
+            line.give_back(number)
+
+        line, lease = self._peers[place], Lease(give_back, self._clock() + LEASE_NS)
+        number = self._begin_load(search, place, [group.borrow(digest, lease) for group, digest in pages])
+        self._leases[number] = lease
+        search.hold(lease)
+        line.borrow(number, [copy.key for copy in lease.copies], self._patience(search) / 1e9)
+
+    def _begin_load(self, search: Search, place: int, copies: list[PageCopy]) -> int:
         number = self._wait(search, place)
         self.jobs[number] = LowerJob(place, copies, True, set())
         for copy in copies:
             copy.source = place
             self._coming[copy.key] = number
-        self.lines[place].load(number, self._pages(copies), self._patience(search) / 1e9)
+        return number
 
     def _wait(self, search: Search, place: int) -> int:
         self._number += 1
@@ -278,11 +298,15 @@ class LowerTiers:
     def poll(self) -> bool:
         """Take in what has come, and send the next stores. Returns whether something came."""
         came = False
+        for lease in [lease for lease in self._leases.values() if self._clock() > lease.late_at]:
+            lease.end()
         for place, line in enumerate(self.lines):
             for news in line.take():
                 came = True
                 if isinstance(news, TierAnswer):
                     self._answered(place, news)
+                elif isinstance(news, TierRelease):
+                    self.released(news)
                 else:
                     self.ended(place, news)
             self._send(place)
@@ -311,6 +335,19 @@ class LowerTiers:
         now |= {name: [one[name] for one in each] for name in vars(LowerCounts())}
         return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
 
+    def holding(self) -> set[PageCopy]:
+        """Return the copies that jobs and peers have in hand."""
+        held = [job.copies for job in self.jobs.values()]
+        return set().union(*held, *[given.values() for given in self.given.values()])
+
+    def check(self) -> None:
+        """Assert the accounting of what peers have lent (tests, debugging)."""
+        for number, lease in self._leases.items():
+            there = [copy for copy in lease.copies if copy.pins or not copy.gone]
+            assert 0 < lease.left == len(there), (
+                f"job {number} has {lease.left} pages to give back, and uses {len(there)}"
+            )
+
     def flush(self) -> None:
         """Send all stores that wait: the loop has ended, and takes no slot any more."""
         for place in range(len(self.lines)):
@@ -322,6 +359,7 @@ class LowerTiers:
         for search in self._waiting[answer.number]:
             if answer.number not in search.open:  # it came too late
                 continue
+            search.lends |= answer.lends
             for group, digest in hits:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
@@ -335,9 +373,13 @@ class LowerTiers:
             del self._asked[answer.number], self._waiting[answer.number]
 
     def _fetch_early(self, search: Search, hits: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what a peer has by now, while it computes the rest, into half of the slots at most: these pages wait for
-        the others, and are not to make room for each other. Of a window's pages few are read: the planner chooses."""
+        """Load what a peer has by now, while it computes the rest. What is not borrowed gets half of the slots at most:
+        these pages wait for the others, and are not to make room for each other. Of a window's pages few are read: the
+        planner chooses."""
         pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
+        if search.borrows and pages:
+            self._load_lacking(search, pages)
+            return
         waiting = {one for searches in self._waiting.values() for one in searches}
         room = pages[0][0].size // 2 - sum([one.early for one in waiting]) if pages else 0
         if room > 0:
@@ -346,10 +388,12 @@ class LowerTiers:
 
     def ended(self, place: int, end: JobEnd) -> None:
         """A job of a tier has ended: its slots are free to go."""
-        job = self.jobs.pop(end.job)
-        for search in self._waiting.pop(end.job, ()):
-            search.open.pop(end.job, None)
-        if end.nbytes:
+        job, lease = self.jobs.pop(end.job), self._leases.get(end.job)
+        if lease is not None:
+            lease.memory = end.memory
+            for copy, slot in zip(job.copies, end.places, strict=False):
+                copy.slot = slot
+        elif end.nbytes:
             self._latest_ns[place][job.loads] = 1e9 * end.seconds * self._page_bytes / end.nbytes
         if job.loads:
             self.loaded(place, job, end)
@@ -357,6 +401,20 @@ class LowerTiers:
             self.stored(place, job, end)
         for copy in job.copies:
             copy.unpin()
+        waiting = [one for one in self._waiting.pop(end.job, ()) if one.open.pop(end.job, None) is not None]
+        for search in waiting if job.loads else ():
+            search.came += [copy for copy in job.copies if not copy.gone]
+            if end.failed:
+                search.failed()
+        if lease is not None and not lease.holders:
+            lease.end()
+
+    def released(self, news: TierRelease) -> None:
+        """A copy is not kept for peers any more."""
+        given = self.given[news.job]
+        given.pop(news.place).unpin()
+        if not given:
+            del self.given[news.job]
 
     def loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
         """What came is a copy from now on, unless it has come in doubt meanwhile; the rest is found no more."""
@@ -369,6 +427,7 @@ class LowerTiers:
         for copy in job.copies:
             del self._coming[copy.key]
         counts.loaded += good
+        counts.lent += good if end.memory is not None else 0
         if good:
             self._gate.moved(place, good, 1e9 * end.seconds)
         counts.read_bytes += end.nbytes
@@ -392,6 +451,10 @@ class LowerTiers:
         if copies:
             self._number += 1
             self._storing[place] += len(copies)
+            if place in self._giving:
+                self.given[self._number] = dict(enumerate(copies))
+                for copy in copies:
+                    copy.pins += 1
             self.jobs[self._number] = LowerJob(place, copies, False, set())
             self.lines[place].store(self._number, self._pages(copies))
 

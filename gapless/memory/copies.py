@@ -4,10 +4,49 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gapless.base.shared import PeerMemory
 from gapless.memory.pages import PageListener, PagePool
 from gapless.tiers.seam import key_of
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Pages in a peer's memory, which other pages may have there once they are given back, or late."""
+
+    give_back: Callable[[], None]
+    """Called when none of them is used any more"""
+    late_at: int
+    """When they have to be back, ns of the device's clock"""
+    copies: list[PageCopy] = field(default_factory=list)
+    left: int = 0
+    """Copies that may still be used"""
+    holders: int = 0
+    """Searches that wait for them"""
+    memory: PeerMemory | None = None
+
+    def leave(self) -> None:
+        """One of the copies is not used any more."""
+        self.left -= 1
+        if not self.left:
+            self.give_back()
+
+    def leave_to_others(self) -> None:
+        """One of the searches is over: what was not loaded goes back with the last."""
+        self.holders -= 1
+        if not self.holders:
+            self.end()
+
+    def end(self) -> None:
+        """Give back what no transfer uses."""
+        for copy in self.copies:
+            if not copy.pins:
+                copy.lose()
+
+
+NOWHERE = -1
+"""The slot of a copy whose place is not known yet"""
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +56,7 @@ class PageCopy:
     group: GroupCopies
     digest: bytes
     slot: int
+    """A slot of ours, or one in the memory of the lease"""
     checksum: int | None = None
     pins: int = 1
     """Transfers that read or write it; it begins with the one that fills it."""
@@ -24,6 +64,8 @@ class PageCopy:
     """Whether it is found no more: it made room, or what it holds is in doubt."""
     source: int | None = None
     """The tier below that it was loaded from"""
+    lease: Lease | None = None
+    """What it is part of where it is a peer's; it is loaded once"""
 
     @property
     def key(self) -> bytes:
@@ -44,7 +86,10 @@ class PageCopy:
 
     def _free_unless_pinned(self) -> None:
         if self.gone and not self.pins:
-            self.group.free.append(self.slot)
+            if self.lease is None:
+                self.group.free.append(self.slot)
+            else:
+                self.lease.leave()
 
 
 @dataclass
@@ -121,10 +166,17 @@ class GroupCopies(PageListener):
     def take(self, digest: bytes) -> PageCopy | None:
         """Return a new copy, to be written; None while transfers hold every slot. Evicts the least recently used."""
         if not self.free:
-            idle = next((copy for copy in self.copies.values() if not copy.pins), None)
+            idle = next((copy for copy in self.copies.values() if not (copy.pins or copy.lease)), None)
             if idle is None:
                 return None
             self._counts.evicted += 1
             idle.lose()
         copy = self.copies[digest] = PageCopy(self, digest, self.free.pop())
+        return copy
+
+    def borrow(self, digest: bytes, lease: Lease) -> PageCopy:
+        """Return a copy that will be a peer's."""
+        copy = self.copies[digest] = PageCopy(self, digest, NOWHERE, lease=lease)
+        lease.copies.append(copy)
+        lease.left += 1
         return copy

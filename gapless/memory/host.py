@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gapless.base.records import KVTransfer
-from gapless.memory.below import LOOKUP_NS, LowerTiers, Search
+from gapless.memory.below import LOOKUP_NS, LowerTiers
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
 from gapless.memory.gate import LoadGate
 from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.pages import PagePool, Pin
+from gapless.memory.search import LoadTicket, Search
 from gapless.tiers.seam import key_of
 from gapless.tiers.worker import TierWorker
 
 LEAST_TOKENS = 256
-"""A load brings at least this many tokens: fewer are recomputed in less time than it takes to notice its end."""
+"""A request asks for at least this many tokens: fewer are recomputed in less time than it takes to notice the end of
+a load."""
 LATE_NS = 1_000_000_000
 """A request that waits computes its prompt when no load has ended for this long."""
 BATCH_PAGES = 32
@@ -42,18 +43,6 @@ class MoveBatch(NamedTuple):
     number: int
     """The number of the transfer on its clock"""
     moves: list[PageMove]
-
-
-@dataclass(slots=True, eq=False)
-class LoadTicket:
-    """What a request waits for."""
-
-    asked_at: int
-    """The time of the device's clock, ns"""
-    left: int = 0
-    """Pages that have neither come nor been refused"""
-    given_up: bool = False
-    """Whether the request waits no more"""
 
 
 class PageLoad(NamedTuple):
@@ -133,6 +122,14 @@ class HostTier:
             self._waiting.append(load)
         return self._coming[place]
 
+    def load_early(self, search: Search) -> int:
+        """Load what has come of a search that goes on; return how many pages of the prompt it is."""
+        came = [copy for copy in search.came if not copy.gone and copy.group.pool.find(copy.digest) is None]
+        search.came.clear()
+        if came:
+            search.tickets.append(self.load([(copy.group.pool, copy.digest) for copy in came]))
+        return len({copy.digest for copy in came})
+
     def ask(
         self, pages: Sequence[tuple[PagePool, bytes]], held: Sequence[tuple[PagePool, bytes]], transfer: KVTransfer
     ) -> Search:  # fmt: skip
@@ -163,7 +160,8 @@ class HostTier:
         for group in self.groups:
             for digest in digests:
                 if (copy := group.find(digest)) is not None:
-                    self.below.give(copy)
+                    if copy.lease is None:  # what is lent is not ours to give
+                        self.below.give(copy)
                 elif digest not in group.copies and (page := group.pool.find(digest)) is not None:
                     group.fresh.append((page, digest))  # its copy made room
         self._ending.append((name, [*digests]))
@@ -259,6 +257,8 @@ class HostTier:
             load = self._waiting[0]
             copy, pool = load.copy, load.copy.group.pool
             wanted = pool.find(copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
+            if copy.lease is not None and self._clock() > copy.lease.late_at:
+                wanted = False  # it has to go back
             if wanted and pool.available() <= self.running:
                 break
             self._waiting.popleft()
@@ -277,6 +277,8 @@ class HostTier:
         del self._coming[load.copy.group.number, load.copy.digest]
         for ticket in load.tickets:
             ticket.left -= 1
+        if load.copy.lease is not None:
+            load.copy.lose()
         load.copy.unpin()
 
     def loaded(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
@@ -323,9 +325,10 @@ class HostTier:
     def check(self) -> None:
         """Assert the accounting of slots (tests, debugging)."""
         moving = {load.copy for load in self._coming.values()}
-        moving.update(*[job.copies for job in self.below.jobs.values()])
+        moving.update(self.below.holding())
+        self.below.check()
         for group in self.groups:
-            held = [copy.slot for copy in group.copies.values()]
-            held += [copy.slot for copy in moving if copy.group is group and copy.gone]
+            held = [copy.slot for copy in group.copies.values() if copy.lease is None]
+            held += [copy.slot for copy in moving if copy.group is group and copy.gone and copy.lease is None]
             assert not set(held) & set(group.free), "a slot is free and holds a copy"
             assert len(held) == len(set(held)) and len(group.free) == len(set(group.free)), "a slot is held twice"

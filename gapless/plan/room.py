@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from gapless.base.errors import RequestError
 from gapless.base.records import PageWrite, Request
-from gapless.memory.below import Search
-from gapless.memory.host import HostTier, LoadTicket
+from gapless.memory.host import HostTier
 from gapless.memory.index import PrefixIndex
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
+from gapless.memory.search import LoadTicket, Search
 from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 
@@ -50,6 +50,8 @@ class Room:
         """Tokens that a sequence is expected to generate: a mean over those that ended."""
         self.running = 0
         """Sequences that hold a row."""
+        self._early: dict[int, int] = {}
+        """Pages of sequences for which pages are loaded before they begin, by key"""
         self._changes = 0
         """Sequences that took or left a row, in all."""
         self._pools = pools
@@ -114,6 +116,8 @@ class Room:
         """Return whether a sequence still waits for what it asked the tiers; one that waited in vain asks no more."""
         assert seq.ticket is not None
         if host.waits(seq.ticket):
+            if isinstance(seq.ticket, Search):
+                self._load_early(host, seq, seq.ticket)
             return True
         if isinstance(seq.ticket, LoadTicket) and seq.ticket.given_up:
             seq.loads_begun = MOST_LOADS
@@ -121,6 +125,25 @@ class Room:
             host.gate.begun(*search.weighed)  # no load comes of it, and the next request must not ask again
         seq.ticket = None
         return False
+
+    def _load_early(self, host: HostTier, seq: Sequence, search: Search) -> None:
+        """Load what has come of a search that goes on, if the sequence fits."""
+        search.fits = self.fits_alone(seq)
+        if not (search.came and search.fits):
+            return
+        if seq.had is None and self.index is not None and seq.chain is not None and seq.tokens is not None:
+            seq.had, _ = self.index.match(seq.chain, seq.tokens, self.cacheable(seq))
+        host.counts.hit += host.load_early(search) // len(self._pools)
+
+    def fits_alone(self, seq: Sequence) -> bool:
+        """Return whether a sequence fits that shares no pages, beside the others that load before they begin: else what
+        comes for one would make room for another."""
+        need = self._need(seq, 0, [[] for _ in self._pools])
+        others = sum([pages for key, pages in self._early.items() if key != seq.key])
+        fits = need.lack + need.reserve + others <= 0
+        if fits:
+            self._early[seq.key] = self.pages_for(seq, seq.length)
+        return fits
 
     def waits_for_load(self, seq: Sequence, matched: int) -> bool:
         """Return whether a sequence that was just matched waits for pages of the tiers, beyond the `matched` ones.
@@ -137,13 +160,18 @@ class Room:
             seq.ticket.given_up = True
         elif seq.ticket is not None:
             seq.ticket.open = {}  # the loop would wake when it is late, for a request that is gone
-        seq.ticket = None
+        if seq.search is not None:
+            seq.search.end()
+        self._early.pop(seq.key, None)
+        seq.ticket = seq.search = None
 
     def _begin_load(self, host: HostTier, seq: Sequence, matched: int) -> bool:
         if self.index is None or seq.chain is None or seq.tokens is None:
             return False
         most = self.cacheable(seq)
-        if most - matched < host.least_pages:
+        fetched = seq.search is not None and seq.search.fetched
+        least = 1 if fetched else host.least_pages  # what was brought to the host is loaded
+        if most - matched < least:
             return False
         if host.below.lines and seq.search is None and self._asks_below(host, seq, most):
             return True
@@ -156,12 +184,11 @@ class Room:
             return False  # while these are missing, there is no longer match
         count, _ = self.index.match(seq.chain, seq.tokens, most, has)
         shared = self.index.shared(seq.chain, matched)
-        if count - matched < host.least_pages or not self._need(seq, matched, shared).fits:
+        if count - matched < least or not self._need(seq, matched, shared).fits:
             return False
         missing, tokens = self.index.missing(seq.chain, count), (count - matched) * self._page_size
         lacks = [host.key(pool, digest) for pool, digest in missing if not host.has(pool, digest)]
         below_ns = sum([host.gate.page_ns(found[key]) for key in lacks if key in found])
-        fetched = seq.search is not None and seq.search.fetched
         weighed = not (seq.transfer.claim or fetched)
         if weighed and not host.gate.pays(tokens, len(missing), below_ns):
             self._decline(host, seq, tokens)
@@ -172,6 +199,8 @@ class Room:
             return False
         if weighed:
             host.gate.begun(tokens, len(missing), below_ns)
+        if seq.search is not None:
+            seq.search.fits = self.fits_alone(seq)
         if seq.search is not None and host.fetch(seq.search, missing):
             if not seq.search.open:  # transfers hold every slot: what the host has must do
                 return self._begin_load(host, seq, matched)
@@ -207,7 +236,7 @@ class Room:
             for some in (digests[:count], digests[count:most])
         ]
         seq.ticket = seq.search = host.ask(wanted, held, seq.transfer)
-        seq.search.weighed = weighed
+        seq.search.weighed, seq.search.fits = weighed, self.fits_alone(seq)
         return True
 
     def _decline(self, host: HostTier, seq: Sequence, tokens: int) -> None:
@@ -271,6 +300,9 @@ class Room:
         seq.by_group = shared
         seq.cached = seq.computed = matched * self._page_size
         seq.loaded = 0 if seq.had is None else max(0, matched - seq.had) * self._page_size
+        if seq.search is not None:
+            seq.search.end()
+        self._early.pop(seq.key, None)
         seq.published, seq.skips, seq.loads_begun, seq.search, seq.had = matched, 0, 0, None, None
         seq.declined = False
         return True

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer
-from gapless.memory.below import Search
-from gapless.memory.host import LoadTicket
 from gapless.memory.index import Gaps
 from gapless.memory.pages import PagePool
 from gapless.memory.prefix import PrefixChain
+from gapless.memory.search import LoadTicket, Search
 
 
 class State(Enum):

@@ -70,9 +70,10 @@ _FIELDS = {
 """Series that show one field of Stats, and their help texts."""
 _LOWER = {
     "gapless:kv_lower_tier_pages": (
-        "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored.",
+        "Pages by what a tier below the host tier did with them; refused ones were loaded, and not what was stored. Of "
+        "the loaded ones, those lent were read where a peer has them.",
         "event",
-        {"hit": "hits", "missed": "missed", "stored": "stored", "loaded": "loaded", "refused": "refused"},
+        {"hit": "hits", **{event: event for event in ("missed", "stored", "loaded", "lent", "refused")}},
     ),
     "gapless:kv_lower_tier_dropped": (
         "Pages that a tier below the host tier does not get.",

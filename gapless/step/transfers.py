@@ -7,10 +7,13 @@ a load writes pages that no step in flight can reach, so the host's own order su
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,10 +23,11 @@ from gapless.base import observe
 from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
+from gapless.base.shared import Bytes, PeerMemory, SharedMemory
 from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE, RingSlot, host_bytes
 from gapless.kernels import pages as reference
-from gapless.memory.copies import HostCounts, PageCopy
+from gapless.memory.copies import HostCounts, Lease, PageCopy
 from gapless.memory.gate import HOST
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
@@ -58,17 +62,26 @@ def slot_bytes(cache: KVCache) -> int:
 class Transfers:
     """Owns the host tier's memory, and the transfers on their way. `poll` never waits."""
 
-    def __init__(self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages) -> None:
-        """`copy_pages` is that of the kernels."""
+    def __init__(
+        self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages, shares: bool = False
+    ) -> None:
+        """`copy_pages` is that of the kernels. `shares` is whether peers may map the host's memory."""
         self.host = host
+        self.adopt = device.adopt
+        """Lets transfers read the memory of a peer"""
         self._device = device
-        pages = [_words(memory.flatten(1)) for memory in (cache.data, *cache.others)]
+        every = (cache.data, *cache.others)
+        pages = [_words(memory.flatten(1)) for memory in every]
         self.slots: Words = []
         """The host's memory"""
         self.memory: list[memoryview] = []
         """The host's memory by bytes, a buffer a group: slot after slot, each of whole pages of the operating system"""
-        for group, memory in zip(host.groups, (cache.data, *cache.others), strict=True):
-            raw = device.host_memory(group.size * _stride(memory)).view(group.size, -1)
+        sizes = [(group.size, _stride(memory)) for group, memory in zip(host.groups, every, strict=True)]
+        starts, nbytes = _starts(sizes)
+        self.shared = SharedMemory(nbytes) if shares else None
+        arena = device.host_memory(nbytes, None if self.shared is None else torch.from_numpy(self.shared.data))
+        for (size, stride), start, memory in zip(sizes, starts, every, strict=True):
+            raw = arena[start : start + size * stride].view(size, stride)
             self.slots.append(_words(raw[:, : memory[0].nbytes], memory[0].nbytes))
             self.memory.append(host_bytes(raw))
         self.bulk_out = TransferWay(device, device.bulk_out, True, copy_pages, pages, self.slots)
@@ -208,6 +221,8 @@ class TransferWay:
         self._device, self.stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
+        self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
+        """The memory of peers that lend pages"""
         self._sums = torch.zeros(LOADS_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
         self._arrived = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
         """The checksums on the host"""
@@ -233,7 +248,7 @@ class TransferWay:
     def begin(self, batch: MoveBatch, since: int) -> int:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
         began, count, slot = self._device.clock(), len(batch.moves), self._begun % LOADS_AT_REST
-        batch = batch._replace(moves=sorted(batch.moves, key=lambda move: move.group))
+        batch = batch._replace(moves=sorted(batch.moves, key=_source))
         places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
         arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
@@ -245,14 +260,27 @@ class TransferWay:
     def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> Parts:
         """Write down where the pages of each group are, and where they go."""
         places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), Parts(), 0
-        for group, (src, dst) in enumerate(zip(self._src, self._dst, strict=True)):
-            ends = [(move.page, move.copy.slot) for move in moves if move.group == group]
-            if ends:
-                here = slice(2 * first, 2 * (first + len(ends)))
-                places[here] = np.array(ends, np.int32).T[:: 1 if self._stores else -1].reshape(-1)
-                parts.append((src, dst, tensor[here].view(2, -1)))
-                first += len(ends)
+        for (group, _), some in groupby(moves, _source):
+            alike = [*some]
+            ends = [(move.page, move.copy.slot) for move in alike]
+            here = slice(2 * first, 2 * (first + len(ends)))
+            places[here] = np.array(ends, np.int32).T[:: 1 if self._stores else -1].reshape(-1)
+            parts.append((self.sources(alike[0].copy.lease)[group], self._dst[group], tensor[here].view(2, -1)))
+            first += len(ends)
         return parts
+
+    def sources(self, lease: Lease | None) -> Words:
+        """Return where pages come from, by group: the peer's memory where they are lent."""
+        if lease is None:
+            return self._src
+        assert lease.memory is not None, "a page is loaded before it is lent"
+        if lease.memory not in self._peers:
+            data = torch.from_numpy(writable(lease.memory.data))
+            self._peers[lease.memory] = [
+                _words(data[: len(data) // stride * stride].view(-1, stride)[:, :nbytes], nbytes)
+                for nbytes in self._page_bytes for stride in [_rounded(nbytes)]
+            ]  # fmt: skip
+        return self._peers[lease.memory]
 
     def _run(self, parts: Parts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
         """Copy all pages. What that raises fails this transfer, and not the device."""
@@ -290,8 +318,32 @@ class TransferWay:
         self._until = self._ended = until
 
 
+def _source(move: PageMove) -> tuple[int, int]:
+    """Return equal values for pages of one group in one memory."""
+    return move.group, 0 if move.copy.lease is None else id(move.copy.lease.memory)
+
+
+def writable(data: Bytes) -> Bytes:
+    """Return the same memory without the mark that it is only read, which torch has no use for."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * len(data)).from_address(data.ctypes.data))
+
+
+def _starts(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return where the slots of each group begin, given their count and bytes, at a multiple of these, and their end:
+    a peer counts slots of a group from the beginning of the memory."""
+    starts, end = list[int](), 0
+    for count, stride in sizes:
+        starts.append(-(-end // stride) * stride)
+        end = starts[-1] + count * stride
+    return starts, end
+
+
 def _stride(memory: Tensor) -> int:
-    return -(-memory[0].nbytes // PAGE) * PAGE
+    return _rounded(memory[0].nbytes)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
 
 
 def _words(lines: Tensor, nbytes: int = 0) -> Tensor:

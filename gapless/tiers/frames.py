@@ -35,12 +35,14 @@ MAX_NAME = 512
 """Bytes of the name of a request"""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
-_MAGIC = b"gaplessP4"
+_MAGIC = b"gaplessP5"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
 ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
+LEASE = struct.Struct("<Q")
+"""Begins a fetch: the number under which its pages are returned, if they are lent"""
 PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""
 LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
@@ -68,7 +70,7 @@ class FrameKind(IntEnum):
     """Which of these keys are there, for the request of this name?"""
     ANSWER = 6, MAX_KEYS
     """A byte a key: its place in ANSWERS"""
-    FETCH = 7, MAX_FETCH * KEY_BYTES
+    FETCH = 7, LEASE.size + MAX_FETCH * KEY_BYTES
     """Send these pages, until one is not there."""
     PAGE = 8, PAGE.size
     """A page; its bytes follow the frame."""
@@ -79,10 +81,10 @@ class FrameKind(IntEnum):
     MEMORY = 11, MEMORY.size
     """The answer to MAP, yes or no; with a yes comes the file."""
     LENT = 12, MAX_FETCH * LENT.size
-    """The pages of a fetch in that memory, up to the first that is not there. They stay as they are until the taker's
-    next frame, if that comes in time."""
-    RETURN = 13, 0
-    """The taker has copied what was lent."""
+    """The pages of a fetch in that memory, up to the first that is not there. They stay as they are until they are
+    returned, if that is in time."""
+    RETURN = 13, LEASE.size
+    """The taker has read what a fetch of this number lent it."""
     RETURNED = 14, 0
     """The answer to a RETURN in time: it was the same page until then. What is late ends the connection."""
 

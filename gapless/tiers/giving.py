@@ -12,6 +12,7 @@ import ssl
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from gapless.base.errors import ConfigError
@@ -20,6 +21,7 @@ from gapless.tiers.frames import (
     ANSWERS,
     ASK,
     KEY_BYTES,
+    LEASE,
     LENT,
     MAX_NAME,
     PAGE,
@@ -42,7 +44,9 @@ ADMIT_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
 LEASE_SECONDS = 10.0
-"""How long a peer may take to copy what it was lent. Then its connection ends, and the places serve others."""
+"""How long a peer may take to read what it was lent. Then its connection ends, and the places serve others."""
+MAX_LEASES = 4096
+"""Fetches that one peer may have to return"""
 
 log = logging.getLogger("gapless.tiers")
 
@@ -154,41 +158,62 @@ class PeerServer:
 class PeerSession:
     """The giving side of one connection.
 
-    Pages that are lent keep their places until the peer says something else, or for LEASE_SECONDS. A peer that is later
-    than that may still read, and sees other pages there: it finds the connection ended, and counts none of them.
+    Pages that are lent keep their places until the peer returns them, or for LEASE_SECONDS. A peer that is later than
+    that may still read, and sees other pages there: it finds the connection ended, or other checksums.
     """
 
-    def __init__(self, peer: FrameSocket, shelf: Shelf, shared: bool = False) -> None:
+    def __init__(
+        self, peer: FrameSocket, shelf: Shelf, shared: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`shared`: whether the peer has mapped the shelf's memory."""
-        self.lent: list[ShelfPage] = []
-        self._peer, self._shelf, self._shared = peer, shelf, shared
+        self.lent: dict[int, list[ShelfPage]] = {}
+        """Pages by the number of their fetch"""
+        self._due: dict[int, float] = {}
+        """When they must be back, the first ones first"""
+        self._peer, self._shelf, self._shared, self._clock = peer, shelf, shared, clock
 
     def turn(self) -> bool:
         """Wait for a frame and answer it; false when the peer has closed. Raises OSError."""
-        if not self._peer.wait(LEASE_SECONDS if self.lent else None):
+        if self.late or not self._peer.wait(self._left()):
             return False
         kind, body = self._peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN)
-        self._take_back()
         if kind is FrameKind.ASK:
             self._answer(body)
         elif kind is FrameKind.FETCH:
             self._send(body)
         elif kind is FrameKind.RETURN:
+            self._take_back(_number_in(body))
             self._peer.send(FrameKind.RETURNED)
         else:
-            self._shared = self._peer.local and self._shelf.memory.fd >= 0
-            self._peer.send_memory(self._shelf.memory.fd if self._shared else -1)
+            fd = self._shelf.memory.fd if self._shelf.memory is not None and self._peer.local else -1
+            self._shared = fd >= 0
+            self._peer.send_memory(fd)
         return True
 
     def end(self) -> None:
         """Close the connection, and only then take back what is lent: the peer must not believe what it reads later."""
         self._peer.stop()
-        self._take_back()
+        for number in [*self.lent]:
+            self._take_back(number)
         self._peer.close()
 
-    def _take_back(self) -> None:
-        self._shelf.give_back(self.lent)
-        self.lent.clear()
+    @property
+    def late(self) -> bool:
+        """Return whether the peer should have returned something by now."""
+        return self._left() == 0.0
+
+    def _left(self) -> float | None:
+        """Return in how many seconds the peer has to return something; None where it has nothing."""
+        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+
+    def _lend(self, number: int, key: bytes) -> ShelfPage | None:
+        if (page := self._shelf.lend(key)) is not None:
+            self.lent.setdefault(number, []).append(page)
+        return page
+
+    def _take_back(self, number: int) -> None:
+        self._due.pop(number, None)
+        self._shelf.give_back(self.lent.pop(number, ()))
 
     def _answer(self, body: bytes) -> None:
         if len(body) < ASK.size:
@@ -202,27 +227,35 @@ class PeerSession:
 
     def _send(self, body: bytes) -> None:
         """Send the pages, or where they are in memory that the peer has mapped; these are lent from then on."""
-        keys = keys_in(body, len(body) // KEY_BYTES)
+        number = _number_in(body)
+        keys = keys_in(body[LEASE.size :], (len(body) - LEASE.size) // KEY_BYTES)
+        if number in self.lent or len(self.lent) >= MAX_LEASES:
+            raise PeerError(f"the peer fetches under a number that is in use, or has {MAX_LEASES} fetches to return")
         if self._shared:
-            for key in keys:
-                if (page := self._shelf.lend(key)) is None:
-                    break
-                self.lent.append(page)
-            self._peer.send(FrameKind.LENT, *map(self._place_of, self.lent))
+            while keys and self._lend(number, keys[0]) is not None:
+                keys = keys[1:]
+            if lent := self.lent.get(number, []):
+                self._due[number] = self._clock() + LEASE_SECONDS
+            self._peer.send(FrameKind.LENT, *map(self._place_of, lent))
             return
         for key in keys:
-            page = self._shelf.lend(key)
-            if page is None:
+            if (page := self._lend(number, key)) is None:
                 self._peer.send(FrameKind.GONE)
                 return
-            self.lent.append(page)
             head = PAGE.pack(page.key, page.checksum, len(page.data))
             self._peer.send(FrameKind.PAGE, head, page=page.data)
-            self._shelf.give_back([self.lent.pop()])
+            self._take_back(number)
 
     def _place_of(self, page: ShelfPage) -> bytes:
-        start = page.place * self._shelf.memory.place_bytes
-        return LENT.pack(page.key, page.checksum, len(page.data), start)
+        assert self._shelf.memory is not None, "pages are lent that no peer can map"
+        return LENT.pack(page.key, page.checksum, len(page.data), self._shelf.memory.start_of(page.data))
+
+
+def _number_in(body: bytes) -> int:
+    """Return the number that begins a frame. Raises PeerError."""
+    if len(body) < LEASE.size:
+        raise PeerError("the peer sent a frame without its number")
+    return int(LEASE.unpack_from(body)[0])
 
 
 def _listen(address: PeerAddress) -> socket.socket:

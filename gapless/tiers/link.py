@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gapless.base.peers import PeerAddress
+from gapless.base.shared import Bytes, PeerMemory, mapped
+from gapless.tiers.copying import Copies
 from gapless.tiers.frames import (
     ANSWERS,
     ASK,
+    LEASE,
     LENT,
     MAX_FETCH,
     MAX_KEYS,
@@ -30,12 +33,13 @@ from gapless.tiers.frames import (
     PeerError,
     greet,
 )
-from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage
-from gapless.tiers.shared import Bytes, Copies, mapped
+from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, group_in
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
 """Seconds for which a peer is left alone after failures"""
-REPEAT_SECONDS = 0.005
+LOOK_SECONDS = 1.0
+"""How often it is looked whether a peer of this host is still there"""
+REPEAT_SECONDS = 0.002
 """How often a peer is asked about pages that are to come"""
 
 log = logging.getLogger("gapless.tiers")
@@ -66,15 +70,31 @@ class LinkQuestion:
 class LinkLoad:
     job: int
     pages: Sequence[TierPage]
+    borrows: bool = False
+    """Whether the pages stay in the peer's memory, until `LinkReturn`"""
     cancelled: bool = False
     checksums: list[int] = field(default_factory=list)
     """Checksums of the pages that have come"""
+    memory: PeerMemory | None = None
+    places: list[int] = field(default_factory=list)
+    """The slots of the peer that borrowed pages are in"""
+    nbytes: int = 0
 
     def end(self) -> JobEnd:
         """Return its end: what has come, whatever went wrong after it."""
-        done = len(self.checksums)
-        nbytes = sum(len(page.slot) for page in self.pages[:done])
-        return JobEnd(self.job, tuple(self.checksums), done < len(self.pages) and not self.cancelled, nbytes)
+        failed = len(self.checksums) < len(self.pages) and not self.cancelled
+        return JobEnd(self.job, tuple(self.checksums), failed, self.nbytes, 0.0, self.memory, tuple(self.places))
+
+
+@dataclass(frozen=True)
+class LinkReturn:
+    job: int
+    """The load whose pages go back"""
+
+
+LinkOrder = LinkQuestion | LinkLoad | LinkReturn
+Adopt = Callable[[Bytes], Callable[[], None] | None]
+"""Lets the device read memory of a peer, and returns what ends that; None where the device cannot."""
 
 
 class PeerCaller:
@@ -129,9 +149,10 @@ class PeerLink:
     """
 
     def __init__(
-        self, caller: PeerCaller, copies: Copies, back_off: float = FIRST_BACK_OFF,
-        clock: Callable[[], float] = time.monotonic,
+        self, caller: PeerCaller, copies: Copies, slot_bytes: Sequence[int], adopt: Adopt = lambda data: None,
+        back_off: float = FIRST_BACK_OFF, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        """`slot_bytes` are those of a page, by page group."""
         self.address = caller.address
         self.error = ""
         """Why there is no connection"""
@@ -139,10 +160,13 @@ class PeerLink:
         """Ends of loads"""
         self._caller, self._copies, self._clock = caller, copies, clock
         self._first = self._back_off = back_off
+        self._slot_bytes, self._adopt = slot_bytes, adopt
         self._peer: FrameSocket | None = None
-        self._memory: Bytes | None = None
+        self._memory: PeerMemory | None = None
+        self._borrowed: dict[int, PeerMemory] = {}
+        """What loads have borrowed pages of, until they give them back"""
         self._tried = self._next_try = 0.0
-        self._orders: deque[LinkQuestion | LinkLoad] = deque()
+        self._orders: deque[LinkOrder] = deque()
         self._open: list[LinkQuestion] = []
         self._current: LinkLoad | None = None
         self._closing = False
@@ -161,15 +185,25 @@ class PeerLink:
         self._order(question)
         return question
 
-    def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._order(LinkLoad(job, pages))
+    @property
+    def lends(self) -> bool:
+        """Return whether the device can read the peer's pages where they are."""
+        memory = self._memory
+        return memory is not None and memory.readable
+
+    def load(self, job: int, pages: Sequence[TierPage], borrows: bool = False) -> None:
+        self._order(LinkLoad(job, pages, borrows))
+
+    def give_back(self, job: int) -> None:
+        """Nothing reads the pages any more that this load has borrowed."""
+        self._order(LinkReturn(job))
 
     def cancel(self, job: int) -> None:
         """End this load soon; in the middle of a page that takes the connection."""
         for load in (self._current, *[*self._orders]):
             if isinstance(load, LinkLoad) and load.job == job:
                 load.cancelled = True
-                if load is self._current and (peer := self._peer) is not None:
+                if load is self._current and not load.borrows and (peer := self._peer) is not None:
                     peer.stop()
 
     def stop(self) -> None:
@@ -184,7 +218,7 @@ class PeerLink:
         self.stop()
         self._thread.join()
 
-    def _order(self, order: LinkQuestion | LinkLoad) -> None:
+    def _order(self, order: LinkOrder) -> None:
         self._orders.append(order)
         self._wake.set()
 
@@ -199,20 +233,22 @@ class PeerLink:
             order = self._orders.popleft()
             if isinstance(order, LinkLoad):
                 self.ended.append(order.end())
-        self._lose()
+        self._lose()  # loads may still read what was borrowed: the device ends that when it closes
 
     def turn(self) -> bool:
         """Do what is due next; return whether something was."""
         order = self._next()
         if order is not None:
             self._do(order)
+        elif self._memory is not None and self._has_gone():  # its memory must not stay because nothing is asked
+            return True
         elif self._peer is None and self._clock() >= self._next_try:
             self._safely(self._connect)
         else:
             return False
         return True
 
-    def _next(self) -> LinkQuestion | LinkLoad | None:
+    def _next(self) -> LinkOrder | None:
         if self._orders:
             return self._orders.popleft()
         now = self._clock()
@@ -222,9 +258,17 @@ class PeerLink:
     def _pause(self) -> float | None:
         times = [question.due for question in self._open]
         times += [self._next_try] if self._peer is None else []
+        times += [self._clock() + LOOK_SECONDS] if self._memory is not None else []
         return max(0.0, min(times) - self._clock()) if times else None
 
-    def _do(self, order: LinkQuestion | LinkLoad) -> None:
+    def _do(self, order: LinkOrder) -> None:
+        if isinstance(order, LinkReturn):
+            if (memory := self._borrowed.pop(order.job, None)) is not None:
+                memory.leases -= 1
+                if (peer := self._peer) is not None and memory is self._memory:
+                    self._safely(lambda: self._return(peer, order.job))
+                self._close_unless_used(memory)
+            return
         if isinstance(order, LinkQuestion):
             if self._safely(lambda: self._ask(order)) and order.open:
                 order.due = self._clock() + REPEAT_SECONDS
@@ -259,8 +303,10 @@ class PeerLink:
         peer = self._connected(named=False)
         if load.cancelled:  # while there was no connection that `cancel` could stop
             return
+        if load.borrows and not self.lends:  # it was another connection that lends
+            return
         pages = load.pages[:MAX_FETCH]
-        peer.send(FrameKind.FETCH, *[page.key for page in pages])
+        peer.send(FrameKind.FETCH, LEASE.pack(load.job), *[page.key for page in pages])
         if self._memory is not None:
             self._read_in_place(peer, load, pages, self._memory)
             return
@@ -271,34 +317,55 @@ class PeerLink:
             if len(body) != PAGE.size:
                 raise PeerError("the peer sent a page without its name")
             key, checksum, nbytes = PAGE.unpack(body)
-            _check(page, key, nbytes)
+            self._check(page, key, nbytes)
             peer.fill(page.slot, self._clock() + SECONDS)
             load.checksums.append(checksum)
+            load.nbytes += nbytes
 
-    def _read_in_place(self, peer: FrameSocket, load: LinkLoad, pages: Sequence[TierPage], memory: Bytes) -> None:
-        """Copy the pages that the peer lends."""
+    def _read_in_place(self, peer: FrameSocket, load: LinkLoad, pages: Sequence[TierPage], memory: PeerMemory) -> None:
+        """Copy the pages that the peer lends, or keep them for the device to read."""
         body = peer.receive(FrameKind.LENT)[1]
         if len(body) % LENT.size or len(body) > len(pages) * LENT.size:
             raise PeerError("the peer lent something else than pages that it was asked for")
-        sources, checksums = list[Bytes](), list[int]()
+        sources, places, checksums = list[Bytes](), list[int](), list[int]()
         for page, (key, checksum, nbytes, start) in zip(pages, LENT.iter_unpack(body), strict=False):
-            _check(page, key, nbytes)
-            if start + nbytes > len(memory):
-                raise PeerError("the peer lent a page outside of its memory")
-            sources.append(memory[start : start + nbytes])
+            self._check(page, key, nbytes)
+            if start % nbytes or start + nbytes > len(memory.data):
+                raise PeerError("the peer lent a page outside of its slots")
+            sources.append(memory.data[start : start + nbytes])
+            places.append(start // nbytes)
             checksums.append(checksum)
-        if sources and not load.cancelled:
-            slots = [np.frombuffer(page.slot, np.uint8) for page in pages[: len(sources)]]
-            self._copies.each(np.copyto, slots, sources)
-            peer.send(FrameKind.RETURN)
-            peer.receive(FrameKind.RETURNED)  # otherwise the places may have served other pages meanwhile
-            load.checksums += checksums
+        if not sources:
+            return
+        if load.borrows and not load.cancelled:
+            self._borrowed[load.job] = load.memory = memory
+            memory.leases += 1
+            load.places = places
+        else:
+            if not load.cancelled:
+                slots = [np.frombuffer(page.slot, np.uint8) for page in pages[: len(sources)]]
+                self._copies.each(np.copyto, slots, sources)
+            self._return(peer, load.job)  # otherwise the places may have served other pages meanwhile
+        if not load.cancelled:
+            load.checksums, load.nbytes = checksums, sum(map(len, sources))
+
+    def _return(self, peer: FrameSocket, job: int) -> None:
+        """Give back what the peer has lent to a load; its answer counts where pages were copied. Raises OSError."""
+        peer.send(FrameKind.RETURN, LEASE.pack(job))
+        peer.receive(FrameKind.RETURNED)
+
+    def _check(self, page: TierPage, key: bytes, nbytes: int) -> None:
+        """Raise PeerError unless what the peer gives is this page."""
+        if key != page.key or nbytes != self._slot_bytes[group_in(key)]:
+            raise PeerError("the peer sent another page than it was asked for")
+
+    def _close_unless_used(self, memory: PeerMemory) -> None:
+        if not memory.leases and memory is not self._memory:
+            memory.close()
 
     def _connected(self, named: bool) -> FrameSocket:
         """Return the connection. A peer that a request names is tried again before its time. Raises OSError."""
-        if self._peer is not None and not self._peer.silent:  # it has closed while nothing was asked
-            self._lose()
-            self._tried, self._next_try, self._back_off = 0.0, 0.0, self._first
+        self._has_gone()
         if self._peer is None:
             if self._clock() < (self._tried + self._first if named else self._next_try):
                 raise PeerError(self.error)
@@ -306,17 +373,26 @@ class PeerLink:
         assert self._peer is not None
         return self._peer
 
+    def _has_gone(self) -> bool:
+        """Return whether the peer has closed while nothing was asked; it may be there again at once."""
+        gone = self._peer is not None and not self._peer.silent
+        if gone:
+            self._lose()
+            self._tried, self._next_try, self._back_off = 0.0, 0.0, self._first
+        return gone
+
     def _connect(self) -> None:
         try:
             self._peer = peer = self._caller.connect()
             if self._closing:  # `close` may have come too early to stop it
                 raise PeerError("this engine ends")
-            self._memory = self._caller.greet(peer)
+            if (data := self._caller.greet(peer)) is not None:
+                self._memory = PeerMemory(data, self._adopt(data))
         except Exception:  # also where a resolver raises no OSError: without a pause the thread would spin
             self._lose()
             raise
         self._back_off, self.error = self._first, ""
-        log.info("peer %s: connected", self.address)
+        log.info("peer %s: connected%s", self.address, ", its pages are read where they are" if self.lends else "")
 
     def _safely(self, work: Callable[[], None]) -> bool:
         """Do it; what goes wrong ends the connection."""
@@ -336,16 +412,13 @@ class PeerLink:
         """There is no connection any more, or none yet: the peer is left alone for a while."""
         if self._peer is not None:
             self._peer.close()
-            self._peer = self._memory = None
+            self._peer = None
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._close_unless_used(memory)
         self._tried = self._clock()
         self._next_try = self._tried + self._back_off
         self._back_off = min(2 * self._back_off, LAST_BACK_OFF)
-
-
-def _check(page: TierPage, key: bytes, nbytes: int) -> None:
-    """Raise PeerError unless what the peer gives is this page."""
-    if key != page.key or nbytes != len(page.slot):
-        raise PeerError("the peer sent another page than it was asked for")
 
 
 def _memory_of(peer: FrameSocket) -> Bytes | None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import takewhile
 
 from gapless.base.peers import PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
+from gapless.tiers.copying import Copies
 from gapless.tiers.frames import tls_of
 from gapless.tiers.giving import PeerServer
-from gapless.tiers.link import FIRST_BACK_OFF, LinkQuestion, PeerCaller, PeerLink
-from gapless.tiers.seam import Found, JobEnd, TierPage, TierSetup
-from gapless.tiers.shared import Copies
-from gapless.tiers.shelf import Shelf
+from gapless.tiers.link import FIRST_BACK_OFF, Adopt, LinkQuestion, PeerCaller, PeerLink
+from gapless.tiers.seam import Found, JobEnd, TierPage, TierRelease, TierSetup
+from gapless.tiers.shelf import Shelf, ShelfPage
 from gapless.tiers.worker import TierQuestion, TierWorker
 
 SHELF_BYTES = 2**30
@@ -37,6 +38,8 @@ class PeerTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.shelf, self.server = shelf, server
+        self.released: Callable[[int, int], None] = lambda job, place: None
+        """Called, from any thread, when a page is not kept any more: the job that stored it, and its place there"""
         self.links = {str(link.address): link for link in links}
         self._ended: deque[JobEnd] = deque()
         self._copies, self._clock = copies, clock
@@ -77,17 +80,30 @@ class PeerTier:
         return found
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        kept = self._copies.each(lambda page: self.shelf.put(page.key, page.slot, page.checksum), pages)
+        shelved = [
+            ShelfPage(page.key, page.slot, page.checksum, partial(self.released, job, place))
+            for place, page in enumerate(pages)
+        ]
+        kept = [self.shelf.put(page) for page in shelved]
         done = [page.checksum for page, _ in takewhile(lambda one: one[1], zip(pages, kept, strict=True))]
         nbytes = sum(len(page.slot) for page in pages[: len(done)])
         self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
 
-    def load(self, job: int, pages: Sequence[TierPage]) -> None:
+    def load(self, job: int, pages: Sequence[TierPage], borrows: bool = False) -> None:
         link = self._has.get(pages[0].key) or (next(iter(self.links.values())) if len(self.links) == 1 else None)
         if link is None:
             self._ended.append(JobEnd(job, (), failed=True))
         else:
-            link.load(job, pages)
+            link.load(job, pages, borrows)
+
+    def lends(self, keys: Sequence[bytes]) -> bool:
+        """Return whether these pages, which one peer has, can be borrowed."""
+        return bool(keys) and (link := self._has.get(keys[0])) is not None and link.lends
+
+    def give_back(self, job: int) -> None:
+        """Nothing reads the pages any more that this job has borrowed."""
+        for link in self.links.values():
+            link.give_back(job)
 
     def poll(self) -> list[JobEnd]:
         every = [self._ended, *[link.ended for link in self.links.values()]]
@@ -112,18 +128,22 @@ class PeerTier:
             link.close()
         if self.server is not None:
             self.server.close()
-        self.shelf.memory.close()
+        if self.shelf.memory is not None:
+            self.shelf.memory.close()
         self._copies.close()
 
 
-def open_peer_tier(setup: TierSetup, plan: PeerPlan, back_off: float = FIRST_BACK_OFF) -> PeerTier:
+def open_peer_tier(
+    setup: TierSetup, plan: PeerPlan, adopt: Adopt = lambda data: None, back_off: float = FIRST_BACK_OFF
+) -> PeerTier:
     """Listen, and begin to connect. Raises ConfigError."""
     gives, takes = tls_of(plan.tls, gives=True), tls_of(plan.tls, gives=False)
-    shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, max(setup.slot_bytes))
+    shelf = Shelf((setup.nbytes or SHELF_BYTES) if plan.listen else 0, setup.slot_bytes, setup.shared)
     server = PeerServer(plan.listen, plan.key, setup.namespace, shelf, gives) if plan.listen else None
     copies = Copies()
     callers = [PeerCaller(peer, plan.key, setup.namespace, takes) for peer in plan.peers]
-    return PeerTier(shelf, [PeerLink(caller, copies, back_off).start() for caller in callers], copies, server)
+    links = [PeerLink(caller, copies, setup.slot_bytes, adopt, back_off).start() for caller in callers]
+    return PeerTier(shelf, links, copies, server)
 
 
 class PeerWorker(TierWorker):
@@ -134,6 +154,7 @@ class PeerWorker(TierWorker):
     ) -> None:  # fmt: skip
         self._peer = tier
         super().__init__(name, tier, ring, clock)
+        tier.released = lambda job, place: self._tell(TierRelease(job, place))
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
 
@@ -145,10 +166,23 @@ class PeerWorker(TierWorker):
         """No page of the request will be stored any more; where it is whole, after the stores that wait now."""
         self._send(self._stores if whole else self._quick, lambda: self._peer.shelf.end(name))
 
+    def borrow(self, job: int, keys: Sequence[bytes], seconds: float) -> None:
+        """Have the peer lend these pages; they are its own until `give_back`, and their checksums decide what they
+        hold. What it has not lent within `seconds` is cancelled."""
+        pages = [TierPage(key) for key in keys]
+        self._load(job, len(pages), seconds, lambda: self._peer.load(job, pages, borrows=True))
+
+    def give_back(self, job: int) -> None:
+        """Nothing reads the pages any more that this job has borrowed."""
+        self._send(self._quick, lambda: self._peer.give_back(job))
+
     def room(self) -> tuple[int, int]:
         """Return the bytes that are kept for peers now, and that may be."""
-        return self._peer.shelf.used, self._peer.shelf.memory.nbytes if self.gives else 0
+        return self._peer.shelf.used, self._peer.shelf.nbytes if self.gives else 0
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         found = self._peer.lookup_for(question.number, question.keys, question.transfer, question.late_at)
         return [found[place] for place in places]
+
+    def _lends(self, keys: Sequence[bytes]) -> bool:
+        return self._peer.lends(keys)

@@ -12,6 +12,8 @@ from enum import Enum
 from hashlib import blake2b, sha256
 from typing import Any, NamedTuple, Protocol
 
+from gapless.base.shared import PeerMemory, SharedMemory
+
 GROUP_BYTES = 4
 """Bytes of a key after the page's digest: the number of its page group"""
 SEAL_BYTES = 8
@@ -30,7 +32,8 @@ class TierPage(NamedTuple):
     """A page of a job: its key, the host's slot, and the checksum that travels with it."""
 
     key: bytes
-    slot: memoryview
+    slot: memoryview = memoryview(b"")
+    """None of a page that is borrowed"""
     checksum: int = 0
     """The checksum of a page to store; a load returns it."""
 
@@ -46,6 +49,18 @@ class JobEnd(NamedTuple):
     nbytes: int = 0
     seconds: float = 0.0
     """What it took, the wait for others in front of it left out; the worker measures it."""
+    memory: PeerMemory | None = None
+    """What pages are in that were borrowed, until they are given back"""
+    places: tuple[int, ...] = ()
+    """Their places there"""
+
+
+class TierRelease(NamedTuple):
+    """A page that a job has stored where it is: its slot is free to go."""
+
+    job: int
+    place: int
+    """Which of the job's pages it is, from 0"""
 
 
 class TierAnswer(NamedTuple):
@@ -55,6 +70,8 @@ class TierAnswer(NamedTuple):
     hits: tuple[bool, ...]
     open: bool = False
     """Whether another answer comes: these are the hits that none has named before. The last one names all of them."""
+    lends: bool = False
+    """Whether the pages can be borrowed: the device reads them where they are"""
 
 
 class Namespace(NamedTuple):
@@ -84,6 +101,8 @@ class TierSetup(NamedTuple):
     """The host tier's slots, one buffer of bytes for each page group: a tier may register them."""
     slot_bytes: tuple[int, ...]
     """Bytes of one slot, by page group: multiples of 4096"""
+    shared: SharedMemory | None = None
+    """What all of `memory` is in, where other processes may map it"""
 
 
 class KVTier(Protocol):
@@ -135,6 +154,11 @@ TierFactory = Callable[[TierSetup], KVTier]
 def key_of(group: int, digest: bytes) -> bytes:
     """Return the key of a page. Its digest stands for model, tenant, adapter and tokens."""
     return digest + group.to_bytes(GROUP_BYTES, "little")
+
+
+def group_in(key: bytes) -> int:
+    """Return the number of the page group in a key."""
+    return int.from_bytes(key[-GROUP_BYTES:], "little")
 
 
 def seal(namespace: bytes, *parts: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Pages that peers may take: copies in memory of their own, and what is known of the requests that they belong to.
+"""Pages that peers may take, and what is known of the requests that they belong to.
 
-What is kept here is a copy, so that a reader on its way over a network holds nothing of the engine. A page that is lent
-keeps its place until it is given back, so that no reader sees one change. The loop's tier puts pages here, threads of
-connections read them.
+They are in slots of the host tier, each of which is the shelf's until it is released: when it makes room, or no peer
+has asked for it for a while. A page that is lent keeps its slot until it is given back, so that no reader sees one
+change. The loop's tier puts pages here, threads of connections read them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from gapless.tiers.seam import Found
-from gapless.tiers.shared import PageMemory
+from gapless.base.shared import SharedMemory
+from gapless.tiers.seam import Found, group_in
 
 PAGE_SECONDS = 60.0
 """How long a page is kept that no peer asks for"""
@@ -25,12 +26,17 @@ UNKNOWN_SECONDS = 1.0
 MAX_NAMES = 65_536
 
 
-class ShelfPage(NamedTuple):
+@dataclass(slots=True, eq=False)
+class ShelfPage:
+    """A page in its slot of the host tier, which is kept until `release` is called."""
+
     key: bytes
-    place: int
     data: memoryview
     checksum: int
-    until: float
+    release: Callable[[], None]
+    until: float = 0.0
+    """When it is given up, if no peer asks for it"""
+    readers: int = 0
 
 
 class NamedRequest(NamedTuple):
@@ -43,48 +49,51 @@ class NamedRequest(NamedTuple):
 
 
 class Shelf:
-    """Holds at most `nbytes` of pages; those that peers have not asked for the longest make room. For any thread."""
+    """Holds at most `nbytes` of pages; those that peers have not asked for the longest make room. For any thread.
 
-    def __init__(self, nbytes: int, place_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`place_bytes` are those of the largest page."""
-        self.memory = PageMemory(max(1, nbytes // place_bytes), place_bytes)
-        self._free = list(range(max(1, nbytes // place_bytes)))
-        self._lent: Counter[int] = Counter()
-        """Readers of places"""
-        self._left: set[int] = set()
-        """Places of pages that are gone, and still lent"""
+    Each page group has a share of its own, as it has slots of its own: what is kept must leave it some.
+    """
+
+    def __init__(
+        self, nbytes: int, slot_bytes: Sequence[int], memory: SharedMemory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`slot_bytes` are those of a page, by page group. `memory` has all pages, where peers may map it."""
+        self.nbytes, self.memory = nbytes, memory
+        self._most = nbytes // sum(slot_bytes)
+        """Pages of each group, at most"""
+        self._count: Counter[int] = Counter()
+        """Pages that are not released, by group"""
         self._clock = clock
         self._lock = threading.Lock()
         self.pages: OrderedDict[bytes, ShelfPage] = OrderedDict()
         """The oldest first, in the order of `until`"""
+        self._left: set[ShelfPage] = set()
+        """Pages that are gone, and still lent"""
         self._names: OrderedDict[str, NamedRequest] = OrderedDict()
         self.used = 0
-        """Bytes"""
+        """Bytes of pages that are not released"""
 
     # For the tier.
 
-    def put(self, key: bytes, data: memoryview, checksum: int) -> bool:
-        """Keep a copy of this page; false if it is too large, or all room is lent."""
-        if len(data) > self.memory.place_bytes:
-            return False
+    def put(self, page: ShelfPage) -> bool:
+        """Keep this page; false, and it is released, if all room is lent."""
         with self._lock:
             # A page that is here is the same page: its bytes follow from its key.
-            if (known := self.pages.pop(key, None)) is not None:
-                self._lay(key, known)
+            if (known := self.pages.pop(page.key, None)) is not None:
+                self._lay(known)
+                page.release()
                 return True
-            if not self._free and (oldest := self._oldest()) is not None:
+            group = group_in(page.key)
+            while self._count[group] >= self._most and (oldest := self._oldest(group)) is not None:
                 self._remove(oldest)
-            if not self._free:
+            if self._count[group] >= self._most:
+                page.release()
                 return False
-            place = self._free.pop()
-        self.memory.write(place, data)
-        with self._lock:
-            if key in self.pages:  # another thread had the same page
-                self._free.append(place)
-                return True
-            self._lay(key, ShelfPage(key, place, self.memory.read(place, len(data)), checksum, 0.0))
-            self.used += len(data)
-        return True
+            self._count[group] += 1
+            self.used += len(page.data)
+            self._lay(page)
+            return True
 
     def drop(self, keys: Sequence[bytes]) -> None:
         with self._lock:
@@ -108,26 +117,24 @@ class Shelf:
             lacks = Found.PENDING if name and self._pending(name) else Found.MISS
             for key in (keys := list(keys)):
                 if (page := self.pages.pop(key, None)) is not None:
-                    self._lay(key, page)
+                    self._lay(page)
             return [Found.HIT if key in self.pages else lacks for key in keys]
 
     def lend(self, key: bytes) -> ShelfPage | None:
         """Return a page, whose bytes stay as they are until `give_back`."""
         with self._lock:
             if (page := self.pages.get(key)) is not None:
-                self._lent[page.place] += 1
+                page.readers += 1
             return page
 
     def give_back(self, pages: Sequence[ShelfPage]) -> None:
         """The reader of these pages that were lent is done."""
         with self._lock:
             for page in pages:
-                self._lent[page.place] -= 1
-                if not self._lent[page.place]:
-                    del self._lent[page.place]
-                    if page.place in self._left:
-                        self._left.remove(page.place)
-                        self._free.append(page.place)
+                page.readers -= 1
+                if page in self._left and not page.readers:
+                    self._left.remove(page)
+                    self._release(page)
 
     def expire(self) -> None:
         """Give up what no peer has asked for."""
@@ -136,32 +143,39 @@ class Shelf:
 
     @property
     def lent(self) -> int:
-        return len(self._lent)
+        """How many pages readers have (tests)"""
+        with self._lock:
+            return sum([page.readers > 0 for page in (*self.pages.values(), *self._left)])
 
     def check(self) -> None:
-        """Assert the accounting of places (tests, debugging)."""
+        """Assert the accounting of pages (tests, debugging)."""
         with self._lock:
-            held = [*self._free, *self._left, *[page.place for page in self.pages.values()]]
-            assert sorted(held) == list(range(self.memory.places)), "a place is lost, or serves twice"
-            assert self._left <= self._lent.keys(), "a place waits for a reader that is gone"
-            assert self.used == sum(len(page.data) for page in self.pages.values())
+            assert all([page.readers for page in self._left]), "a page waits for a reader that is gone"
+            here = [*self.pages.values(), *self._left]
+            assert self.used == sum(len(page.data) for page in here)
+            assert +self._count == Counter([group_in(page.key) for page in here])
 
     # With the lock held.
 
-    def _oldest(self) -> bytes | None:
-        """Return the page that makes room: that no reader has."""
-        return next((key for key, page in self.pages.items() if page.place not in self._lent), None)
+    def _oldest(self, group: int) -> bytes | None:
+        """Return the page that makes room in this group: that no reader has."""
+        return next((key for key, page in self.pages.items() if not page.readers and group_in(key) == group), None)
 
     def _remove(self, key: bytes) -> None:
         if (page := self.pages.pop(key, None)) is not None:
-            self.used -= len(page.data)
-            if page.place in self._lent:
-                self._left.add(page.place)
+            if page.readers:
+                self._left.add(page)
             else:
-                self._free.append(page.place)
+                self._release(page)
 
-    def _lay(self, key: bytes, page: ShelfPage) -> None:
-        self.pages[key] = page._replace(until=self._clock() + PAGE_SECONDS)
+    def _release(self, page: ShelfPage) -> None:
+        self._count[group_in(page.key)] -= 1
+        self.used -= len(page.data)
+        page.release()
+
+    def _lay(self, page: ShelfPage) -> None:
+        page.until = self._clock() + PAGE_SECONDS
+        self.pages[page.key] = page
 
     def _expire(self) -> None:
         now = self._clock()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from gapless.base.records import NO_TRANSFER, KVTransfer
-from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage
+from gapless.tiers.seam import Found, JobEnd, KVTier, TierAnswer, TierPage, TierRelease
 
 T = TypeVar("T")
 log = logging.getLogger("gapless.tiers")
@@ -27,10 +27,12 @@ NEVER = float("inf")
 
 class TierJob(NamedTuple):
     number: int
-    pages: Sequence[TierPage]
+    pages: int
     loads: bool
     late_at: float
     """When a load is cancelled, which happens once; a store never is."""
+    start: Callable[[], None]
+    """Has the tier begin it"""
     began: float = 0.0
 
 
@@ -71,7 +73,7 @@ class TierWorker:
         self._begun: dict[int, TierJob] = {}
         self._last_end = {True: 0.0, False: 0.0}
         """When a load, and a store, ended last"""
-        self._news: deque[TierAnswer | JobEnd] = deque()
+        self._news: deque[TierAnswer | JobEnd | TierRelease] = deque()
         self._wake = threading.Event()
         self._closes_at = NEVER
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
@@ -91,11 +93,14 @@ class TierWorker:
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
         """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
-        self._send(self._loads, TierJob(job, pages, True, self._clock() + seconds))
+        self._load(job, len(pages), seconds, lambda: self._tier.load(job, pages))
+
+    def _load(self, job: int, pages: int, seconds: float, start: Callable[[], None]) -> None:
+        self._send(self._loads, TierJob(job, pages, True, self._clock() + seconds, start))
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
-        self._send(self._stores, TierJob(job, pages, False, NEVER))
+        self._send(self._stores, TierJob(job, len(pages), False, NEVER, lambda: self._tier.store(job, pages)))
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._send(self._quick, lambda: self._tier.drop(keys))
@@ -107,7 +112,7 @@ class TierWorker:
     def has_news(self) -> bool:
         return bool(self._news)
 
-    def take(self) -> list[TierAnswer | JobEnd]:
+    def take(self) -> list[TierAnswer | JobEnd | TierRelease]:
         """Return what has come since the last call; never waits."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
@@ -169,7 +174,7 @@ class TierWorker:
             self._end(JobEnd(job.number, ()))
             return
         try:
-            (self._tier.load if job.loads else self._tier.store)(job.number, job.pages)
+            job.start()
         except Exception as error:
             self._failed(error)
             self._end(JobEnd(job.number, (), failed=True))
@@ -178,7 +183,7 @@ class TierWorker:
         """Pass on the end of a job, if it has not ended before."""
         if (job := self._begun.pop(end.job, None)) is not None:
             self._look_at_room()
-            end = self._safely(lambda: _sound(end, len(job.pages))) or JobEnd(job.number, (), failed=True)
+            end = self._safely(lambda: _sound(end, job.pages)) or JobEnd(job.number, (), failed=True)
             # A tier that takes orders faster than it fills them has them wait for those in front.
             now, since = self._clock(), max(job.began, self._last_end[job.loads])
             self._last_end[job.loads] = now
@@ -209,11 +214,15 @@ class TierWorker:
                 question.found[place] = found
             if Found.PENDING not in question.found or late:
                 self._asking.remove(question)
-                self._tell(TierAnswer(question.number, tuple(found is Found.HIT for found in question.found)))
+                self._answer(question, tuple(found is Found.HIT for found in question.found), False)
             elif question.transfer.claim and Found.HIT in answers:
                 pairs = zip(before, question.found, strict=True)
                 new = tuple(was is not Found.HIT and found is Found.HIT for was, found in pairs)
-                self._tell(TierAnswer(question.number, new, open=True))
+                self._answer(question, new, True)
+
+    def _answer(self, question: TierQuestion, hits: tuple[bool, ...], goes_on: bool) -> None:
+        lends = self._lends([key for key, hit in zip(question.keys, hits, strict=True) if hit])
+        self._tell(TierAnswer(question.number, hits, goes_on, lends))
 
     def _look(self, question: TierQuestion, places: Sequence[int]) -> list[Found]:
         """Ask the tier about the keys at these places of a question. A plug-in may answer with anything."""
@@ -222,7 +231,11 @@ class TierWorker:
             raise ValueError(f"{len(answers)} answers to a look-up of {len(places)} keys")
         return answers
 
-    def _tell(self, news: TierAnswer | JobEnd) -> None:
+    def _lends(self, keys: Sequence[bytes]) -> bool:
+        """Return whether these pages, which were found, can be borrowed."""
+        return False
+
+    def _tell(self, news: TierAnswer | JobEnd | TierRelease) -> None:
         self._news.append(news)
         self._ring()
 
@@ -242,4 +255,4 @@ class TierWorker:
 def _sound(end: JobEnd, pages: int) -> JobEnd:
     """Return an end as the loop may take it in: a plug-in may say anything."""
     done = tuple([int(checksum) for checksum in end.checksums[:pages]])
-    return JobEnd(end.job, done, bool(end.failed) and len(done) < pages, int(end.nbytes))
+    return end._replace(checksums=done, failed=bool(end.failed) and len(done) < pages, nbytes=int(end.nbytes))

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
+from gapless.base.shared import SharedMemory, mapped
 from gapless.device import CudaDevice
 from gapless.memory.gate import LoadGate
 
@@ -36,6 +37,26 @@ def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
     device = CudaDevice()
     memory = device.host_memory(3 << 20)
     assert memory.is_pinned() and memory.nbytes == 3 << 20 and memory.data_ptr() % 4096 == 0
+    device.close()
+
+
+def test_memory_of_a_peer_is_read_by_kernels_where_it_is() -> None:
+    from gapless.kernels import all_triton
+    from gapless.step.transfers import writable
+
+    memory = SharedMemory(6 * 3 << 12)
+    pages = torch.randint(-(2**31), 2**31, (6, 3 << 10), dtype=torch.int32)
+    torch.from_numpy(memory.data).view(torch.int32).copy_(pages.flatten())
+    device, data = CudaDevice(), mapped(memory.fd)
+    close = device.adopt(data)
+    assert close is not None, "this GPU cannot read memory that is mapped to be read only"
+    src, dst = torch.from_numpy(writable(data)).view(torch.int32).view(6, -1), torch.zeros_like(pages, device="cuda")
+    sums = torch.zeros(3, dtype=torch.int64, device="cuda")
+    places = torch.tensor([[4, 0, 5], [1, 2, 0]], dtype=torch.int32).pin_memory()
+    all_triton.KERNELS.copy_pages(src, dst, places, sums)
+    assert torch.equal(dst[[1, 2, 0]].cpu(), pages[[4, 0, 5]])
+    close()
+    memory.close()
     device.close()
 
 

@@ -8,13 +8,16 @@ import time
 import numpy as np
 import pytest
 from harness import check_at_rest, checksum_loop, run
-from peer_rig import KEY, WrongPeer
+from peer_rig import KEY, WrongPeer, until
 from test_host_tier import SHAPE, SLOT, ask, prompts
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
+from gapless.base.shared import SharedMemory
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
+from gapless.memory.host import HostTier
+from gapless.plan.room import Room
 from gapless.testing.sim import SimDevice
 from gapless.tiers.frames import PeerError
 from gapless.tiers.peer import PeerWorker, open_peer_tier
@@ -29,12 +32,14 @@ class Side:
 
     def __init__(self, listen=None, peer=None, depth=2, copies=11, shelf=1 << 20, key=KEY, namespace=NAMESPACE, sim=0):
         self.device = SimDevice(sim, maps_host=sim % 2 == 0) if sim else CpuDevice(threads=1)
-        self.loop = checksum_loop(self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1))
+        self.loop = checksum_loop(
+            self.device, SHAPE, depth, host=HostSizes(copies * SLOT, 1, given=shelf if listen else 0)
+        )
         transfers = self.loop.transfers
-        setup = TierSetup("", shelf, namespace, tuple(transfers.memory), (transfers.stride(0),))
+        setup = TierSetup("", shelf, namespace, tuple(transfers.memory), (transfers.stride(0),), transfers.shared)
         listens = PeerAddress(path=str(listen)) if listen else None
         peers = (PeerAddress(path=str(peer)),) if peer else ()
-        self.tier = open_peer_tier(setup, PeerPlan(listens, peers, key), back_off=0.02)
+        self.tier = open_peer_tier(setup, PeerPlan(listens, peers, key), transfers.adopt, back_off=0.02)
         self.worker = PeerWorker("peer", self.tier, self.loop.bell.ring)
         self.worker.start()
         self.below = transfers.host.attach([self.worker], transfers.slot)
@@ -107,6 +112,22 @@ def pair(side, tmp_path):
     return side(listen=path), side(peer=path)
 
 
+def all_but_one(prefiller, name, seconds, then=lambda: None):
+    """Give all pages of a prompt but one, as if that one took these seconds to be computed, under this name."""
+    prefiller.prefill(prompts()[0], "R")
+    shelf = prefiller.tier.shelf
+    shelf.drop([[*prefiller.pages()][8]])
+    shelf.begin(name)
+    timer = threading.Timer(seconds, lambda: (then(), shelf.end(name)))
+    timer.daemon = True
+    timer.start()
+
+
+def turned(side, done):
+    side.loop.turn()
+    return done()
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_path):
     path = tmp_path / "p.sock"
@@ -123,19 +144,119 @@ def test_the_decoder_computes_what_it_does_not_get_and_no_more(depth, side, tmp_
 
 def test_the_decoder_loads_pages_while_the_prefiller_computes_the_next_ones(side, tmp_path):
     prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock", copies=20)
-    prefiller.prefill(prompts()[0], "R")
-    shelf, loaded = prefiller.tier.shelf, []
-    shelf.drop([[*prefiller.pages()][8]])
-    shelf.begin("S")
-
-    def ends():
-        loaded.append(decoder.counts.loaded)
-        shelf.end("S")
-
-    threading.Timer(0.3, ends).start()
+    loaded = []
+    all_but_one(
+        prefiller,
+        "S",
+        0.3,
+        lambda: loaded.append((decoder.counts.loaded, decoder.loop.transfers.host.counts.loaded)),
+    )
     assert decoder.ask(prompts()[0], claim="S") > 0.2
     counts = decoder.counts
-    assert loaded == [8] and (counts.loaded, counts.hits, counts.missed) == (8, 8, 1)
+    assert loaded == [(8, 8)], "they are on the device too"
+    assert (counts.loaded, counts.hits, counts.missed) == (8, 8, 1)
+
+
+def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
+    prefiller, decoder = pair
+    for number, prompt in enumerate(prompts(3)):
+        prefiller.prefill(prompt, f"R{number}")
+        decoder.ask(prompt, claim=f"R{number}")
+    counts, host = decoder.counts, decoder.loop.transfers.host
+    assert counts.lent == counts.loaded == host.counts.loaded >= 3 * 9 and not counts.refused
+    until(lambda: not prefiller.tier.shelf.lent)
+    assert not decoder.below.holding()
+
+
+def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeypatch):
+    monkeypatch.setattr(Room, "fits_alone", lambda *_: False)
+    prefiller, decoder = pair
+    all_but_one(prefiller, "S", 0.2)
+    decoder.ask(prompts()[0], claim="S")
+    assert decoder.counts.loaded == 8 and not decoder.counts.lent
+
+
+def test_what_is_lent_goes_back_in_time_and_is_computed(pair, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 0)
+    prefiller, decoder = pair
+    monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
+    all_but_one(prefiller, "S", 5)
+    decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+    until(lambda: turned(decoder, lambda: decoder.counts.lent))
+    until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
+    assert decoder.below.patience() is not None, "it still waits"
+    decoder.loop.abort(9)
+    until(lambda: turned(decoder, lambda: not decoder.loop.has_work()))
+
+
+def test_a_request_that_is_gone_gives_back_what_it_was_lent(pair, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 10**15)
+    monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 10**6)
+    prefiller, decoder = pair
+    monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
+    all_but_one(prefiller, "S", 5)
+    for key in (8, 9):  # the second one waits for what the first has borrowed
+        decoder.loop.submit(ask(key, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+    until(lambda: turned(decoder, lambda: decoder.counts.lent))
+    assert prefiller.tier.shelf.lent
+    for key in (8, 9):
+        decoder.loop.abort(key)
+    until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
+    check_at_rest(decoder.loop)
+
+
+def test_a_load_that_has_no_room_gives_back_in_time_too(pair, monkeypatch):
+    monkeypatch.setattr("gapless.memory.below.LEASE_NS", 200_000_000)
+    prefiller, decoder = pair
+    all_but_one(prefiller, "S", 5)
+    host = decoder.loop.transfers.host
+    host.running = 10**6  # as if rows might take every page
+    decoder.loop.submit(ask(9, prompts()[0]).request._replace(transfer=KVTransfer(claim="S")))
+    until(lambda: turned(decoder, lambda: decoder.counts.lent))
+    assert prefiller.tier.shelf.lent and not host.counts.loaded
+    until(lambda: turned(decoder, lambda: not prefiller.tier.shelf.lent))
+    assert not host.counts.loaded
+    decoder.loop.abort(9)
+    until(lambda: turned(decoder, lambda: not decoder.loop.has_work()))
+
+
+def test_of_several_that_wait_those_borrow_that_fit_together(side, tmp_path):
+    path = tmp_path / "p.sock"
+    prefiller, decoder = side(listen=path), side(peer=path, copies=80)
+    jobs = [ask(number, prompt) for number, prompt in enumerate(prompts(6))]
+    for number, job in enumerate(jobs):
+        prefiller.prefill(prompts(6)[number], f"R{number}")
+        job.request = job.request._replace(transfer=KVTransfer(claim=f"R{number}"))
+    run(decoder.loop, jobs, most_turns=10**6)
+    for job in jobs:
+        job.check()
+    assert 9 <= decoder.counts.lent < decoder.counts.loaded, "what comes for one is not to make room for another"
+
+
+def test_what_changes_while_it_is_lent_is_computed(side, tmp_path):
+    prefiller = side(listen=tmp_path / "right.sock")
+    prefiller.prefill(prompts()[0], "R")
+    peer = WrongPeer(tmp_path / "wrong.sock", NAMESPACE, prefiller.pages())
+    memory = SharedMemory(SLOT)
+    peer.fd, peer.lends = memory.fd, True  # all its pages are in one place, which holds none of them
+    decoder = side(peer=tmp_path / "wrong.sock")
+    decoder.ask(prompts()[0], claim="R")
+    assert decoder.counts.lent >= 9 and decoder.counts.refused >= 9
+    assert not decoder.loop.counters.prefix_hits
+    peer.close()
+    memory.close()
+
+
+def test_two_requests_at_once_share_what_is_lent(pair):
+    prefiller, decoder = pair
+    prefiller.prefill(prompts()[0], "R")
+    jobs = [ask(number, prompts()[0]) for number in (1, 2)]
+    for job in jobs:
+        job.request = job.request._replace(transfer=KVTransfer(claim="R"))
+    run(decoder.loop, jobs, most_turns=10**6)
+    for job in jobs:
+        job.check()
+    assert decoder.counts.lent == 9 and decoder.loop.counters.prefix_hits == 2 * 36
 
 
 def test_a_request_that_claims_its_pages_gets_them_whatever_loads_take(pair):
@@ -255,7 +376,8 @@ def test_what_is_kept_for_peers_has_a_bound(side, tmp_path):
         prefiller.prefill(prompt, f"R{number}")
         assert prefiller.tier.shelf.used <= 12 * SLOT
     assert prefiller.tier.shelf.used > 8 * SLOT and not prefiller.below.jobs
-    assert all(copy.pins == 0 for copy in prefiller.loop.transfers.host.groups[0].copies.values())
+    pins = [copy.pins for copy in prefiller.loop.transfers.host.groups[0].copies.values()]
+    assert sum(pins) * SLOT == prefiller.tier.shelf.used, "others could not make room"
 
 
 def test_news_that_come_while_the_loop_goes_to_rest_are_taken_in_the_next_turn(pair):

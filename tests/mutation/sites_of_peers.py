@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from mutation.sites_of_lower import names_stay, slots_not_held
@@ -12,8 +13,12 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import PAIRS, Scenario
 from simulation.wire import WrongShelf
 
+from gapless.memory.below import LowerTiers
+from gapless.memory.search import Search
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.giving import PeerSession
+from gapless.tiers.peer import PeerWorker
+from gapless.tiers.seam import JobEnd, TierRelease
 from gapless.tiers.shelf import Shelf, ShelfPage
 
 
@@ -46,14 +51,54 @@ def read_without_an_answer() -> AbstractContextManager[None]:
     return both(replaced(FrameSocket, "receive", receive), replaced(FrameSocket, "send", send))
 
 
+def given_without_pin() -> AbstractContextManager[None]:
+    """A page that peers may take holds its slot only while it is put on the shelf."""
+
+    def store(original: Callable[..., None], self: LowerTiers, place: int) -> None:
+        before = set(self.given)
+        original(self, place)
+        for number in self.given.keys() - before:
+            for copy in self.given[number].values():
+                copy.unpin()
+
+    def released(original: Callable[..., None], self: LowerTiers, news: TierRelease) -> None:
+        self.given[news.job][news.place].pins += 1
+        original(self, news)
+
+    return both(replaced(LowerTiers, "store", store), replaced(LowerTiers, "released", released))
+
+
+def returned_at_once() -> AbstractContextManager[None]:
+    """What is lent goes back before it is read."""
+
+    def ended(original: Callable[..., None], self: LowerTiers, place: int, end: JobEnd) -> None:
+        if end.memory is not None and isinstance(line := self.lines[place], PeerWorker):
+            line.give_back(end.job)
+        original(self, place, end)
+
+    return replaced(LowerTiers, "ended", ended)
+
+
+def kept_by_those_that_ended() -> AbstractContextManager[None]:
+    """What a request was lent stays so when it has ended."""
+    return replaced(Search, "end", lambda *_: None)
+
+
 def pages_without_names() -> AbstractContextManager[None]:
     """Whatever page comes counts as the one that was asked for."""
 
-    def lend(original: Callable[..., ShelfPage | None], self: Any, key: bytes) -> ShelfPage | None:
-        page = original(self, key)
-        return page and page._replace(key=key)
+    lent: dict[ShelfPage, ShelfPage] = {}
 
-    return replaced(WrongShelf, "lend", lend)
+    def lend(original: Callable[..., ShelfPage | None], self: Any, key: bytes) -> ShelfPage | None:
+        if (page := original(self, key)) is None:
+            return None
+        lent[named := replace(page, key=key)] = page
+        return named
+
+    def give_back(original: Callable[..., None], self: Shelf, pages: Sequence[ShelfPage]) -> None:
+        original(self, [lent.pop(page) for page in pages])
+
+    return both(replaced(WrongShelf, "lend", lend), replaced(Shelf, "give_back", give_back))
 
 
 def pairs(scenario: Scenario) -> bool:
@@ -75,12 +120,15 @@ def renewed_pairs(scenario: Scenario) -> bool:
 
 
 SITES = (
-    Site("a page that is lent makes no room", 13, lent_without_count, where=wrong_pairs, first=PAIRS),
+    Site("a page that is lent makes no room", 13, lent_without_count, where=sound_pairs, first=PAIRS),
     Site(
         "what was lent is back when its connection has ended", 13, kept_by_the_departed, where=wrong_pairs, first=PAIRS
     ),
     Site("a page read in place counts when it was kept", 14, read_without_an_answer, where=wrong_pairs, first=PAIRS),
     Site("a page that comes is the one that was asked for", 24, pages_without_names, where=wrong_pairs, first=PAIRS),
+    Site("a page that peers may take keeps its slot", 13, given_without_pin, where=sound_pairs, first=PAIRS),
+    Site("what is lent goes back when it was read", 13, returned_at_once, where=sound_pairs, first=PAIRS),
+    Site("what a request was lent goes back when it ends", 13, kept_by_those_that_ended, where=pairs, first=PAIRS),
     Site("a slot stays while a peer fills it", 12, slots_not_held(loads=True), where=pairs, first=PAIRS),
     Site("a page from a peer is loaded where no step writes", 5, load_without_pin, where=sound_pairs, first=PAIRS),
     Site("a page from a peer is shared when it has come", 15, load_published_at_once, where=sound_pairs, first=PAIRS),

@@ -95,6 +95,7 @@ STATS = Stats(
     lower_missed=(10, 30),
     lower_stored=(80, 70),
     lower_loaded=(18, 2),
+    lower_lent=(0, 4),
     lower_failed=(1, 0),
     lower_refused=(1, 0),
     lower_late=(0, 4),

@@ -12,6 +12,7 @@ from simulation.world import World
 
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
+from gapless.loop.build import HostSizes
 from gapless.loop.loop import Loop
 from gapless.memory.below import LOOKUP_NS
 from gapless.step.transfers import Transfers
@@ -37,6 +38,10 @@ class Member(World):
         end = End(self._net, self.loop, *self._roles, self._check_given)
         line = self._net.open(self._member, end)
         transfers.host.attach([line], transfers.slot, min(LOOKUP_NS, self.scenario.late_ns))
+
+    def host_sizes(self) -> HostSizes | None:
+        sizes = super().host_sizes()
+        return sizes and sizes._replace(given=int(self._roles[0]))
 
     def _check_given(self, key: bytes, data: memoryview) -> None:
         """What is put on the shelf is what its key means."""

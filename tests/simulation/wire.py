@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
-import numpy as np
 from simulation.scenario import PEER
 
 from gapless.base.peers import PeerAddress
+from gapless.base.shared import Bytes, SharedMemory
 from gapless.loop.loop import Loop
-from gapless.tiers.frames import KEY_BYTES, SECONDS, FrameKind, FrameSocket, keys_in
+from gapless.tiers.copying import Copies
+from gapless.tiers.frames import KEY_BYTES, LEASE, SECONDS, FrameKind, FrameSocket, keys_in
 from gapless.tiers.giving import LEASE_SECONDS, PeerSession
 from gapless.tiers.link import PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier, PeerWorker
 from gapless.tiers.seam import Namespace
-from gapless.tiers.shared import Bytes, Copies
 from gapless.tiers.shelf import Shelf, ShelfPage
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ BACK_OFF = 0.1
 MOST_MOVES = 8
 STOPS = 5
 """How much oftener readers are stopped than other things go wrong: there are fewer of them"""
+TURNS = 0.1
+"""How often a shelf gives up all its pages while some are lent"""
 PAUSES = (0.0, 0.0, 0.0, 0.001, 0.006, 0.05)
 """Seconds between two moves"""
 Check = Callable[[bytes, memoryview], None]
@@ -56,7 +58,7 @@ class Half:
         if self._closed or self.gone:
             raise BrokenPipeError("sim: closed")
         if not self._gives and data[0] == FrameKind.FETCH:
-            body = bytes(data[5:])
+            body = bytes(data[5 + LEASE.size :])
             self.keys = keys_in(body, len(body) // KEY_BYTES)
         if not self.cut:
             self.other.inbox += self._net.spoil(self, bytes(data)) if self._gives else data
@@ -111,16 +113,18 @@ class Stopping(Inline):
 class WrongShelf(Shelf):
     """Now and then refuses a page, or lends another one. Looks at each that is put there."""
 
-    def __init__(self, net: Net, nbytes: int, place_bytes: int, check: Check) -> None:
-        super().__init__(nbytes, place_bytes, net.clock)
+    def __init__(
+        self, net: Net, nbytes: int, slot_bytes: Sequence[int], memory: SharedMemory | None, check: Check
+    ) -> None:
+        super().__init__(nbytes, slot_bytes, memory, net.clock)
         self._net, self._check = net, check
 
-    def put(self, key: bytes, data: memoryview, checksum: int) -> bool:
+    def put(self, page: ShelfPage) -> bool:
         try:
-            self._check(key, data)
+            self._check(page.key, page.data)
         except AssertionError as error:  # a tier's thread swallows it
             self._net.wrong.append(str(error))
-        return super().put(key, data, checksum)
+        return super().put(page)
 
     def lend(self, key: bytes) -> ShelfPage | None:
         if self._net.happens():
@@ -131,12 +135,6 @@ class WrongShelf(Shelf):
             return super().lend(self._net.rng.choice(others))
         return super().lend(key)
 
-    def turn_over(self) -> None:
-        """Give up all pages, as other ones may make it do, and write over all places that are free."""
-        self.drop([*self.pages])
-        for place in self._free:
-            self.memory.write(place, memoryview(b"\xa5" * self.memory.place_bytes))
-
 
 class End:
     """The peer tier of one engine of a pair."""
@@ -144,15 +142,43 @@ class End:
     def __init__(self, net: Net, loop: Loop, gives: bool, takes: bool, check: Check) -> None:
         transfers = loop.transfers
         assert transfers is not None
-        stride = max(transfers.stride(group) for group in range(len(transfers.memory)))
-        places = net.rng.choice((2, 10, 50, 100))
-        self.shelf = WrongShelf(net, places * stride, stride, check)
+        strides = [transfers.stride(group) for group in range(len(transfers.memory))]
+        nbytes = sum(map(len, transfers.memory)) * net.rng.choice((0.1, 0.3, 0.5))
+        self.shelf = WrongShelf(net, max(int(nbytes), sum(strides)), strides, transfers.shared, check)
+        self._loop = loop
         self.links = []
         if takes:
-            self.links = [PeerLink(Caller(net, self), Stopping(net), BACK_OFF, net.clock)]
+
+            def adopt(data: Bytes) -> Callable[[], None] | None:
+                return transfers.adopt(data) if net.rng.random() < 0.5 else None
+
+            self.links = [PeerLink(Caller(net, self), Stopping(net), strides, adopt, BACK_OFF, net.clock)]
         tier = PeerTier(self.shelf, self.links, Inline(), clock=net.clock)
         self.line = PairLine(net, tier, loop.bell.ring)
         self.line.gives = gives
+
+    def close(self) -> None:
+        if self.shelf.memory is not None:
+            self.shelf.memory.close()
+
+    def borrowed(self) -> set[bytes]:
+        """Return the keys of pages that are a peer's."""
+        transfers = self._loop.transfers
+        assert transfers is not None
+        return {copy.key for group in transfers.host.groups for copy in group.copies.values() if copy.lease}
+
+    def turn_over(self) -> None:
+        """Give up all pages and copies, as other ones may make shelf and host tier do, and write over free slots."""
+        self.shelf.drop([*self.shelf.pages])
+        transfers = self._loop.transfers
+        assert transfers is not None
+        if not self.line.looks:
+            transfers.host.below.poll()
+        for group in transfers.host.groups:
+            for copy in [copy for copy in group.copies.values() if not (copy.pins or copy.lease)]:
+                copy.lose()
+            for slot in group.free:
+                transfers.slot(group.number, slot)[:] = b"\xa5" * transfers.stride(group.number)
 
 
 class Caller(PeerCaller):
@@ -177,9 +203,14 @@ class PairLine(PeerWorker):
     def __init__(self, net: Net, tier: PeerTier, ring: Callable[[], None]) -> None:
         super().__init__("pair", tier, ring, net.clock)
         self._net = net
+        self.looks = False
+        """Whether its loop looks now"""
 
     def take(self) -> list[Any]:
-        self._net.work()
+        if not self.looks:
+            self.looks = True
+            self._net.work()
+            self.looks = False
         return super().take()
 
 
@@ -198,7 +229,6 @@ class Net:
         self.foreign = self.late = self.stopped = self.cut = self.refused = self.flipped = self.expired = 0
         self._rate = rate
         self._sessions: list[tuple[Half, PeerSession, WrongShelf, End]] = []
-        self._lent_at: dict[PeerSession, float] = {}
 
     def clock(self) -> float:
         return self.now
@@ -223,7 +253,7 @@ class Net:
             elif taker is end:
                 half.other.close()
         self._sessions = [one for one in self._sessions if one[2] is not end.shelf]
-        end.shelf.memory.close()
+        end.close()
 
     def reach(self, taker: End) -> tuple[FrameSocket, Bytes | None]:
         """Connect to the other one, if it is there and takes the call."""
@@ -234,8 +264,10 @@ class Net:
         half, other = Half(self, False), Half(self, True)
         half.other, other.other = other, half
         shared = self.rng.random() < 0.5
-        memory = np.frombuffer(giver.shelf.memory.read(0, giver.shelf.memory.nbytes), np.uint8) if shared else None
-        session = PeerSession(FrameSocket(cast(socket.socket, other), clock=self.clock), giver.shelf, shared)
+        memory = giver.shelf.memory.data if shared and giver.shelf.memory is not None else None
+        session = PeerSession(
+            FrameSocket(cast(socket.socket, other), clock=self.clock), giver.shelf, shared, self.clock
+        )
         self._sessions.append((other, session, giver.shelf, taker))
         return FrameSocket(cast(socket.socket, half), clock=self.clock), memory
 
@@ -247,14 +279,18 @@ class Net:
             self.now += self.rng.choice(PAUSES)
             end = self.rng.choice([*self.ends.values()])
             self.rng.choice([end.line.turn, self.expire, *[link.turn for link in end.links]])()
+        if any([session.lent for _, session, *_ in self._sessions]):
+            if self.rng.random() < STOPS * self._rate:
+                self._stand_still()  # also what was borrowed is lent only for a while
+            elif self.rng.random() < TURNS:
+                self._turn_over()
 
     def expire(self) -> None:
         """Sessions end whose peer has closed, or reads for too long."""
         for one in [*self._sessions]:
             half, session, *_ = one
-            late = session.lent and self.now >= self._lent_at[session] + LEASE_SECONDS
-            self.expired += bool(late)
-            if late or (half.gone and not half.inbox):
+            self.expired += session.late
+            if session.late or (half.gone and not half.inbox):
                 self._serve(*one)
         for end in self.ends.values():
             end.shelf.expire()
@@ -268,14 +304,13 @@ class Net:
             self._serve(*one)
 
     def _serve(self, half: Half, session: PeerSession, shelf: WrongShelf, taker: End) -> None:
-        self._lent_at.setdefault(session, self.now)
-        if not session.lent:
-            self._lent_at[session] = self.now
         try:
             there = session.turn()
         except OSError:
             there = False
         if not there:
+            # What the device is to read there may change from now on; what was copied is known to have been kept.
+            self.rotten |= {page.key for pages in session.lent.values() for page in pages} & taker.borrowed()
             session.end()
             self._sessions = [one for one in self._sessions if one[1] is not session]
 
@@ -297,16 +332,22 @@ class Net:
     def stop_reader(self) -> None:
         """A reader in place stands still, or is gone; what it was lent is not held for ever."""
         if self.rng.random() < STOPS * self._rate:
-            self.stopped += 1
-            self.now += self.rng.choice((0.5, 2.0)) * LEASE_SECONDS
-            self.expire()
-            for end in self.ends.values():
-                end.shelf.turn_over()
+            self._stand_still()
         elif self.happens():
             taken = [half.other for half, session, *_ in self._sessions if session.lent]
             for half in taken:
                 half.cut = True
             raise OSError("sim: killed")
+
+    def _stand_still(self) -> None:
+        self.stopped += 1
+        self.now += self.rng.choice((0.5, 2.0)) * LEASE_SECONDS
+        self.expire()
+        self._turn_over()
+
+    def _turn_over(self) -> None:
+        for end in self.ends.values():
+            end.turn_over()
 
     # At the end.
 
@@ -320,9 +361,10 @@ class Net:
 
     def check_rest(self) -> None:
         """What was lent is back, and every place is accounted for."""
+        assert not any([end.borrowed() for end in self.ends.values()]), "an engine keeps what it was lent"
         self.now += 2 * LEASE_SECONDS
         self.expire()
         for end in self.ends.values():
             assert not end.shelf.lent, "places are still lent"
             end.shelf.check()
-            end.shelf.memory.close()
+            end.close()

@@ -385,13 +385,13 @@ class World:
             self.device.host_now += CLOCK_JUMP_NS
 
     def flip(self) -> None:
-        """A bit of every copy that can be loaded is another."""
-        if self.loop.transfers is None:
+        """A bit of every copy that can be loaded is another, those included that a peer has lent."""
+        if (transfers := self.loop.transfers) is None:
             return
-        for group, slots in zip(self.loop.transfers.host.groups, self.loop.transfers.slots, strict=True):
+        for group in transfers.host.groups:
             for copy in group.copies.values():
                 if copy.checksum is not None:
-                    slots[copy.slot, -1] ^= 1
+                    transfers.bulk_in.sources(copy.lease)[group.number][copy.slot, -1] ^= 1
                     self.flipped.add(copy)
                     if self.line is not None:  # it may be stored below like that, and outlive this engine
                         self.rotten.add(key_of(group.number, copy.digest))
@@ -475,7 +475,7 @@ class World:
             # finds its chunks on the device, which the checksum model does not. See tests/step/test_mixed_graphs.py.
             follow=sender(self.followers) if scenario.followers else None,
             adapters=adapters,
-            host=self._host(),
+            host=self.host_sizes(),
             **(captures_at_once(scenario.sizes) if scenario.seed % 3 == 0 else {}),
         )
         self.model.pool = self.loop.pool
@@ -504,7 +504,7 @@ class World:
         host, slot = self.loop.transfers.host, self.loop.transfers.slot
         host.attach([self.line], slot, min(LOOKUP_NS, self.scenario.late_ns))
 
-    def _host(self) -> HostSizes | None:
+    def host_sizes(self) -> HostSizes | None:
         scenario, weighs = self.scenario, self.scenario.seed % 8 == 0
         nbytes = scenario.host * (1 + scenario.grouped) * 4096
         return HostSizes(nbytes, 1, scenario.late_ns, weighs) if nbytes else None
@@ -577,16 +577,15 @@ class World:
     def check_copies(self, transfers: Transfers) -> None:
         """Copies hold what their digests mean, and only what has changed since was refused."""
         transfers.host.check()
-        group, slots = transfers.host.groups[0], transfers.slots[0]
+        group = transfers.host.groups[0]
         shape = self.loop.launcher.executor.program.cache.data.shape[1:]
         for digest, copy in group.copies.items():
             sound = copy not in self.flipped and key_of(0, digest) not in self.rotten
             if copy.checksum is not None and sound and not self.spoiled:
                 assert self.contents is not None
                 if self.contents.knows(digest):
-                    self.contents.check(
-                        digest, slots[copy.slot].view(torch.int64).view(shape), "a copy in the host tier"
-                    )
+                    page = transfers.bulk_in.sources(copy.lease)[0][copy.slot]
+                    self.contents.check(digest, page.view(torch.int64).view(shape), "a copy in the host tier")
         if self.line is not None and not (self.spoiled or self.flipped):
             self._check_below(self.line, torch.Size(shape))
         doubted = self.flipped or self.rotten or any(fault.kind in ("raise", "spoil") for fault in self._faults)

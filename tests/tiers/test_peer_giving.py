@@ -12,11 +12,11 @@ from peer_rig import KEY, connected, decided, giver_of, greeted, taker_of, until
 from tier_rig import checksum, content, has, key, setup_of, stored
 
 from gapless.base.errors import ConfigError
+from gapless.base.shared import mapped
 from gapless.tiers import frames
-from gapless.tiers.frames import FrameKind, FrameSocket
+from gapless.tiers.frames import LEASE, FrameKind, FrameSocket
 from gapless.tiers.giving import MAX_CONNECTIONS, MAX_STRANGERS
 from gapless.tiers.seam import Found
-from gapless.tiers.shared import mapped
 
 
 def test_the_end_of_a_machine_is_noticed_though_it_says_nothing():
@@ -33,7 +33,7 @@ def test_a_taker_that_does_not_ask_for_a_proof_gets_nothing_either(opened, path,
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer = FrameSocket(connected(path))
-    peer.send(FrameKind.HELLO, b"gaplessP4" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
     proof = peer.receive(FrameKind.CHALLENGE)[1][-32:]
     peer.send(FrameKind.PROOF, proof, setup.namespace.text.encode())  # the giver's own, back to it
     with pytest.raises(frames.PeerError, match="closed"):
@@ -51,12 +51,12 @@ def test_a_page_that_is_read_in_place_keeps_its_place_until_the_load_has_ended(o
     raw.send(FrameKind.MAP)
     memory = mapped(fd := raw.receive_memory())
     os.close(fd)
-    raw.send(FrameKind.FETCH, key(0))
+    raw.send(FrameKind.FETCH, LEASE.pack(5), key(0))
     _, sum_, nbytes, start = frames.LENT.unpack(raw.receive(FrameKind.LENT)[1])
     for number in range(1, 6):
         stored(giver, setup, number)
         assert bytes(memory[start : start + nbytes]) == content(0) and sum_ == checksum(content(0))
-    raw.send(FrameKind.RETURN)
+    raw.send(FrameKind.RETURN, LEASE.pack(5))
     raw.receive(FrameKind.RETURNED)
     for number in range(6, 8):
         stored(giver, setup, number)
@@ -75,13 +75,13 @@ def test_a_reader_that_says_nothing_keeps_its_places_for_a_while_and_is_not_answ
     frames.greet(raw, KEY, setup.namespace)
     raw.send(FrameKind.MAP)
     os.close(raw.receive_memory())
-    raw.send(FrameKind.FETCH, key(0), key(1))
+    raw.send(FrameKind.FETCH, LEASE.pack(5), key(0), key(1))
     assert len(raw.receive(FrameKind.LENT)[1]) == 2 * frames.LENT.size
-    assert giver.shelf.lent == 2 and not giver.shelf.put(key(2), memoryview(content(2)), 2)
+    assert giver.shelf.lent == 2 and not giver.shelf.put(giver.slots.page(key(2), content(2), 2))
     until(lambda: not giver.server.connections)
-    assert giver.shelf.lent == 0 and giver.shelf.put(key(2), memoryview(content(2)), 2)
+    assert giver.shelf.lent == 0 and giver.shelf.put(giver.slots.page(key(2), content(2), 2))
     with pytest.raises(OSError):
-        raw.send(FrameKind.RETURN)
+        raw.send(FrameKind.RETURN, LEASE.pack(5))
         raw.receive(FrameKind.RETURNED)
     raw.close()
     giver.shelf.check()
@@ -138,12 +138,12 @@ def test_connections_of_peers_are_bounded(opened, path, monkeypatch, caplog):
             frames.greet(refused, KEY, setup.namespace)
         refused.close()
     for peer in peers:
-        peer.send(FrameKind.RETURN)
+        peer.send(FrameKind.RETURN, LEASE.pack(5))
         peer.receive(FrameKind.RETURNED)
     peers[0].close()
     until(lambda: len(giver.server.connections) <= 6)
     peers[0] = greeted(path, setup)
-    peers[0].send(FrameKind.RETURN)
+    peers[0].send(FrameKind.RETURN, LEASE.pack(5))
     peers[0].receive(FrameKind.RETURNED)
     assert caplog.text.count("a peer was refused: 3 peers are connected already") == 1
     for one in (*strangers, *peers):
@@ -173,7 +173,7 @@ def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(opened, path, monk
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer, begin = FrameSocket(connected(path)), time.monotonic()
-    peer.send(FrameKind.HELLO, b"gaplessP4" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
     peer.receive(FrameKind.CHALLENGE)
     assert not peer.wait(3) and time.monotonic() - begin < 0.9
     peer.close()

@@ -8,16 +8,16 @@ import time
 
 import pytest
 from fake_resp import free_port
-from peer_rig import KEY, giver_of, taker_of, until
-from tier_rig import Hand, key, setup_of, stored
+from peer_rig import KEY, giver_of, open_giver, taker_of, until
+from tier_rig import SLOT, Hand, key, setup_of, stored
 
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, role_plan, with_key
 from gapless.base.records import NO_TRANSFER
+from gapless.tiers.copying import Copies
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
-from gapless.tiers.peer import PeerWorker, open_peer_tier
+from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import Namespace
-from gapless.tiers.shared import Copies
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def hanging(monkeypatch):
 
 
 def far_link(host, *args):
-    return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), *args)
+    return PeerLink(PeerCaller(PeerAddress(host, 1), KEY, Namespace("")), Copies(), (SLOT,), lambda data: None, *args)
 
 
 def test_a_look_up_that_hangs_holds_a_link_no_longer_than_a_peer_may(hanging):
@@ -80,7 +80,7 @@ def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, 
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     clock = Hand()
-    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), clock=clock)
+    link = PeerLink(PeerCaller(PeerAddress("a", 1), KEY, Namespace("")), Copies(), (SLOT,), clock=clock)
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 1
     assert str(error) in link.error
     clock.now += FIRST_BACK_OFF
@@ -102,9 +102,11 @@ def two_of(look_up):
 def test_every_address_of_a_host_is_tried(monkeypatch, opened):
     address = PeerAddress("127.0.0.1", free_port())
     setup = setup_of("")
-    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    giver = opened(open_giver(setup, PeerPlan(address, (), KEY)))
     monkeypatch.setattr(socket, "getaddrinfo", two_of(socket.getaddrinfo))
-    link = opened(PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies()).start())
+    link = opened(
+        PeerLink(PeerCaller(PeerAddress("two", address.port), KEY, setup.namespace), Copies(), setup.slot_bytes).start()
+    )
     until(lambda: giver.server.connections or link.error)
     assert not link.error
 

@@ -16,7 +16,7 @@ from peer_process import PAGES
 from peer_rig import giver_of
 from tier_rig import SLOT, content, key, setup_of
 
-from gapless.tiers.shelf import Shelf
+from gapless.tiers.peer import PeerTier
 
 
 class Taker:
@@ -45,9 +45,9 @@ class Taker:
         self._reader.join()
 
 
-def put(shelf: Shelf, numbers: range) -> None:
+def put(giver: PeerTier, numbers: range) -> None:
     for number in numbers:
-        assert shelf.put(key(number), memoryview(content(number)), number)
+        assert giver.shelf.put(giver.slots.page(key(number), content(number), number))
 
 
 def until(what, seconds: float = 20.0) -> None:
@@ -62,7 +62,7 @@ def giver(tmp_path, monkeypatch):
     """A giver on whose shelf there is room for the pages that takers ask for, and no more."""
     monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 0.4)
     one = giver_of(setup_of("", pages=PAGES), tmp_path / "p.sock")
-    put(one.shelf, range(PAGES))
+    put(one, range(PAGES))
     yield one
     one.close()
     one.shelf.check()
@@ -92,7 +92,7 @@ def test_a_reader_that_is_stopped_keeps_no_place_and_counts_no_page_that_has_cha
         until(lambda: not shelf.lent)
         time.sleep(0.02)
         ran_out = not giver.server.connections  # otherwise it had said that it was done
-        put(shelf, range(turn * PAGES, turn * PAGES + PAGES))  # they take all places
+        put(giver, range(turn * PAGES, turn * PAGES + PAGES))  # they take all places
         assert shelf.used == PAGES * SLOT
         loads = len(taker.lines)
         taker.process.send_signal(signal.SIGCONT)
@@ -100,7 +100,7 @@ def test_a_reader_that_is_stopped_keeps_no_place_and_counts_no_page_that_has_cha
             until(lambda loads=loads: taker.lines[loads:])
             assert taker.lines[loads] == "right 0 failed\n"
         shelf.drop([key(number) for number in range(turn * PAGES, turn * PAGES + PAGES)])
-        put(shelf, range(PAGES))
+        put(giver, range(PAGES))
         stopped += ran_out
         if stopped == 2:
             break

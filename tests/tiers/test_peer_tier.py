@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 
 import pytest
 from fake_resp import free_port
-from peer_rig import KEY, WrongPeer, decided, giver_of, taker_of, until
+from peer_rig import KEY, WrongPeer, decided, giver_of, open_giver, taker_of, until
 from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, setup_of, slot_of, stored
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
+from gapless.base.shared import SharedMemory
 from gapless.server.kv_transfer import MAX_NAME_CHARS
 from gapless.tiers import frames
+from gapless.tiers.copying import Copies
 from gapless.tiers.link import PeerCaller, PeerLink
-from gapless.tiers.peer import open_peer_tier
-from gapless.tiers.seam import Found, Namespace
-from gapless.tiers.shared import Copies, PageMemory
+from gapless.tiers.peer import PeerTier, open_peer_tier
+from gapless.tiers.seam import Found, Namespace, TierPage
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def wrong(opened, path):
 def test_pages_arrive_over_tcp_too(opened):
     address = PeerAddress("127.0.0.1", free_port())
     setup = setup_of("")
-    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    giver = opened(open_giver(setup, PeerPlan(address, (), KEY)))
     taker = opened(open_peer_tier(setup, PeerPlan(None, (address,), KEY)))
     stored(giver, setup, 0, 1, 2)
     assert has(taker, 2, 7, 0) == [True, False, True]
@@ -44,13 +46,18 @@ def test_pages_arrive_over_tcp_too(opened):
     assert got == [content(0), content(2)] and not end.failed and end.nbytes == 2 * SLOT
 
 
-def test_a_page_is_copied_when_it_is_stored(opened, path):
+def test_a_page_is_given_from_its_slot_until_it_is_released(opened, path):
     setup = setup_of("")
-    giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
-    stored(giver, setup, 0)
-    slot_of(setup, 0)[:] = bytes(SLOT)
-    assert has(taker, 0) == [True]
-    assert loaded(taker, setup, 0)[1] == [content(0)]
+    giver, taker, released = opened(giver_of(setup, path)), opened(taker_of(setup, path)), []
+    giver.store = partial(PeerTier.store, giver)
+    giver.released = lambda job, place: released.append((job, place))
+    pages = [TierPage(key(number), giver.slots.of(giver.slots.take(content(number))), number) for number in range(2)]
+    giver.store(3, pages)
+    giver.store(4, pages[:1])
+    assert released == [(4, 0)], "it is there already"
+    assert has(taker, 0, 1) == [True, True] and loaded(taker, setup, 0, 1)[1] == [content(0), content(1)]
+    giver.drop([key(1)])
+    assert released == [(4, 0), (3, 1)] and has(taker, 0, 1) == [True, False]
 
 
 @pytest.mark.parametrize("key_of_taker", [b"", b"another key of the tests, long"])
@@ -234,7 +241,7 @@ def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, path):
     pages = {key(number): (content(number), checksum(content(number))) for number in range(2)}
     peer = opened(WrongPeer(path, setup.namespace, pages))
     peer.mood, peer.lends = mood, mood != "may shrink"
-    memory = opened(PageMemory(2, SLOT))
+    memory = opened(SharedMemory(2 * SLOT))
     unsealed = os.memfd_create("unsealed")
     os.ftruncate(unsealed, SLOT)
     peer.fd = {"not mapped": -1, "may shrink": unsealed}.get(mood, memory.fd)
@@ -276,9 +283,9 @@ def test_a_load_that_is_cancelled_before_there_is_a_connection_asks_for_nothing(
             return super().connect()
 
     setup, address = setup_of(""), PeerAddress("127.0.0.1", free_port())
-    giver = opened(open_peer_tier(setup, PeerPlan(address, (), KEY)))
+    giver = opened(open_giver(setup, PeerPlan(address, (), KEY)))
     stored(giver, setup, 0)
-    link = PeerLink(Slow(address, KEY, setup.namespace), Copies())
+    link = PeerLink(Slow(address, KEY, setup.namespace), Copies(), setup.slot_bytes)
     link.load(7, [page(setup, 0, 1)])
     opened(link.start())
     until(lambda: link.ended)

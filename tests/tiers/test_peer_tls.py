@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from certificates import Authority, needs_openssl
 from fake_resp import free_port
-from peer_rig import KEY, until
+from peer_rig import KEY, open_giver, until
 from tier_rig import SLOT, content, has, loaded, setup_of, stored
 
 from gapless.base.config import EngineConfig
@@ -60,11 +60,11 @@ def address():
 
 
 def giver_at(setup, address, files):
-    return open_peer_tier(setup, PeerPlan(address, (), KEY, files))
+    return open_giver(setup, PeerPlan(address, (), KEY, files))
 
 
 def taker_of(setup, *addresses, files):
-    return open_peer_tier(setup, PeerPlan(None, addresses, KEY, files), 0.1)
+    return open_peer_tier(setup, PeerPlan(None, addresses, KEY, files), back_off=0.1)
 
 
 def connected(address):
@@ -259,7 +259,7 @@ def test_a_peer_with_another_key_is_refused_over_tls_too(opened, address, files,
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
     plan = PeerPlan(None, (address,), b"another key of the tests, long", files)
-    assert has(opened(open_peer_tier(setup, plan, 0.1)), 0) == [False]
+    assert has(opened(open_peer_tier(setup, plan, back_off=0.1)), 0) == [False]
     assert "another key" in caplog.text
 
 

@@ -2,70 +2,80 @@
 
 from __future__ import annotations
 
+from peer_rig import GivenSlots
 from tier_rig import SLOT, Hand, content, key
 
-from gapless.tiers.seam import Found
-from gapless.tiers.shelf import Shelf
+from gapless.tiers.seam import Found, key_of
+from gapless.tiers.shelf import Shelf, ShelfPage
 
 
 def test_the_shelf_has_a_bound_and_forgets():
-    clock = Hand()
-    shelf = Shelf(3 * SLOT, SLOT, clock)
-    assert not shelf.put(key(9), memoryview(bytes(4 * SLOT)), 0)
+    clock, slots = Hand(), GivenSlots(5)
+    shelf = Shelf(3 * SLOT, (SLOT,), slots.shared, clock)
+
+    def put(number):
+        return shelf.put(slots.page(key(number), content(number), number))
+
     for number in range(5):
         clock.now += 1
-        assert shelf.put(key(number), memoryview(content(number)), number)
+        assert put(number)
         shelf.find("", [key(2)])
     assert [one is Found.HIT for one in shelf.find("", [key(n) for n in range(5)])] == [False, False, True, True, True]
-    assert shelf.used == 3 * SLOT
+    assert shelf.used == 3 * SLOT and len(slots.free) == 2
     taken = shelf.lend(key(2))
     clock.now += 59
-    shelf.put(key(4), memoryview(content(4)), 4)
+    put(4)
     clock.now += 2
     shelf.expire()
-    assert shelf.used == SLOT and shelf.lend(key(2)) is None, "no peer has asked for it for a minute"
+    assert shelf.used == 2 * SLOT and shelf.lend(key(2)) is None, "no peer has asked for it for a minute"
     assert taken.data == content(2), "who reads it has it all the same"
     shelf.drop([key(4), key(7)])
-    assert shelf.used == 0
-    for number in (5, 6):
-        assert shelf.put(key(number), memoryview(content(number)), number)
-    shelf.drop([key(5), key(6)])
-    for number in (7, 8):
-        assert shelf.put(key(number), memoryview(content(number)), number)
-    assert taken.data == content(2), "its place is not free before it is given back"
+    assert shelf.used == SLOT
+    for number in (5, 6, 7, 8):
+        assert put(number)
+    assert taken.data == content(2) and shelf.used == 3 * SLOT, "its slot is not free before it is given back"
+    shelf.check()
     shelf.give_back([taken])
-    assert shelf.put(key(9), memoryview(content(9)), 9) and shelf.used == 3 * SLOT
+    assert put(9) and shelf.used == 3 * SLOT and len(slots.free) == 2
+    slots.shared.close()
 
 
 def test_a_shelf_that_is_all_lent_refuses_pages():
-    shelf = Shelf(SLOT, SLOT)
-    assert shelf.put(key(0), memoryview(content(0)), 0)
+    slots = GivenSlots(2)
+    shelf = Shelf(SLOT, (SLOT,), slots.shared)
+    assert shelf.put(slots.page(key(0), content(0), 0))
     taken = [shelf.lend(key(0)), shelf.lend(key(0))]
     for one in taken:
-        assert not shelf.put(key(1), memoryview(content(1)), 1), "a reader may still look"
-        assert taken[0].data == content(0)
+        assert not shelf.put(slots.page(key(1), content(1), 1)), "a reader may still look"
+        assert taken[0].data == content(0) and len(slots.free) == 1
         shelf.give_back([one])
-    assert shelf.put(key(1), memoryview(content(1)), 1)
+    assert shelf.put(slots.page(key(1), content(1), 1)) and len(slots.free) == 1
+    slots.shared.close()
 
 
-def test_a_page_that_two_threads_put_at_once_has_one_place(monkeypatch):
-    shelf = Shelf(2 * SLOT, SLOT)
-    write = shelf.memory.write
-
-    def meanwhile(place, data):
-        monkeypatch.setattr(shelf.memory, "write", write)
-        assert shelf.put(key(0), data, 0)
-        write(place, data)
-
-    monkeypatch.setattr(shelf.memory, "write", meanwhile)
-    assert shelf.put(key(0), memoryview(content(0)), 0)
+def test_a_page_that_is_there_keeps_its_slot_and_the_other_one_is_free_again():
+    slots = GivenSlots(3)
+    shelf = Shelf(2 * SLOT, (SLOT,), slots.shared)
+    for _ in range(3):
+        assert shelf.put(slots.page(key(0), content(0), 0)) and shelf.used == SLOT and len(slots.free) == 2
     shelf.check()
-    assert shelf.used == SLOT and shelf.put(key(1), memoryview(content(1)), 1) and shelf.used == 2 * SLOT
+    slots.shared.close()
+
+
+def test_each_group_of_pages_has_its_share():
+    slots = GivenSlots(8)
+    shelf = Shelf(6 * SLOT, (SLOT, 2 * SLOT), slots.shared)
+    for number in range(4):
+        assert shelf.put(ShelfPage(key_of(0, bytes([number]) * 32), slots.of(number), 0, lambda: None))
+    assert shelf.put(ShelfPage(key_of(1, bytes(32)), slots.of(4), 0, lambda: None))
+    assert [page.key[-4] for page in shelf.pages.values()] == [0, 0, 1] and shelf.used == 3 * SLOT
+    shelf.check()
+    slots.shared.close()
 
 
 def test_the_shelf_knows_requests_for_a_while():
     clock = Hand()
-    shelf = Shelf(SLOT, SLOT, clock)
+    shelf = Shelf(SLOT, (SLOT,), clock=clock)
 
     def state(name):
         return shelf.find(name, [key(0)])[0]
