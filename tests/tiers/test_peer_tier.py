@@ -122,6 +122,17 @@ def test_of_several_peers_the_one_that_has_most_is_taken(opened, tmp_path):
     assert decided(taker, [key(0)], "", "unix:/another")[0] == [Found.MISS]
 
 
+def test_memory_of_a_peer_that_has_gone_is_let_go_though_nothing_is_asked(opened, path, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    setup, closed = setup_of(""), list[bool]()
+    giver, plan = giver_of(setup, path), PeerPlan(None, (PeerAddress(path=str(path)),), KEY)
+    taker = opened(open_peer_tier(setup, plan, lambda data: lambda: closed.append(True)))
+    stored(giver, setup, 0)
+    assert has(taker, 0) == [True] and not closed
+    giver.close()
+    until(lambda: closed)
+
+
 # Requests that peers name.
 
 
