@@ -360,12 +360,14 @@ class LowerTiers:
             if answer.number not in search.open:  # it came too late
                 continue
             search.lends |= answer.lends
+            new = [page for page in hits if key_of(page[0].number, page[1]) not in search.found]
             for group, digest in hits:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
-            if answer.open:
-                self._fetch_early(search, hits)
-            else:
+            if answer.open or (search.claims and search.borrows):
+                self._fetch_early(search, new)
+                search.again = not answer.open
+            if not answer.open:
                 del search.open[answer.number]
                 self.counts[place].hits += len(hits)
                 self.counts[place].missed += len(pages) - len(hits)
@@ -373,9 +375,9 @@ class LowerTiers:
             del self._asked[answer.number], self._waiting[answer.number]
 
     def _fetch_early(self, search: Search, hits: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what a peer has by now, while it computes the rest. What is not borrowed gets half of the slots at most:
-        these pages wait for the others, and are not to make room for each other. Of a window's pages few are read: the
-        planner chooses."""
+        """Load what a peer has by now, without waiting for the planner. What is not borrowed gets half of the slots at
+        most: these pages wait for the others, and are not to make room for each other. Of a window's pages few are
+        read: the planner chooses."""
         pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
         if search.borrows and pages:
             self._load_lacking(search, pages)

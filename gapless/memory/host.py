@@ -295,9 +295,12 @@ class HostTier:
             if not good:
                 copy.group.pool.refuse(move.page)
                 self._doubt(copy, checksum)
-            self._end(self._coming[move.group, copy.digest])
         self._progress_at = self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
+        for (
+            move
+        ) in batch.moves:  # only now: a page that is shared while there is a copy is not stored again, lent or ours
+            self._end(self._coming[move.group, move.copy.digest])
 
     def _doubt(self, copy: PageCopy, checksum: int | None) -> None:
         """A copy did not arrive as it was stored. One whose transfer failed makes room, and tiers below keep theirs."""

@@ -37,10 +37,9 @@ log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
-LOADS_AT_REST = 2
-"""Loads on their way where no row runs. Of stores there is one: pages that wait to be read cannot be given away."""
-AT_REST = 64
-"""Pages of one transfer where no row runs: the fewer, the earlier they move and may be read"""
+MOST_AT_REST = 2
+"""Transfers of a direction on their way where no row runs. Of stores that no peer waits for there is one: pages that
+wait to be read cannot be given away."""
 HOST_SHARE = 0.1
 """What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
@@ -100,8 +99,9 @@ class Transfers:
         """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
-        loads = 1 if self.host.running else LOADS_AT_REST
-        ways = ((self.bulk_in, self.host.next_load, loads), (self.bulk_out, self.host.next_store, 1))
+        loads = 1 if self.host.running else MOST_AT_REST
+        stores = loads if self.host.below.gives else 1
+        ways = ((self.bulk_in, self.host.next_load, loads), (self.bulk_out, self.host.next_store, stores))
         for way, following, count in ways:
             since = self._device.clock()
             while len(way.underway) < count and (batch := following(self.most(passed, begun))) is not None:
@@ -117,10 +117,9 @@ class Transfers:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
         move others. Beside running rows a look comes when a step or a load has ended, so there may be more where these
         are long, and a few where they are short, so that each direction goes on."""
-        if not self.page_ns:
+        if not (self.page_ns and self.host.running):  # the fewer, the earlier they move and may be read
             return BATCH_PAGES
-        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else AT_REST
-        return max(BATCH_PAGES, min(MOST_BATCH, pages))
+        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self.page_ns) - begun))
 
     def take(self) -> bool:
         """Take in transfers that have ended, and what has come from tiers below. Returns whether there was something:
@@ -223,10 +222,10 @@ class TransferWay:
         self._page_bytes = [memory[0].nbytes for memory in pages]
         self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
         """The memory of peers that lend pages"""
-        self._sums = torch.zeros(LOADS_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        self._arrived = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
+        self._sums = torch.zeros(MOST_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        self._arrived = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """The checksums on the host"""
-        self._places = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
+        self._places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """Pages and slots of the transfers on their way, int32 [2, count] for each group after the other"""
         self.underway: deque[Underway] = deque()
         self._begun = 0
@@ -247,7 +246,7 @@ class TransferWay:
 
     def begin(self, batch: MoveBatch, since: int) -> int:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
-        began, count, slot = self._device.clock(), len(batch.moves), self._begun % LOADS_AT_REST
+        began, count, slot = self._device.clock(), len(batch.moves), self._begun % MOST_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=_source))
         places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
         arrived = self._arrived[slot].tensor.view(torch.int64)[:count]

@@ -35,11 +35,11 @@ from gapless.tiers.frames import (
 )
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, group_in
 
-FIRST_BACK_OFF, LAST_BACK_OFF = 1.0, 60.0
+FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 60.0
 """Seconds for which a peer is left alone after failures"""
 LOOK_SECONDS = 1.0
 """How often it is looked whether a peer of this host is still there"""
-REPEAT_SECONDS = 0.002
+REPEAT_SECONDS = 0.001
 """How often a peer is asked about pages that are to come"""
 
 log = logging.getLogger("gapless.tiers")
@@ -158,6 +158,8 @@ class PeerLink:
         """Why there is no connection"""
         self.ended: deque[JobEnd] = deque()
         """Ends of loads"""
+        self.news: Callable[[], None] = lambda: None
+        """Called, from the thread, when a load has ended or a question has another answer"""
         self._caller, self._copies, self._clock = caller, copies, clock
         self._first = self._back_off = back_off
         self._slot_bytes, self._adopt = slot_bytes, adopt
@@ -276,6 +278,7 @@ class PeerLink:
                     self._open.append(order)
             else:
                 order.give_up()
+                self.news()
             return
         self._current = order
         try:
@@ -284,6 +287,7 @@ class PeerLink:
         finally:
             self._current = None
             self.ended.append(order.end())
+            self.news()
 
     def _ask(self, question: LinkQuestion) -> None:
         peer, name = self._connected(bool(question.name)), question.name.encode()
@@ -297,7 +301,9 @@ class PeerLink:
                 raise PeerError("the peer gave an answer to something else")
             for place, byte in zip(some, answer, strict=True):
                 found[place] = ANSWERS[byte]
-        question.found = found
+        if found != question.found:
+            question.found = found
+            self.news()
 
     def _fetch(self, load: LinkLoad) -> None:
         peer = self._connected(named=False)

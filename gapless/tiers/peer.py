@@ -26,6 +26,8 @@ SHELF_BYTES = 2**30
 """How much is kept for peers, where the user does not say"""
 LOOKUP_SECONDS = 1.0
 """How long a question may stay open when its asker sets no time"""
+LATE_SECONDS = 0.02
+"""How often it is looked what is late; all else wakes the thread"""
 MAX_PLACES = 65_536
 """Keys of which is remembered which peer has them"""
 
@@ -84,7 +86,7 @@ class PeerTier:
             ShelfPage(page.key, page.slot, page.checksum, partial(self.released, job, place))
             for place, page in enumerate(pages)
         ]
-        kept = [self.shelf.put(page) for page in shelved]
+        kept = self.shelf.put(shelved)
         done = [page.checksum for page, _ in takewhile(lambda one: one[1], zip(pages, kept, strict=True))]
         nbytes = sum(len(page.slot) for page in pages[: len(done)])
         self._ended.append(JobEnd(job, tuple(done), len(done) < len(pages), nbytes))
@@ -154,7 +156,11 @@ class PeerWorker(TierWorker):
     ) -> None:  # fmt: skip
         self._peer = tier
         super().__init__(name, tier, ring, clock)
-        tier.released = lambda job, place: self._tell(TierRelease(job, place))
+        self._poll_seconds = LATE_SECONDS
+        for link in tier.links.values():
+            link.news = self._wake.set
+        # Nothing waits for a slot: the loop, which a ring for each of many would keep from its work, sees them later.
+        tier.released = lambda job, place: self._news.append(TierRelease(job, place))
         self.gives = tier.server is not None
         """Whether peers may take pages here"""
 

@@ -76,24 +76,10 @@ class Shelf:
 
     # For the tier.
 
-    def put(self, page: ShelfPage) -> bool:
-        """Keep this page; false, and it is released, if all room is lent."""
+    def put(self, pages: Sequence[ShelfPage]) -> list[bool]:
+        """Keep these pages, which peers find at once; false for each that is released, since all room is lent."""
         with self._lock:
-            # A page that is here is the same page: its bytes follow from its key.
-            if (known := self.pages.pop(page.key, None)) is not None:
-                self._lay(known)
-                page.release()
-                return True
-            group = group_in(page.key)
-            while self._count[group] >= self._most and (oldest := self._oldest(group)) is not None:
-                self._remove(oldest)
-            if self._count[group] >= self._most:
-                page.release()
-                return False
-            self._count[group] += 1
-            self.used += len(page.data)
-            self._lay(page)
-            return True
+            return [*map(self._put, pages)]
 
     def drop(self, keys: Sequence[bytes]) -> None:
         with self._lock:
@@ -156,6 +142,23 @@ class Shelf:
             assert +self._count == Counter([group_in(page.key) for page in here])
 
     # With the lock held.
+
+    def _put(self, page: ShelfPage) -> bool:
+        # A page that is here is the same page: its bytes follow from its key.
+        if (known := self.pages.pop(page.key, None)) is not None:
+            self._lay(known)
+            page.release()
+            return True
+        group = group_in(page.key)
+        while self._count[group] >= self._most and (oldest := self._oldest(group)) is not None:
+            self._remove(oldest)
+        if self._count[group] >= self._most:
+            page.release()
+            return False
+        self._count[group] += 1
+        self.used += len(page.data)
+        self._lay(page)
+        return True
 
     def _oldest(self, group: int) -> bytes | None:
         """Return the page that makes room in this group: that no reader has."""

@@ -75,6 +75,7 @@ class TierWorker:
         """When a load, and a store, ended last"""
         self._news: deque[TierAnswer | JobEnd | TierRelease] = deque()
         self._wake = threading.Event()
+        self._poll_seconds = POLL_SECONDS
         self._closes_at = NEVER
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
 
@@ -141,7 +142,7 @@ class TierWorker:
             if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
-                self._wake.wait(POLL_SECONDS if self._begun or self._asking else None)
+                self._wake.wait(self._poll_seconds if self._begun or self._asking else None)
         self._safely(self._tier.close)
 
     def turn(self) -> bool:

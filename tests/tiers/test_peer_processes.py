@@ -47,7 +47,7 @@ class Taker:
 
 def put(giver: PeerTier, numbers: range) -> None:
     for number in numbers:
-        assert giver.shelf.put(giver.slots.page(key(number), content(number), number))
+        assert all(giver.shelf.put([giver.slots.page(key(number), content(number), number)]))
 
 
 def until(what, seconds: float = 20.0) -> None:

@@ -14,7 +14,7 @@ def test_the_shelf_has_a_bound_and_forgets():
     shelf = Shelf(3 * SLOT, (SLOT,), slots.shared, clock)
 
     def put(number):
-        return shelf.put(slots.page(key(number), content(number), number))
+        return all(shelf.put([slots.page(key(number), content(number), number)]))
 
     for number in range(5):
         clock.now += 1
@@ -43,13 +43,13 @@ def test_the_shelf_has_a_bound_and_forgets():
 def test_a_shelf_that_is_all_lent_refuses_pages():
     slots = GivenSlots(2)
     shelf = Shelf(SLOT, (SLOT,), slots.shared)
-    assert shelf.put(slots.page(key(0), content(0), 0))
+    assert all(shelf.put([slots.page(key(0), content(0), 0)]))
     taken = [shelf.lend(key(0)), shelf.lend(key(0))]
     for one in taken:
-        assert not shelf.put(slots.page(key(1), content(1), 1)), "a reader may still look"
+        assert not any(shelf.put([slots.page(key(1), content(1), 1)])), "a reader may still look"
         assert taken[0].data == content(0) and len(slots.free) == 1
         shelf.give_back([one])
-    assert shelf.put(slots.page(key(1), content(1), 1)) and len(slots.free) == 1
+    assert all(shelf.put([slots.page(key(1), content(1), 1)])) and len(slots.free) == 1
     slots.shared.close()
 
 
@@ -57,7 +57,7 @@ def test_a_page_that_is_there_keeps_its_slot_and_the_other_one_is_free_again():
     slots = GivenSlots(3)
     shelf = Shelf(2 * SLOT, (SLOT,), slots.shared)
     for _ in range(3):
-        assert shelf.put(slots.page(key(0), content(0), 0)) and shelf.used == SLOT and len(slots.free) == 2
+        assert all(shelf.put([slots.page(key(0), content(0), 0)])) and shelf.used == SLOT and len(slots.free) == 2
     shelf.check()
     slots.shared.close()
 
@@ -66,8 +66,8 @@ def test_each_group_of_pages_has_its_share():
     slots = GivenSlots(8)
     shelf = Shelf(6 * SLOT, (SLOT, 2 * SLOT), slots.shared)
     for number in range(4):
-        assert shelf.put(ShelfPage(key_of(0, bytes([number]) * 32), slots.of(number), 0, lambda: None))
-    assert shelf.put(ShelfPage(key_of(1, bytes(32)), slots.of(4), 0, lambda: None))
+        assert all(shelf.put([ShelfPage(key_of(0, bytes([number]) * 32), slots.of(number), 0, lambda: None)]))
+    assert all(shelf.put([ShelfPage(key_of(1, bytes(32)), slots.of(4), 0, lambda: None)]))
     assert [page.key[-4] for page in shelf.pages.values()] == [0, 0, 1] and shelf.used == 3 * SLOT
     shelf.check()
     slots.shared.close()
