@@ -2,7 +2,8 @@
 
 Decode is flash decoding: one program per (row, KV head, split) attends over a range of the row, and the partial results
 are combined by their log-sums. Prefill is flash attention over pages with the query heads of one KV head in the same
-tile; a program finds its chunk by binary search in the chunks' offsets. Both use the online softmax in base 2.
+tile; a program finds its chunk by binary search in the chunks' offsets. A few tokens after a long context are split
+like rows of a decode. Both use the online softmax in base 2.
 
 The host gives bounds and never a length: the grid follows from shapes, lengths are read by the programs, and those
 beyond a length return at once. So a launch is the same for every content of the tables, and can be captured.
@@ -30,12 +31,16 @@ from gapless.kernels.splits_triton import (
     LEAST_IN_SPLIT,
     MANY_FROM,
     MANY_PER_SM,
+    MOST_CHUNK_SPLITS,
     PROGRAMS_PER_SM,
+    chunk_split_count,
+    combine_chunks_kernel,
     combine_if_last,
     combine_kernel,
     multiprocessors,
     split_count,
     split_size,
+    split_space,
 )
 from gapless.kernels.views import Rotation, TokenBatch
 
@@ -290,14 +295,16 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["layer", "tokens", "chunks"], do_not_specialize_on_alignment=TABLES)
 def prefill_kernel(
-    q, cache, table, rows, starts, lens, out, q_stride, page_stride, table_stride, layer, tokens, chunks, scale,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    q, cache, table, rows, starts, lens, out, partial, logs, q_stride, page_stride, table_stride, layer, tokens, chunks,
+    scale, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, block): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
+    """Program (KV head, block, split): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
 
     A spare block for each chunk (see `chunk_of`) leaves room for all of them, whatever the sizes are.
     The padding after the last chunk is one chunk more, whose result is zeros.
+    SPLIT: partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32 are written, and not `out`.
+    The splits share the entries that every query of the block may read; the first has the others too.
     """
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     AHEAD: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth > 16
@@ -318,9 +325,15 @@ def prefill_kernel(
     real = (offs_m < BLOCK_Q * GROUP) & (query < end - begin)
     mine = real[:, None] & (offs_d < D)[None, :]
     place = out + token[:, None] * (HEADS * GROUP * D) + lane
+    part = (token * HEADS + head) * GROUP + offs_m % GROUP
+    if SPLIT:
+        part = part * tl.num_programs(2) + tl.program_id(2)
+        place = partial + part[:, None] * D + offs_d[None, :]
     acc, total, top = no_sums(BLOCK_M, D_PAD)
     if chunk == chunks:
-        tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
+        tl.store(place, acc.to(place.dtype.element_ty), mask=mine)
+        if SPLIT:
+            tl.store(logs + part, top, mask=real)
         return
     tile = computable(tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0))
     length = tl.load(lens + chunk).to(tl.int32)
@@ -331,15 +344,24 @@ def prefill_kernel(
     high = tl.minimum(start + first + BLOCK_Q, length)
     # Tiles that every query of the block may read whole, then those that need a mask.
     clear = (start + first + 1) // BLOCK_N * BLOCK_N
+    low, until = 0, clear
+    if SPLIT:
+        size = tl.cdiv(tl.cdiv(clear, tl.num_programs(2)), BLOCK_N) * BLOCK_N
+        low = tl.minimum(tl.program_id(2) * size, clear)
+        until = tl.minimum(low + size, clear)
+        high = tl.where(tl.program_id(2) == 0, high, clear)
     acc, total, top = attend(
-        acc, total, top, tile, keys, values, pages, position, scale, 0, clear, page_stride, HEADS * D, D, PAGE,
+        acc, total, top, tile, keys, values, pages, position, scale, low, until, page_stride, HEADS * D, D, PAGE,
         BLOCK_N, False, AHEAD,
     )  # fmt: skip
     acc, total, top = attend(
         acc, total, top, tile, keys, values, pages, position, scale, clear, high, page_stride, HEADS * D, D, PAGE,
         BLOCK_N, True, AHEAD,
     )  # fmt: skip
-    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
+    if SPLIT:
+        total = tl.where(total > 0, total, 1.0)
+        tl.store(logs + part, top + tl.log2(total), mask=real)
+    tl.store(place, (acc / total[:, None]).to(place.dtype.element_ty), mask=mine)
 
 
 def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> AttentionTiles:
@@ -415,12 +437,7 @@ def decode_attention(
         longest = page_table.shape[1] * shape.page_size
         splits = split_count(batch, shape.kv_heads, longest, wanted, grid * processors)
     out = torch.empty((batch, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
-    partial = logs = out
-    if splits > 1:
-        # Results first: whatever their number, the log-sums after them are aligned.
-        count = batch * shape.heads * splits
-        space = torch.empty(count * (shape.head_dim + 1), dtype=torch.float32, device=q.device)
-        partial, logs = space[: count * shape.head_dim], space[count * shape.head_dim :]
+    partial, logs = split_space(q, splits) if splits > 1 else (out, out)
     arrived = counters(q.device, GRID_PER_SM * processors) if many and splits > 1 else out
     assert arrived is out or batch * shape.kv_heads <= len(arrived)
     padded = triton.next_power_of_2(splits)
@@ -454,19 +471,29 @@ def rotated_decode(
 
 def prefill_attention(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, starts: Tensor, kv_lens: Tensor,
-    scale: float, max_query: int, *, tiles: AttentionTiles | None = None,
+    scale: float, max_query: int, *, tiles: AttentionTiles | None = None, splits: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """See attention.prefill_attention."""
+    """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
     shape = AttentionShape.of(q, cache)
     group = shape.heads // shape.kv_heads
     tiles = tiles or prefill_tiles(shape.head_dim, q.element_size(), group, max_query)
     tokens, chunks, queries = q.shape[0], rows.shape[0], tiles.rows // group
+    blocks = -(-tokens // queries)
+    if splits is None:
+        longest = page_table.shape[1] * shape.page_size
+        splits = chunk_split_count(max(blocks, chunks), shape.kv_heads, longest, multiprocessors(q.device))
     out = torch.empty((tokens, shape.heads * shape.head_dim), dtype=q.dtype, device=q.device)
-    prefill_kernel[shape.kv_heads, -(-tokens // queries) + chunks + 1](
-        q, cache, page_table, rows, starts, kv_lens, out, q.stride(0), cache.stride(0), page_table.stride(0), layer,
-        tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size, BLOCK_M=tiles.rows, BLOCK_Q=queries,
-        BLOCK_N=tiles.entries, num_warps=tiles.warps, num_stages=tiles.stages,
+    partial, logs = split_space(q, splits) if splits > 1 else (out, out)
+    prefill_kernel[shape.kv_heads, blocks + chunks + 1, splits](
+        q, cache, page_table, rows, starts, kv_lens, out, partial, logs, q.stride(0), cache.stride(0),
+        page_table.stride(0), layer, tokens, chunks, scale * LOG2_E, **shape.constants, PAGE=shape.page_size,
+        BLOCK_M=tiles.rows, BLOCK_Q=queries, BLOCK_N=tiles.entries, SPLIT=splits > 1, num_warps=tiles.warps,
+        num_stages=tiles.stages,
     )  # fmt: skip
+    if splits > 1:
+        combine_chunks_kernel[shape.heads, tokens](
+            out, partial, logs, splits, D=shape.head_dim, SPLITS_PAD=MOST_CHUNK_SPLITS, num_warps=1, num_stages=1
+        )
     return out
 
 

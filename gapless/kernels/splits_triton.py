@@ -13,6 +13,7 @@ import functools
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import cuda
 
 from gapless.device import facts
@@ -36,6 +37,8 @@ LEAST_IN_SPLIT = 64
 """Entries below which a range is not split further."""
 LEAST_AT_LONGEST = 256
 """Entries that a split has at least in a row as long as the page table allows."""
+MOST_CHUNK_SPLITS = 16
+"""Splits of a chunk at most: each has a partial result of every token. All are combined in one tile."""
 ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths that are summed at once."""
 
@@ -82,7 +85,8 @@ def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constex
     # Past the first-level cache: other programs wrote these.
     log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
     part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
+    top = tl.max(log, 0)
+    weight = tl.exp2(log - tl.where(top > float("-inf"), top, 0.0))
     whole = tl.sum(weight, 0)
     done = tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     tl.store(out + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
@@ -121,9 +125,29 @@ def combine_kernel(
     _combine(out + one * D, partial + one * most * D, logs + one * most, splits, D, SPLITS_PAD)
 
 
+@triton.jit(do_not_specialize=["splits"])
+def combine_chunks_kernel(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
+    """Program (query head, token): the token's result from all splits of its chunk, of which some may be empty."""
+    one = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    _combine(out + one * D, partial + one * splits * D, logs + one * splits, splits, D, SPLITS_PAD)
+
+
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
     """Splits that a row may have at most, from what the host knows: constant for a captured launch.
 
     `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
     """
     return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
+
+
+def chunk_split_count(blocks: int, kv_heads: int, longest: int, processors: int) -> int:
+    """Return the splits of chunks in `blocks` blocks of queries: no multiprocessor gets a second program for them."""
+    return max(1, min(processors // (blocks * kv_heads), longest // LEAST_AT_LONGEST, MOST_CHUNK_SPLITS))
+
+
+def split_space(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
+    """Return memory for the results of this many splits of queries q [T, heads, D], and for log-sums, in float32."""
+    # Results first: whatever their number, the log-sums after them are aligned.
+    count = q.shape[0] * q.shape[1] * splits
+    space = torch.empty(count * (q.shape[2] + 1), dtype=torch.float32, device=q.device)
+    return space[: count * q.shape[2]], space[count * q.shape[2] :]

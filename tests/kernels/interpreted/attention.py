@@ -106,6 +106,25 @@ def test_prefill_of_query_heads_that_share_keys(group):
     prefill(Heads(2 * group, 2, 16), [1, 5, 30], [1, 16, 47], tiles=SMALL)
 
 
+@pytest.mark.parametrize("splits", (2, 7, 16))
+@pytest.mark.parametrize("padding", (0, 5))
+def test_prefill_split_in_every_way_equals_float64(splits, padding):
+    """Of contexts that are shorter than a tile, than all splits, and longer; NaN in what no program writes is seen."""
+    sizes, lengths = [1, 5, 30, 3], [1, 16, 300, 150]
+    prefill(Heads(4, 2, 16), sizes, lengths, tiles=SMALL, splits=splits, padding=padding, rows=6)
+
+
+def test_a_few_tokens_are_split_by_themselves_and_many_are_not(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        kernels, "split_space", lambda q, splits: seen.append(splits) or splits_triton.split_space(q, splits)
+    )
+    monkeypatch.setattr(kernels, "multiprocessors", lambda device: 8)
+    prefill(Heads(2, 2, 16), [3], [1100], tiles=SMALL)
+    prefill(Heads(2, 2, 16), [70], [1100], tiles=SMALL)
+    assert seen == [4]
+
+
 @pytest.mark.parametrize(("dim", "dtype"), SIZES, ids=str)
 def test_prefill_of_every_head_size_equals_float64(dim, dtype):
     prefill(Heads(4, 2, dim), [40, 3], [70, 3], dtype)
