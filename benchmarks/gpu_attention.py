@@ -1,6 +1,6 @@
 """Speed of the Triton attention kernels on a GPU, beside the bandwidth of a copy on the same GPU. Under a minute.
 
-    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode prefill tiles launch]
+    PYTHONPATH=. python benchmarks/gpu_attention.py [--only decode prefill tiles splits launch]
 
 Each figure is the mean of calls in one CUDA graph that goes over layers of a cache larger than the L2 cache, so keys
 and values come from memory, as in a step. Bytes are those of keys and values; a copy counts what it reads and writes.
@@ -221,6 +221,14 @@ def prefill_table(buffer: Tensor) -> None:
             print(f"{name:26}" + "".join(f"{f'{t:.1f} ({work / t / 1e6:.0f})':>21}" for t in times), flush=True)
 
 
+def splits_table(buffer: Tensor) -> None:
+    print("\na few tokens after a long context, 32/8 heads: us unsplit, as chosen, with 4 and with 16 splits")
+    for size in (1, 12, 32, 128, 256):
+        for before in (0, 256, 1024, 4096, 32768):
+            times = [prefill_time(buffer, LLAMA, [size], before, splits=splits) for splits in (1, None, 4, 16)]
+            print(f"{size:4} after {before:6}" + "".join(f"{t:9.1f}" for t in times), flush=True)
+
+
 def launch_table(buffer: Tensor) -> None:
     """Time of the host to launch eagerly, which a captured step does not pay."""
     batch, q = batch_of(buffer, QWEN, [512]), queries(1, QWEN)
@@ -235,7 +243,8 @@ def launch_table(buffer: Tensor) -> None:
 
 
 def main() -> None:
-    parts = {"decode": decode_table, "tiles": tiles_table, "prefill": prefill_table, "launch": launch_table}
+    parts = {"decode": decode_table, "tiles": tiles_table, "prefill": prefill_table}
+    parts |= {"splits": splits_table, "launch": launch_table}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--only", nargs="+", choices=tuple(parts), default=tuple(parts))
     chosen = parser.parse_args().only

@@ -22,12 +22,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from gapless.kernels.attend_triton import attend, chunk_of, computable, entries, head_of, no_sums, with_tile
 from gapless.kernels.library_triton import counters, is_hopper, launch_options, operator
 from gapless.kernels.rope_triton import angle_of, turned
 from gapless.kernels.splits_triton import (
     AT_ONCE_PER_SM,
     GRID_PER_SM,
-    INTERPRETED,
     LEAST_IN_SPLIT,
     MANY_FROM,
     MANY_PER_SM,
@@ -45,8 +45,9 @@ from gapless.kernels.splits_triton import (
 from gapless.kernels.views import Rotation, TokenBatch
 
 LOG2_E = 1 / math.log(2)
-_INTERPRETED = tl.constexpr(INTERPRETED)
 
+LEAST_IN_CHUNK = tl.constexpr(256)
+"""Entries before a chunk below which it is not split."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
@@ -58,77 +59,6 @@ class AttentionTiles(NamedTuple):
     entries: int
     warps: int
     stages: int
-
-
-@triton.jit
-def computable(x):
-    """Return x, in float32 if it is bfloat16 in Triton's interpreter, which computes that wrongly."""
-    return x.to(tl.float32) if _INTERPRETED and x.dtype == tl.bfloat16 else x
-
-
-@triton.jit
-def no_sums(M: tl.constexpr, D_PAD: tl.constexpr):
-    """Return the sums of an online softmax over no entries: acc [M, D_PAD], total and top [M]."""
-    total = tl.zeros([M], tl.float32)
-    return tl.zeros([M, D_PAD], tl.float32), total, tl.full([M], float("-inf"), tl.float32)
-
-
-@triton.jit
-def _with_tile(acc, total, top, score, v):
-    """Return the sums of an online softmax with one more tile, of scores [M, N] and values [N, D_PAD]."""
-    new_top = tl.maximum(top, tl.max(score, 1))
-    weight = tl.exp2(score - new_top[:, None])
-    decay = tl.exp2(top - new_top)
-    total = total * decay + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-    return acc, total, new_top
-
-
-@triton.jit
-def _entries(keys, values, where, there, D_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros except for those that are `there`."""
-    offs_d = tl.arange(0, D_PAD)
-    if MASKED:
-        k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
-        v = tl.load(values + where[:, None] + offs_d[None, :], mask=there, other=0.0)
-    else:
-        k = tl.load(keys + where[None, :] + offs_d[:, None])
-        v = tl.load(values + where[:, None] + offs_d[None, :])
-    return computable(k), computable(v)
-
-
-@triton.jit
-def attend(
-    acc, total, top, q, keys, values, table, position, scale, low, high, page_stride, ENTRY: tl.constexpr,
-    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
-
-    MASKED: `high` ends inside a tile, or some query's `position` [M] is before it. Masked entries are not loaded, so
-    that NaN in a page that is used again stays there. AHEAD: page ids are loaded a tile ahead, so that the pipeline of
-    keys and values need not wait for them.
-    """
-    D_PAD: tl.constexpr = q.shape[1]
-    offs_n = tl.arange(0, BLOCK_N)
-    if AHEAD:
-        next_page = tl.load(table + (low + offs_n) // PAGE, mask=low + offs_n < high, other=0)
-    for at in range(low, high, BLOCK_N):
-        entry = at + offs_n
-        if AHEAD:
-            page = next_page
-            next_page = tl.load(table + (entry + BLOCK_N) // PAGE, mask=entry + BLOCK_N < high, other=0)
-        elif MASKED:
-            page = tl.load(table + entry // PAGE, mask=entry < high, other=0)
-        else:
-            page = tl.load(table + entry // PAGE)
-        where = page.to(tl.int64) * page_stride + (entry % PAGE) * ENTRY
-        there = (entry < high)[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k, v = _entries(keys, values, where, there, D_PAD, MASKED or D != D_PAD)
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        if MASKED:
-            score = tl.where((entry[None, :] <= position[:, None]) & (entry < high)[None, :], score, float("-inf"))
-        acc, total, top = _with_tile(acc, total, top, score, v)
-    return acc, total, top
 
 
 @triton.jit
@@ -158,31 +88,11 @@ def _attend_row(
         # Loaded a tile ahead, so that the pipeline of keys and values need not wait for them.
         page = _pages_of(table, at + BLOCK_N, high, PAGE, BLOCK_N, RUN)
         there = (entry < high)[:, None] & (tl.arange(0, D_PAD) < D)[None, :]
-        k, v = _entries(keys, values, where, there, D_PAD, True)
+        k, v = entries(keys, values, where, there, D_PAD, True)
         score = tl.dot(q, k, input_precision="ieee") * scale
         score = tl.where((entry < high)[None, :], score, float("-inf"))
-        acc, total, top = _with_tile(acc, total, top, score, v)
+        acc, total, top = with_tile(acc, total, top, score, v)
     return acc, total, top
-
-
-@triton.jit
-def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
-    """Return where keys and values of a layer and KV head begin in the first page."""
-    keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
-    return keys, keys + PAGE * HEADS * D
-
-
-@triton.jit
-def chunk_of(starts, chunks, block, BLOCK_Q: tl.constexpr, SPARE: tl.constexpr):
-    """Find the chunk of a block of queries: the blocks of chunk c begin at starts[c] // BLOCK_Q + SPARE * c."""
-    chunk = 0
-    last = chunks
-    while chunk < last:
-        middle = (chunk + last + 1) // 2
-        before = tl.load(starts + middle).to(tl.int32) // BLOCK_Q + SPARE * middle <= block
-        chunk = tl.where(before, middle, chunk)
-        last = tl.where(before, last, middle - 1)
-    return chunk
 
 
 @triton.jit
@@ -303,8 +213,10 @@ def prefill_kernel(
 
     A spare block for each chunk (see `chunk_of`) leaves room for all of them, whatever the sizes are.
     The padding after the last chunk is one chunk more, whose result is zeros.
-    SPLIT: partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32 are written, and not `out`.
-    The splits share the entries that every query of the block may read; the first has the others too.
+
+    SPLIT: splits share the entries that every query of the block may read; the first has the others too. Their results
+    go to partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32. Where there are few entries
+    the first does it all: its log-sum is infinite then, and the result in `out`.
     """
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     AHEAD: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth > 16
@@ -325,15 +237,12 @@ def prefill_kernel(
     real = (offs_m < BLOCK_Q * GROUP) & (query < end - begin)
     mine = real[:, None] & (offs_d < D)[None, :]
     place = out + token[:, None] * (HEADS * GROUP * D) + lane
-    part = (token * HEADS + head) * GROUP + offs_m % GROUP
-    if SPLIT:
-        part = part * tl.num_programs(2) + tl.program_id(2)
-        place = partial + part[:, None] * D + offs_d[None, :]
+    part = ((token * HEADS + head) * GROUP + offs_m % GROUP) * tl.num_programs(2) + tl.program_id(2)
     acc, total, top = no_sums(BLOCK_M, D_PAD)
     if chunk == chunks:
-        tl.store(place, acc.to(place.dtype.element_ty), mask=mine)
+        tl.store(place, acc.to(out.dtype.element_ty), mask=mine)
         if SPLIT:
-            tl.store(logs + part, top, mask=real)
+            tl.store(logs + part, float("inf"), mask=real)
         return
     tile = computable(tl.load(q + token[:, None] * q_stride + lane, mask=mine, other=0.0))
     length = tl.load(lens + chunk).to(tl.int32)
@@ -346,10 +255,13 @@ def prefill_kernel(
     clear = (start + first + 1) // BLOCK_N * BLOCK_N
     low, until = 0, clear
     if SPLIT:
-        size = tl.cdiv(tl.cdiv(clear, tl.num_programs(2)), BLOCK_N) * BLOCK_N
+        few = clear < LEAST_IN_CHUNK
+        size = tl.cdiv(tl.cdiv(clear, tl.where(few, 1, tl.num_programs(2))), BLOCK_N) * BLOCK_N
         low = tl.minimum(tl.program_id(2) * size, clear)
         until = tl.minimum(low + size, clear)
         high = tl.where(tl.program_id(2) == 0, high, clear)
+        if few and tl.program_id(2) > 0:
+            return
     acc, total, top = attend(
         acc, total, top, tile, keys, values, pages, position, scale, low, until, page_stride, HEADS * D, D, PAGE,
         BLOCK_N, False, AHEAD,
@@ -359,9 +271,13 @@ def prefill_kernel(
         BLOCK_N, True, AHEAD,
     )  # fmt: skip
     if SPLIT:
-        total = tl.where(total > 0, total, 1.0)
-        tl.store(logs + part, top + tl.log2(total), mask=real)
-    tl.store(place, (acc / total[:, None]).to(place.dtype.element_ty), mask=mine)
+        if not few:
+            total = tl.where(total > 0, total, 1.0)
+            tl.store(logs + part, top + tl.log2(total), mask=real)
+            tl.store(partial + part[:, None] * D + offs_d[None, :], acc / total[:, None], mask=mine)
+            return
+        tl.store(logs + part, float("inf"), mask=real)
+    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)
 
 
 def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> AttentionTiles:
@@ -475,10 +391,9 @@ def prefill_attention(
 ) -> Tensor:  # fmt: skip
     """See attention.prefill_attention. `tiles` and `splits` are for measuring."""
     shape = AttentionShape.of(q, cache)
-    group = shape.heads // shape.kv_heads
+    group, tokens, chunks = shape.heads // shape.kv_heads, q.shape[0], rows.shape[0]
     tiles = tiles or prefill_tiles(shape.head_dim, q.element_size(), group, max_query)
-    tokens, chunks, queries = q.shape[0], rows.shape[0], tiles.rows // group
-    blocks = -(-tokens // queries)
+    blocks = -(-tokens // (queries := tiles.rows // group))
     if splits is None:
         longest = page_table.shape[1] * shape.page_size
         splits = chunk_split_count(max(blocks, chunks), shape.kv_heads, longest, multiprocessors(q.device))

@@ -16,17 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gapless.kernels.attention_triton import (
-    LOG2_E,
-    TABLES,
-    AttentionShape,
-    AttentionTiles,
-    attend,
-    chunk_of,
-    computable,
-    head_of,
-    no_sums,
-)
+from gapless.kernels.attend_triton import attend, chunk_of, computable, head_of, no_sums
+from gapless.kernels.attention_triton import LOG2_E, TABLES, AttentionShape, AttentionTiles
 from gapless.kernels.library_triton import has_warpgroups, operator
 from gapless.kernels.splits_triton import GRID_PER_SM, multiprocessors
 

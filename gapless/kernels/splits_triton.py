@@ -85,8 +85,7 @@ def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constex
     # Past the first-level cache: other programs wrote these.
     log = tl.load(logs + split, mask=split < splits, other=float("-inf"), cache_modifier=".cg")
     part = tl.load(partial + split[:, None] * D + offs_d[None, :], mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.max(log, 0)
-    weight = tl.exp2(log - tl.where(top > float("-inf"), top, 0.0))
+    weight = tl.where(split < splits, tl.exp2(log - tl.max(log, 0)), 0.0)
     whole = tl.sum(weight, 0)
     done = tl.sum(part * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     tl.store(out + offs_d, done.to(out.dtype.element_ty), mask=offs_d < D)
@@ -127,8 +126,11 @@ def combine_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def combine_chunks_kernel(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """Program (query head, token): the token's result from all splits of its chunk, of which some may be empty."""
+    """Program (query head, token): the token's result from the splits of its chunk, if it is split: else the first
+    log-sum is infinite."""
     one = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    if tl.load(logs + one * splits) == float("inf"):
+        return
     _combine(out + one * D, partial + one * splits * D, logs + one * splits, splits, D, SPLITS_PAD)
 
 

@@ -123,7 +123,10 @@ def test_prefill_of_small_chunks_equals_the_reference(size, dtype):
     start = torch.tensor(chunked(sizes, ends)[0], device=CUDA)
     q = queries(heads, 5 * size, dtype=dtype, device=CUDA)
     args = (q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, heads.dim**-0.5, size)
-    check(torch.ops.gapless.triton_prefill_attention(*args), prefill_reference(*args))
+    want = prefill_reference(*args)
+    check(torch.ops.gapless.triton_prefill_attention(*args), want)
+    for splits in (1, 2, 7, 16):
+        check(kernels.prefill_attention(*args, splits=splits), want)
 
 
 @pytest.mark.parametrize("page_size", (5, 8, 32, 128))

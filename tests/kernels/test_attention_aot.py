@@ -51,6 +51,7 @@ class Variant(NamedTuple):
     group: int = 2
     turn: bool = False
     many: bool = False
+    split: bool = False
 
     def build(self, capability: int) -> Resources:
         kernel = getattr(kernels, f"{self.kernel}_kernel")
@@ -66,14 +67,14 @@ class Variant(NamedTuple):
             tiles = kernels.prefill_tiles(self.dim, size, self.group, 512)
         else:
             tiles = kernels.decode_tiles(self.dim, size, self.group, self.many)
-        if self.kernel == "combine":
+        if self.kernel.startswith("combine"):
             tiles = tiles._replace(warps=4, stages=1)
         many = self.many or self.kernel == "combine"
         return {
             "HEADS": KV_HEADS, "GROUP": self.group, "D": self.dim, "PAGE": PAGE, "BLOCK_M": tiles.rows,
             "BLOCK_Q": tiles.rows // self.group, "BLOCK_N": tiles.entries, "RUN": PAGE,
             "SPLITS_PAD": splits_triton.MOST_SPLITS if many else 2, "EARLY": capability >= 90, "MAX_LEN": 4096,
-            "TURN": self.turn, "NORM": self.turn, "MANY": self.many,
+            "TURN": self.turn, "NORM": self.turn, "MANY": self.many, "SPLIT": self.split,
         }, tiles  # fmt: skip
 
     def _type(self, name: str) -> str:
@@ -96,6 +97,7 @@ TESTED = (
     MANY,
     Variant("prefill", 64),
     Variant("prefill", 128),
+    Variant("prefill", 128, split=True),
 )
 MORE = (
     *(Variant(kernel, dim) for kernel in ("decode", "prefill") for dim in (80, 96, 256)),
@@ -158,8 +160,9 @@ def test_a_kernel_fits_small_blocks(variant, capability):
     assert variant.build(capability).trouble(capability, 128 if variant.kernel == "prefill" else 0) == []
 
 
-def test_the_combining_kernel_fits():
-    assert Variant("combine", 128).build(90).trouble(90) == []
+@pytest.mark.parametrize("kernel", ("combine", "combine_chunks"))
+def test_the_combining_kernels_fit(kernel):
+    assert Variant(kernel, 128).build(90).trouble(90) == []
 
 
 def test_launches_that_differ_in_what_tensors_hold_and_where_they_begin_compile_once(monkeypatch):
@@ -174,8 +177,8 @@ def test_launches_that_differ_in_what_tensors_hold_and_where_they_begin_compile_
             kernels.decode_attention(q[:rows], batch.cache, layer, batch.page_table, lens, lens, 0.1)
             chunks = (lens, small[1 : 2 + rows], lens)
             kernels.prefill_attention(q[rows:], batch.cache, layer, batch.page_table, *chunks, 0.1, 512)
-    kinds = (kernels.decode_kernel, kernels.combine_kernel, kernels.prefill_kernel)
-    assert [compiled(kind) for kind in kinds] == [1, 1, 1]
+    kinds = (kernels.decode_kernel, kernels.combine_kernel, kernels.prefill_kernel, kernels.combine_chunks_kernel)
+    assert [compiled(kind) for kind in kinds] == [1, 1, 1, 1]
 
 
 def main() -> None:

@@ -110,8 +110,8 @@ def test_prefill_of_query_heads_that_share_keys(group):
 @pytest.mark.parametrize("padding", (0, 5))
 def test_prefill_split_in_every_way_equals_float64(splits, padding):
     """Of contexts that are shorter than a tile, than all splits, and longer; NaN in what no program writes is seen."""
-    sizes, lengths = [1, 5, 30, 3], [1, 16, 300, 150]
-    prefill(Heads(4, 2, 16), sizes, lengths, tiles=SMALL, splits=splits, padding=padding, rows=6)
+    sizes, lengths = [1, 5, 30, 3, 1], [1, 16, 500, 150, 257]
+    prefill(Heads(4, 2, 16), sizes, lengths, tiles=SMALL, splits=splits, padding=padding, rows=7)
 
 
 def test_a_few_tokens_are_split_by_themselves_and_many_are_not(monkeypatch):
