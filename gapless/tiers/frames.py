@@ -33,9 +33,11 @@ MAX_FETCH = 64
 """Pages of one fetch"""
 MAX_NAME = 512
 """Bytes of the name of a request"""
+LEASE_SECONDS = 3.0
+"""How long a peer keeps what it was lent while it says nothing. A taker renews three times as often."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
-_MAGIC = b"gaplessP5"
+_MAGIC = b"gaplessP6"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
@@ -82,11 +84,13 @@ class FrameKind(IntEnum):
     """The answer to MAP, yes or no; with a yes comes the file."""
     LENT = 12, MAX_FETCH * LENT.size
     """The pages of a fetch in that memory, up to the first that is not there. They stay as they are until they are
-    returned, if that is in time."""
+    returned, or the connection ends."""
     RETURN = 13, LEASE.size
     """The taker has read what a fetch of this number lent it."""
     RETURNED = 14, 0
     """The answer to a RETURN in time: it was the same page until then. What is late ends the connection."""
+    RENEW = 15, 0
+    """The taker still uses what it was lent. Not answered; every other frame says as much."""
 
 
 class PeerError(OSError):

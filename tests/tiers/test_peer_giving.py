@@ -33,7 +33,7 @@ def test_a_taker_that_does_not_ask_for_a_proof_gets_nothing_either(opened, path,
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer = FrameSocket(connected(path))
-    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP6" + bytes(32) + setup.namespace.digest)
     proof = peer.receive(FrameKind.CHALLENGE)[1][-32:]
     peer.send(FrameKind.PROOF, proof, setup.namespace.text.encode())  # the giver's own, back to it
     with pytest.raises(frames.PeerError, match="closed"):
@@ -173,7 +173,7 @@ def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(opened, path, monk
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer, begin = FrameSocket(connected(path)), time.monotonic()
-    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP6" + bytes(32) + setup.namespace.digest)
     peer.receive(FrameKind.CHALLENGE)
     assert not peer.wait(3) and time.monotonic() - begin < 0.9
     peer.close()
