@@ -41,6 +41,8 @@ _MAGIC = b"gaplessP6"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
+_USER = struct.Struct("3i")
+"""What the system says of a peer: process, user, group"""
 ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
 LEASE = struct.Struct("<Q")
@@ -164,6 +166,14 @@ class FrameSocket:
             memory = memory[count:]
 
     @property
+    def stranger(self) -> bool:
+        """Return whether the peer is known to be another user's process, as the system says of unix sockets."""
+        if not self.local or not hasattr(socket, "SO_PEERCRED"):
+            return False
+        _, user, _ = _USER.unpack(self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
+        return bool(user != os.geteuid())
+
+    @property
     def local(self) -> bool:
         """Return whether the peer is a process of this host that files can be sent to."""
         return self._raw.family == socket.AF_UNIX
@@ -247,6 +257,7 @@ def keys_in(body: bytes, count: int) -> list[bytes]:
 
 def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     """Begin a connection as the one that takes pages. Raises PeerRefused, OSError."""
+    _check_user(peer, key)
     peer.secure()
     hello = _MAGIC + secrets.token_bytes(_NONCE) + namespace.digest
     peer.send(FrameKind.HELLO, hello)
@@ -260,6 +271,7 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
 
 def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[], None] = lambda: None) -> None:
     """Begin as the one that gives pages; `enter` may refuse a peer that has the key. Raises PeerRefused, OSError."""
+    _check_user(peer, key)
     peer.secure()
     hello = peer.receive(FrameKind.HELLO)[1]
     if len(hello) != FrameKind.HELLO.limit or not hello.startswith(_MAGIC):
@@ -272,6 +284,12 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
     enter()
     peer.send(FrameKind.WELCOME, namespace.text.encode())
     _check_same(namespace, hello[-32:], proof[_MAC:])
+
+
+def _check_user(peer: FrameSocket, key: bytes) -> None:
+    """Without a key, refuse all but processes of this user."""
+    if not key and peer.stranger:
+        raise PeerRefused("the peer is another user's: give both sides a key, by kv_peer_key_file")
 
 
 def _proof(key: bytes, who: bytes, said: bytes) -> bytes:

@@ -45,7 +45,7 @@ ADMIT_SECONDS = 2.0
 LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
 LONGEST_LEASE_SECONDS = 10.0
-"""How long a peer may keep what it was lent, though it renews. Then its connection ends, and the places serve others."""
+"""How long a peer that renews may keep what it was lent. Then its connection ends, and the places serve others."""
 MAX_LEASES = 4096
 """Fetches that one peer may have to return"""
 FROM_TAKERS = (FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN, FrameKind.RENEW)

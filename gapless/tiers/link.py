@@ -245,10 +245,10 @@ class PeerLink:
         order = self._next()
         if order is not None:
             self._do(order)
-        elif self._renews and self._clock() >= self._renew_at:
-            self._safely(self._renew)
         elif self._memory is not None and self._has_gone():  # its memory must not stay because nothing is asked
             return True
+        elif self._renews and self._clock() >= self._renew_at:
+            self._safely(self._renew)
         elif self._peer is None and self._clock() >= self._next_try:
             self._safely(self._connect)
         else:
