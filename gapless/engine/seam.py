@@ -87,7 +87,7 @@ class Stats(NamedTuple):
     lower_loading: tuple[int, ...] = ()
     """Pages that each is loading for a request."""
     lower_quarantined: tuple[int, ...] = ()
-    """Pages of loads that no request waits for: nobody gets their slots before the tier says that they have ended."""
+    """Pages of loads that no request waits for: their slots serve nothing else before the tier has ended the load."""
     lower_storing: tuple[int, ...] = ()
     lower_waiting: tuple[int, ...] = ()
     """Pages that wait for their store."""

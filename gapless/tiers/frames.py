@@ -287,7 +287,7 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
 
 
 def _check_user(peer: FrameSocket, key: bytes) -> None:
-    """Without a key, refuse all but processes of this user."""
+    """Refuse another user's process where there is no key. Raises PeerRefused."""
     if not key and peer.stranger:
         raise PeerRefused("the peer is another user's: give both sides a key, by kv_peer_key_file")
 
