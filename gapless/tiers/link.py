@@ -273,7 +273,7 @@ class PeerLink:
         if isinstance(order, LinkReturn):
             if (memory := self._borrowed.pop(order.job, None)) is not None:
                 memory.leases -= 1
-                if (peer := self._peer) is not None and memory is self._memory:
+                if not self._has_gone() and (peer := self._peer) is not None and memory is self._memory:
                     self._safely(lambda: self._return(peer, order.job))
                 self._close_unless_used(memory)
             return

@@ -182,6 +182,18 @@ def test_a_link_renews_while_it_has_borrowed_pages_and_is_silent_otherwise(borro
     assert said == [FrameKind.RENEW] * 4 + [FrameKind.RETURN] * 2 and giver.shelf.lent == 0
 
 
+def test_a_link_that_gives_back_after_the_end_of_the_lease_connects_again_at_once(borrower):
+    giver, link, _, said = borrower
+    link.load(1, [TierPage(key(0))], borrows=True)
+    rest(link)
+    (session,) = giver.server.connections
+    session.stop()
+    until(lambda: not giver.server.connections)
+    link.give_back(1)
+    rest(link)
+    assert link.lends and not link.error and FrameKind.RETURN not in said
+
+
 def test_a_link_renews_nothing_at_a_peer_that_has_come_after_the_one_that_lent(borrower):
     giver, link, clock, said = borrower
     link.load(1, [TierPage(key(0))], borrows=True)
