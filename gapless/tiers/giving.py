@@ -180,7 +180,7 @@ class PeerSession:
     def turn(self) -> bool:
         """Wait for a frame and answer it; false when the peer has closed. Raises OSError."""
         # One that is silent is late only if nothing has come: this engine may have been stopped meanwhile.
-        if self._overdue or not self._peer.wait(self._left()):
+        if self._overdue or not self._peer.wait(self.left()):
             return False
         kind, body = self._peer.receive(*FROM_TAKERS)
         self._heard = self._clock()
@@ -207,13 +207,13 @@ class PeerSession:
     @property
     def late(self) -> bool:
         """Return whether the peer should have returned something by now, or renewed its leases."""
-        return self._left() == 0.0
+        return self.left() == 0.0
 
     @property
     def _overdue(self) -> bool:
         return any([due <= self._clock() for due in self._due.values()])
 
-    def _left(self) -> float | None:
+    def left(self) -> float | None:
         """Return in how many seconds the peer has to say or return something; None where it has nothing."""
         ends = min(self._heard + LEASE_SECONDS, *self._due.values()) if self._due else None
         return None if ends is None else max(0.0, ends - self._clock())

@@ -40,7 +40,7 @@ def kept_by_the_departed() -> AbstractContextManager[None]:
 
 def kept_by_the_silent() -> AbstractContextManager[None]:
     """What is lent to one that says nothing stays so, whatever time passes."""
-    return replaced(PeerSession, "_left", lambda *_: None)
+    return replaced(PeerSession, "left", lambda *_: None)
 
 
 def read_without_an_answer() -> AbstractContextManager[None]:
