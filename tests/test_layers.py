@@ -77,6 +77,7 @@ LINES = {
     "KV in host memory: one share of time both ways, counts without the warm-up, loads beside adapters": 854,
     "KV is loaded only where that takes less than computing, by means without first times": 161,
     "leases of pages that peers read in place, pages that bear their names, peers that a simulator moves": 90,
+    "leases that takers renew, users of unix sockets without a key, loads in quarantine": 61,
     "loads that queue one behind another where no row runs": 20,
     "logits processors, functions that are not strict, matchers that do not come back": 590,
     "masks that are read where logits are loaded, in mail of each row": 88,

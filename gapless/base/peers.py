@@ -84,10 +84,10 @@ class PeerPlan(NamedTuple):
         """Return whether there are peers."""
         return self.listen is not None or bool(self.peers)
 
-    def far(self) -> Iterator[tuple[str, PeerAddress]]:
-        """Yield the addresses that other machines reach, each with its field."""
+    def addresses(self) -> Iterator[tuple[str, PeerAddress]]:
+        """Yield the addresses, each with its field."""
         for field, address in (("kv_peer_listen", self.listen), *[("kv_peers", peer) for peer in self.peers]):
-            if address is not None and not address.local:
+            if address is not None:
                 yield field, address
 
 
@@ -112,16 +112,18 @@ def role_plan(
                 "give all three or none"
             )
         return plan._replace(tls=PeerFiles(*map(str, files)))
-    for field, address in plan.far():
-        raise ConfigError(
-            f"{field}: {address} crosses machines, and pages would go there in the clear: give kv_peer_ssl_certfile, "
-            "kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs, or a loopback address or unix:PATH"
-        )
+    for field, address in plan.addresses():
+        if not address.local:
+            raise ConfigError(
+                f"{field}: {address} crosses machines, and pages would go there in the clear: give "
+                "kv_peer_ssl_certfile, kv_peer_ssl_keyfile and kv_peer_ssl_ca_certs, or a loopback address or unix:PATH"
+            )
     return plan
 
 
 def with_key(plan: PeerPlan, path: str | None) -> PeerPlan:
-    """Return the plan with the key that all peers share, from its file or else the environment. Raises ConfigError."""
+    """Return the plan with the key that all peers share, from its file or else the environment; between unix sockets
+    there may be none. Raises ConfigError."""
     key, where = os.environ.get(KEY_VARIABLE, "").strip().encode(), f"${KEY_VARIABLE}"
     if path is not None:
         where = f"kv_peer_key_file {path}"
@@ -134,9 +136,10 @@ def with_key(plan: PeerPlan, path: str | None) -> PeerPlan:
         raise ConfigError(
             f"{where} has {len(key)} bytes, a key at least {LEAST_KEY_BYTES}: make one with openssl rand -hex 32"
         )
-    for field, address in plan.far() if not key else ():
-        raise ConfigError(
-            f"{field}: {address} crosses machines, and peers there need a key too: give kv_peer_key_file, with "
-            "what openssl rand -hex 32 has made"
-        )
+    for field, address in plan.addresses() if not key else ():
+        if not address.path:  # other users have no permission to connect to a unix socket, and cannot be its server
+            raise ConfigError(
+                f"{field}: every user of its machine can connect to {address}, or listen there, so peers need a key: "
+                f"give kv_peer_key_file or ${KEY_VARIABLE}, with what openssl rand -hex 32 has made, or use unix:PATH"
+            )
     return plan._replace(key=key)

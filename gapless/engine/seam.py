@@ -85,7 +85,9 @@ class Stats(NamedTuple):
     """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
     lower_size_bytes: tuple[int, ...] = ()
     lower_loading: tuple[int, ...] = ()
-    """Pages that each is loading."""
+    """Pages that each is loading for a request."""
+    lower_quarantined: tuple[int, ...] = ()
+    """Pages of loads that no request waits for: their slots serve nothing else before the tier has ended the load."""
     lower_storing: tuple[int, ...] = ()
     lower_waiting: tuple[int, ...] = ()
     """Pages that wait for their store."""
@@ -184,6 +186,7 @@ class Stats(NamedTuple):
     lower_loaded: tuple[int, ...] = ()
     lower_lent: tuple[int, ...] = ()
     lower_failed: tuple[int, ...] = ()
+    lower_cancelled: tuple[int, ...] = ()
     lower_refused: tuple[int, ...] = ()
     lower_late: tuple[int, ...] = ()
     lower_dropped_busy: tuple[int, ...] = ()

@@ -47,7 +47,7 @@ class EngineTiers:
         asked = sum(tier.nbytes for kind, tier in config.tiers.items() if kind in ("host", "peer"))
         if asked > (most := memory()[1]):
             raise ConfigError(f"kv_tiers: host and peer ask for {asked:,} bytes of this machine's {most:,}: give less")
-        self._config = config
+        self._config, self._peers = config, with_key(config.peer_plan, config.kv_peer_key_file)
         self._namespace = Namespace("")
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
@@ -106,8 +106,7 @@ class EngineTiers:
     def _open(self, kind: str, setup: TierSetup, ring: Callable[[], None], adopt: Adopt) -> TierWorker:
         if kind != "peer":
             return TierWorker(kind, factory_of(kind)(setup), ring)
-        plan = with_key(self._config.peer_plan, self._config.kv_peer_key_file)
-        return PeerWorker(kind, open_peer_tier(setup, plan, adopt), ring)
+        return PeerWorker(kind, open_peer_tier(setup, self._peers, adopt), ring)
 
     def close(self) -> None:
         """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""

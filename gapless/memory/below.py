@@ -49,6 +49,8 @@ class LowerCounts:
     """Lent by a peer, and read in its memory; they count as loaded too"""
     failed: int = 0
     """Loads of which the tier could not read a page"""
+    cancelled: int = 0
+    """Loads that were late, and ended before their last page: nothing failed"""
     refused: int = 0
     """Loaded, but not what was stored: the device's checksum was another"""
     late: int = 0
@@ -326,11 +328,14 @@ class LowerTiers:
 
     def totals(self) -> dict[str, tuple[int, ...]]:
         """Return what each tier has done and does now, by the names of engine.seam.Stats."""
-        loading = [0 for _ in self.lines]
-        for job in self.jobs.values():
-            loading[job.place] += len(job.copies) if job.loads else 0
+        loading, quarantined = [0 for _ in self.lines], [0 for _ in self.lines]
+        for number, job in self.jobs.items():
+            if job.loads:
+                waits = any([number in search.open for search in self._waiting[number]])
+                (loading if waits else quarantined)[job.place] += len(job.copies)
         rooms, each = [line.room() for line in self.lines], [vars(one) for one in self.counts]
-        now = {"loading": loading, "storing": self._storing, "waiting": [len(fresh) for fresh in self._fresh]}
+        now = {"loading": loading, "quarantined": quarantined, "storing": self._storing}
+        now["waiting"] = [len(fresh) for fresh in self._fresh]
         now |= {"used_bytes": [used for used, _ in rooms], "size_bytes": [size for _, size in rooms]}
         now |= {name: [one[name] for one in each] for name in vars(LowerCounts())}
         return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
@@ -437,6 +442,8 @@ class LowerTiers:
         if end.failed:
             counts.failed += 1
             self.lines[place].drop([job.copies[good].key])  # it would be found again, and fail again
+        else:
+            counts.cancelled += good < len(job.copies)
 
     def store(self, place: int) -> None:
         """Begin the next store, of copies that are still there."""

@@ -81,9 +81,10 @@ _LOWER = {
         {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
     ),
     "gapless:kv_lower_tier_moving": (
-        "Pages that a tier below the host tier loads and stores now, and those that wait for their store.",
+        "Pages that a tier below the host tier loads and stores now, and those that wait for their store; quarantined "
+        "ones are of loads that no request waits for, and that have not ended.",
         "state",
-        {state: state for state in ("loading", "storing", "waiting")},
+        {state: state for state in ("loading", "quarantined", "storing", "waiting")},
     ),
     "gapless:kv_lower_tier_room_bytes": (
         "Bytes of pages in a tier below the host tier, and how many it may keep; 0 where it does not say.",
@@ -101,9 +102,10 @@ _LOWER = {
         {"read": "read_bytes", "written": "written_bytes"},
     ),
     "gapless:kv_lower_tier_waits": (
-        "Waits for a tier below the host tier that brought less than it had: loads that failed, requests that gave up.",
+        "Waits for a tier below the host tier that brought less than it had: loads that failed or were cancelled, "
+        "requests that gave up.",
         "outcome",
-        {"failed": "failed", "late": "late"},
+        {outcome: outcome for outcome in ("failed", "cancelled", "late")},
     ),
 }
 """Series by tier: the help text, the second label, and its values with the ends of the fields."""

@@ -33,12 +33,16 @@ MAX_FETCH = 64
 """Pages of one fetch"""
 MAX_NAME = 512
 """Bytes of the name of a request"""
+LEASE_SECONDS = 3.0
+"""How long a peer keeps what it was lent while it says nothing. A taker renews three times as often."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
-_MAGIC = b"gaplessP5"
+_MAGIC = b"gaplessP6"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
+_USER = struct.Struct("3i")
+"""What the system says of a peer: process, user, group"""
 ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
 LEASE = struct.Struct("<Q")
@@ -82,11 +86,13 @@ class FrameKind(IntEnum):
     """The answer to MAP, yes or no; with a yes comes the file."""
     LENT = 12, MAX_FETCH * LENT.size
     """The pages of a fetch in that memory, up to the first that is not there. They stay as they are until they are
-    returned, if that is in time."""
+    returned, or the connection ends."""
     RETURN = 13, LEASE.size
     """The taker has read what a fetch of this number lent it."""
     RETURNED = 14, 0
     """The answer to a RETURN in time: it was the same page until then. What is late ends the connection."""
+    RENEW = 15, 0
+    """The taker still uses what it was lent. Not answered; every other frame says as much."""
 
 
 class PeerError(OSError):
@@ -158,6 +164,14 @@ class FrameSocket:
             if not count:
                 raise PeerError("the peer has closed the connection")
             memory = memory[count:]
+
+    @property
+    def stranger(self) -> bool:
+        """Return whether the peer is known to be another user's process, as the system says of unix sockets."""
+        if not self.local or not hasattr(socket, "SO_PEERCRED"):
+            return False
+        _, user, _ = _USER.unpack(self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
+        return bool(user != os.geteuid())
 
     @property
     def local(self) -> bool:
@@ -243,6 +257,7 @@ def keys_in(body: bytes, count: int) -> list[bytes]:
 
 def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
     """Begin a connection as the one that takes pages. Raises PeerRefused, OSError."""
+    _check_user(peer, key)
     peer.secure()
     hello = _MAGIC + secrets.token_bytes(_NONCE) + namespace.digest
     peer.send(FrameKind.HELLO, hello)
@@ -256,6 +271,7 @@ def greet(peer: FrameSocket, key: bytes, namespace: Namespace) -> None:
 
 def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[], None] = lambda: None) -> None:
     """Begin as the one that gives pages; `enter` may refuse a peer that has the key. Raises PeerRefused, OSError."""
+    _check_user(peer, key)
     peer.secure()
     hello = peer.receive(FrameKind.HELLO)[1]
     if len(hello) != FrameKind.HELLO.limit or not hello.startswith(_MAGIC):
@@ -268,6 +284,12 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
     enter()
     peer.send(FrameKind.WELCOME, namespace.text.encode())
     _check_same(namespace, hello[-32:], proof[_MAC:])
+
+
+def _check_user(peer: FrameSocket, key: bytes) -> None:
+    """Refuse another user's process where there is no key. Raises PeerRefused."""
+    if not key and peer.stranger:
+        raise PeerRefused("the peer is another user's: give both sides a key, by kv_peer_key_file")
 
 
 def _proof(key: bytes, who: bytes, said: bytes) -> bytes:

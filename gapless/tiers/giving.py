@@ -22,6 +22,7 @@ from gapless.tiers.frames import (
     ASK,
     KEY_BYTES,
     LEASE,
+    LEASE_SECONDS,
     LENT,
     MAX_NAME,
     PAGE,
@@ -43,10 +44,11 @@ ADMIT_SECONDS = 2.0
 """How long a connection may take to prove itself"""
 LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
-LEASE_SECONDS = 10.0
-"""How long a peer may take to read what it was lent. Then its connection ends, and the places serve others."""
+LONGEST_LEASE_SECONDS = 10.0
+"""How long a peer that renews may keep what it was lent. Then its connection ends, and the places serve others."""
 MAX_LEASES = 4096
 """Fetches that one peer may have to return"""
+FROM_TAKERS = (FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN, FrameKind.RENEW)
 
 log = logging.getLogger("gapless.tiers")
 
@@ -158,8 +160,9 @@ class PeerServer:
 class PeerSession:
     """The giving side of one connection.
 
-    Pages that are lent keep their places until the peer returns them, or for LEASE_SECONDS. A peer that is later than
-    that may still read, and sees other pages there: it finds the connection ended, or other checksums.
+    Pages that are lent keep their places until the peer returns them, or has said nothing for LEASE_SECONDS, or has had
+    them for LONGEST_LEASE_SECONDS. A peer that is later than that may still read, and sees other pages there: it finds
+    the connection ended, or other checksums.
     """
 
     def __init__(
@@ -170,13 +173,17 @@ class PeerSession:
         """Pages by the number of their fetch"""
         self._due: dict[int, float] = {}
         """When they must be back, the first ones first"""
+        self._heard = clock()
+        """When the peer's last frame was read"""
         self._peer, self._shelf, self._shared, self._clock = peer, shelf, shared, clock
 
     def turn(self) -> bool:
         """Wait for a frame and answer it; false when the peer has closed. Raises OSError."""
-        if self.late or not self._peer.wait(self._left()):
+        # One that is silent is late only if nothing has come: this engine may have been stopped meanwhile.
+        if self._overdue or not self._peer.wait(self.left()):
             return False
-        kind, body = self._peer.receive(FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN)
+        kind, body = self._peer.receive(*FROM_TAKERS)
+        self._heard = self._clock()
         if kind is FrameKind.ASK:
             self._answer(body)
         elif kind is FrameKind.FETCH:
@@ -184,7 +191,7 @@ class PeerSession:
         elif kind is FrameKind.RETURN:
             self._take_back(_number_in(body))
             self._peer.send(FrameKind.RETURNED)
-        else:
+        elif kind is FrameKind.MAP:
             fd = self._shelf.memory.fd if self._shelf.memory is not None and self._peer.local else -1
             self._shared = fd >= 0
             self._peer.send_memory(fd)
@@ -199,12 +206,17 @@ class PeerSession:
 
     @property
     def late(self) -> bool:
-        """Return whether the peer should have returned something by now."""
-        return self._left() == 0.0
+        """Return whether the peer should have returned something by now, or renewed its leases."""
+        return self.left() == 0.0
 
-    def _left(self) -> float | None:
-        """Return in how many seconds the peer has to return something; None where it has nothing."""
-        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+    @property
+    def _overdue(self) -> bool:
+        return any([due <= self._clock() for due in self._due.values()])
+
+    def left(self) -> float | None:
+        """Return in how many seconds the peer has to say or return something; None where it has nothing."""
+        ends = min(self._heard + LEASE_SECONDS, *self._due.values()) if self._due else None
+        return None if ends is None else max(0.0, ends - self._clock())
 
     def _lend(self, number: int, key: bytes) -> ShelfPage | None:
         if (page := self._shelf.lend(key)) is not None:
@@ -235,7 +247,7 @@ class PeerSession:
             while keys and self._lend(number, keys[0]) is not None:
                 keys = keys[1:]
             if lent := self.lent.get(number, []):
-                self._due[number] = self._clock() + LEASE_SECONDS
+                self._due[number] = self._clock() + LONGEST_LEASE_SECONDS
             self._peer.send(FrameKind.LENT, *map(self._place_of, lent))
             return
         for key in keys:

@@ -23,6 +23,7 @@ from gapless.tiers.frames import (
     ANSWERS,
     ASK,
     LEASE,
+    LEASE_SECONDS,
     LENT,
     MAX_FETCH,
     MAX_KEYS,
@@ -39,6 +40,8 @@ FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 60.0
 """Seconds for which a peer is left alone after failures"""
 LOOK_SECONDS = 1.0
 """How often it is looked whether a peer of this host is still there"""
+RENEW_SECONDS = LEASE_SECONDS / 3
+"""How often a peer hears that what it has lent is still used"""
 REPEAT_SECONDS = 0.001
 """How often a peer is asked about pages that are to come"""
 
@@ -167,6 +170,8 @@ class PeerLink:
         self._memory: PeerMemory | None = None
         self._borrowed: dict[int, PeerMemory] = {}
         """What loads have borrowed pages of, until they give them back"""
+        self._renew_at = 0.0
+        """When the peer hears of these next"""
         self._tried = self._next_try = 0.0
         self._orders: deque[LinkOrder] = deque()
         self._open: list[LinkQuestion] = []
@@ -244,6 +249,8 @@ class PeerLink:
             self._do(order)
         elif self._memory is not None and self._has_gone():  # its memory must not stay because nothing is asked
             return True
+        elif self._renews and self._clock() >= self._renew_at:
+            self._safely(self._renew)
         elif self._peer is None and self._clock() >= self._next_try:
             self._safely(self._connect)
         else:
@@ -261,13 +268,14 @@ class PeerLink:
         times = [question.due for question in self._open]
         times += [self._next_try] if self._peer is None else []
         times += [self._clock() + LOOK_SECONDS] if self._memory is not None else []
+        times += [self._renew_at] if self._renews else []
         return max(0.0, min(times) - self._clock()) if times else None
 
     def _do(self, order: LinkOrder) -> None:
         if isinstance(order, LinkReturn):
             if (memory := self._borrowed.pop(order.job, None)) is not None:
                 memory.leases -= 1
-                if (peer := self._peer) is not None and memory is self._memory:
+                if not self._has_gone() and (peer := self._peer) is not None and memory is self._memory:
                     self._safely(lambda: self._return(peer, order.job))
                 self._close_unless_used(memory)
             return
@@ -346,6 +354,7 @@ class PeerLink:
         if load.borrows and not load.cancelled:
             self._borrowed[load.job] = load.memory = memory
             memory.leases += 1
+            self._renew_at = self._clock() + RENEW_SECONDS
             load.places = places
         else:
             if not load.cancelled:
@@ -354,6 +363,17 @@ class PeerLink:
             self._return(peer, load.job)  # otherwise the places may have served other pages meanwhile
         if not load.cancelled:
             load.checksums, load.nbytes = checksums, sum(map(len, sources))
+
+    @property
+    def _renews(self) -> bool:
+        """Return whether the peer has lent something. What one of before has lent is lost."""
+        return self._memory is not None and self._memory.leases > 0
+
+    def _renew(self) -> None:
+        """Keep what the peer has lent. Raises OSError."""
+        assert self._peer is not None
+        self._peer.send(FrameKind.RENEW)
+        self._renew_at = self._clock() + RENEW_SECONDS
 
     def _return(self, peer: FrameSocket, job: int) -> None:
         """Give back what the peer has lent to a load; its answer counts where pages were copied. Raises OSError."""

@@ -192,6 +192,7 @@ def test_what_is_lent_goes_back_in_time_and_is_computed(pair, monkeypatch):
 def test_a_request_that_is_gone_gives_back_what_it_was_lent(pair, monkeypatch):
     monkeypatch.setattr("gapless.memory.below.LEASE_NS", 10**15)
     monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 10**6)
+    monkeypatch.setattr("gapless.tiers.giving.LONGEST_LEASE_SECONDS", 10**6)
     prefiller, decoder = pair
     monkeypatch.setattr(HostTier, "load_early", lambda *_: 0)
     all_but_one(prefiller, "S", 5)
@@ -245,6 +246,31 @@ def test_what_changes_while_it_is_lent_is_computed(side, tmp_path):
     assert not decoder.loop.counters.prefix_hits
     peer.close()
     memory.close()
+
+
+def test_places_that_serve_other_pages_while_the_device_reads_them_are_noticed_and_computed(pair, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.giving.LEASE_SECONDS", 0.05)  # and the decoder renews later
+    prefiller, decoder = pair
+    prefiller.prefill(prompts()[0], "R")
+    shelf, host, reused = prefiller.tier.shelf, decoder.loop.transfers.host, list[int]()
+    next_load = host.next_load
+
+    def late(most):
+        """A load has begun; before the device reads, the lease ends, and each place gets the page of another."""
+        if (batch := next_load(most)) is not None and not reused:
+            reused.append(len(batch.moves))
+            until(lambda: not shelf.lent)
+            places = [page.data for page in shelf.pages.values()]
+            others = [bytes(data) for data in places]
+            shelf.drop([*shelf.pages])
+            for place, other in zip(places, others[1:] + others[:1], strict=True):
+                place[:] = other
+        return batch
+
+    host.next_load = late
+    decoder.ask(prompts()[0], claim="R")
+    assert decoder.counts.refused >= reused[0] > 0 and host.counts.refused == decoder.counts.refused
+    assert not decoder.loop.counters.prefix_hits and not host.counts.loaded
 
 
 def test_two_requests_at_once_share_what_is_lent(pair):

@@ -255,7 +255,8 @@ def test_a_load_that_was_cancelled_drops_nothing():
     world.fetch(world.find(b"a"), b"a")
     world.lines[0].ends(good=0)
     world.below.poll()
-    assert not world.lines[0].dropped and not world.below.counts[0].failed and world.tier.used() == 0
+    counts = world.below.counts[0]
+    assert not world.lines[0].dropped and (counts.failed, counts.cancelled) == (0, 1) and world.tier.used() == 0
 
 
 def test_two_requests_for_one_page_share_its_load_from_below():
@@ -286,6 +287,39 @@ def test_a_slot_that_is_filled_from_below_is_given_to_no_other_page_even_when_it
     world.lines[0].ends()
     world.below.poll()
     assert world.tier.has(world.pool, b"a"), "it came late, and is a copy all the same"
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_pages_of_a_load_that_no_request_waits_for_are_quarantined_until_it_ends(aborted):
+    world = World(Line(), Line(), slots=2)
+
+    def moving():
+        totals = world.tier.totals()
+        return totals["lower_loading"], totals["lower_quarantined"]
+
+    def leave(search):
+        """Its request is gone, or it is late."""
+        if aborted:
+            search.open = {}
+        else:
+            search.late_at = world.now
+            assert not world.tier.waits(search)
+
+    first = world.find(b"a")
+    world.fetch(first, b"a")
+    second = world.find(b"a")
+    world.fetch(second, b"a")
+    leave(first)
+    assert moving() == ((1, 0), (0, 0)), "another waits for it"
+    leave(second)
+    assert moving() == ((0, 0), (1, 0))
+    world.store(b"c", b"d")
+    assert world.tier.counts.dropped_full == 1, "nobody gets its slot"
+    world.lines[0].ends(good=0)
+    world.below.poll()
+    counts = world.below.counts[0]
+    assert moving() == ((0, 0), (0, 0)) and (counts.cancelled, counts.failed) == (1, 0)
+    world.tier.check()
 
 
 def test_a_fetch_takes_no_slot_of_what_the_same_request_needs():
@@ -406,6 +440,7 @@ def test_what_a_tier_lacks_is_missed_and_what_it_loads_is_counted_until_it_ends(
     world.below.poll()
     totals = world.tier.totals()
     assert totals["lower_loading"] == (0, 1) and totals["lower_read_ns"] == (500_000_000, 0)
+    assert totals["lower_quarantined"] == (0, 0)
 
 
 @pytest.mark.parametrize("aborted", [False, True])

@@ -27,7 +27,7 @@ def test_no_seed_of_a_pair_fails_and_they_reach_what_they_are_for(guarded_steps)
     assert sum(host.below.counts[0].lent for host in hosts) > 10
     assert sum(side.disproved for side in takes) > 1, "pages were meant to come spoiled, and to be refused"
     assert sum(side.engines > 1 for side in takes) > 1 and sum(side.engines > 1 for side in gives) > 1
-    for what in ("late", "cut", "refused", "flipped", "foreign", "stopped", "expired"):
+    for what in ("late", "cut", "refused", "flipped", "foreign", "stopped", "expired", "renewed"):
         assert sum(getattr(world.net, what) for world in worlds), f"{what}: it was meant to happen"
 
 

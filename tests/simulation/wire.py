@@ -57,6 +57,7 @@ class Half:
     def sendall(self, data: bytes | memoryview) -> None:
         if self._closed or self.gone:
             raise BrokenPipeError("sim: closed")
+        self._net.renewed += not self._gives and data[0] == FrameKind.RENEW
         if not self._gives and data[0] == FrameKind.FETCH:
             body = bytes(data[5 + LEASE.size :])
             self.keys = keys_in(body, len(body) // KEY_BYTES)
@@ -228,6 +229,7 @@ class Net:
         self.wrong: list[str] = []
         """What a tier has found amiss"""
         self.foreign = self.late = self.stopped = self.cut = self.refused = self.flipped = self.expired = 0
+        self.renewed = 0
         self._rate = rate
         self._sessions: list[tuple[Half, PeerSession, WrongShelf, End]] = []
 
@@ -287,11 +289,10 @@ class Net:
                 self._turn_over()
 
     def expire(self) -> None:
-        """Sessions end whose peer has closed, or reads for too long."""
+        """Sessions read what has come without a question, and end whose peer has closed, or reads for too long."""
         for one in [*self._sessions]:
             half, session, *_ = one
-            self.expired += session.late
-            if session.late or (half.gone and not half.inbox):
+            while one in self._sessions and (session.late or half.gone or half.inbox):
                 self._serve(*one)
         for end in self.ends.values():
             end.shelf.expire()
@@ -301,15 +302,19 @@ class Net:
         if self.happens():
             self.late += 1
             self.now += 2 * SECONDS
-        elif (one := next((one for one in self._sessions if one[0].other is half), None)) is not None and one[0].inbox:
-            self._serve(*one)
+            return
+        for one in [one for one in self._sessions if one[0].other is half]:
+            while one in self._sessions and one[0].inbox:
+                self._serve(*one)
 
     def _serve(self, half: Half, session: PeerSession, shelf: WrongShelf, taker: End) -> None:
+        late = session.late and not half.inbox
         try:
             there = session.turn()
         except OSError:
             there = False
         if not there:
+            self.expired += late
             # What the device is to read there may change from now on; what was copied is known to have been kept.
             self.rotten |= {page.key for pages in session.lent.values() for page in pages} & taker.borrowed()
             session.end()
@@ -342,6 +347,7 @@ class Net:
 
     def _stand_still(self) -> None:
         self.stopped += 1
+        self.expire()
         self.now += self.rng.choice((0.5, 2.0)) * LEASE_SECONDS
         self.expire()
         self._turn_over()

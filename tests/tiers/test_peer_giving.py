@@ -33,13 +33,43 @@ def test_a_taker_that_does_not_ask_for_a_proof_gets_nothing_either(opened, path,
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer = FrameSocket(connected(path))
-    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP6" + bytes(32) + setup.namespace.digest)
     proof = peer.receive(FrameKind.CHALLENGE)[1][-32:]
     peer.send(FrameKind.PROOF, proof, setup.namespace.text.encode())  # the giver's own, back to it
     with pytest.raises(frames.PeerError, match="closed"):
         peer.receive(FrameKind.WELCOME)
     assert "another key" in caplog.text
     peer.close()
+
+
+@pytest.mark.parametrize(("key_of_both", "user", "gets"), [(b"", 0, True), (b"", 1, False), (KEY, 1, True)])
+def test_without_a_key_a_unix_socket_serves_processes_of_one_user(
+    key_of_both, user, gets, opened, path, monkeypatch, caplog
+):
+    setup, our = setup_of(""), os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: our + user)  # as if each were another user to the other
+    giver, taker = opened(giver_of(setup, path, key_of_both)), opened(taker_of(setup, path, key=key_of_both))
+    stored(giver, setup, 0)
+    assert has(taker, 0) == [gets]
+    assert gets or sum("another user's: give both sides a key" in message for message in caplog.messages) >= 1
+
+
+def test_each_side_by_itself_refuses_another_users_process(opened, path, monkeypatch):
+    setup, our = setup_of(""), os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: our + 1)
+    opened(giver_of(setup, path, b""))
+    taker = FrameSocket(connected(path))
+    assert not taker.wait(3), "a giver says nothing to it"
+    taker.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as giver:
+        giver.bind(str(path.with_name("others")))
+        giver.listen(1)
+        giver.settimeout(3)
+        opened(taker_of(setup, path.with_name("others"), key=b""))
+        raw, _ = giver.accept()
+        raw.settimeout(3)
+        assert raw.recv(1) == b"", "nor does a taker"
+        raw.close()
 
 
 def test_a_page_that_is_read_in_place_keeps_its_place_until_the_load_has_ended(opened, path):
@@ -173,7 +203,7 @@ def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(opened, path, monk
     setup = setup_of("")
     opened(giver_of(setup, path))
     peer, begin = FrameSocket(connected(path)), time.monotonic()
-    peer.send(FrameKind.HELLO, b"gaplessP5" + bytes(32) + setup.namespace.digest)
+    peer.send(FrameKind.HELLO, b"gaplessP6" + bytes(32) + setup.namespace.digest)
     peer.receive(FrameKind.CHALLENGE)
     assert not peer.wait(3) and time.monotonic() - begin < 0.9
     peer.close()

@@ -142,6 +142,22 @@ def test_addresses_are_read_and_shown():
             role_plan(None, listen, peers)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "localhost:1"])
+def test_peers_over_tcp_need_a_key_on_one_machine_too_and_unix_sockets_do_not(address, tmp_path, monkeypatch):
+    monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
+    (tmp_path / "key").write_bytes(KEY)
+    for plan, field in (
+        (role_plan("prefill", address, []), "kv_peer_listen"),
+        (role_plan("decode", None, ["unix:/x", address]), "kv_peers"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            with_key(plan, None)
+        for part in (f"{field}: every user", address, "kv_peer_key_file or $GAPLESS_KV_PEER_KEY", "or use unix:PATH"):
+            assert part in str(refused.value)
+        assert with_key(plan, str(tmp_path / "key")).key == KEY
+    assert with_key(role_plan("both", "unix:/x", ["unix:/y"]), None).key == b""
+
+
 def test_keys_come_from_a_file_or_else_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
     assert with_key(PeerPlan(), None).key == b""

@@ -279,7 +279,6 @@ def test_addresses_that_other_machines_reach_need_tls_and_a_key(tmp_path, monkey
             with_key(plan, None)
         (tmp_path / "key").write_bytes(KEY)
         assert with_key(plan, str(tmp_path / "key")) == plan._replace(key=KEY)
-    assert with_key(role_plan(None, "127.0.0.1:1", ["unix:/x"]), None).key == b""
 
 
 def test_the_files_for_tls_come_together():

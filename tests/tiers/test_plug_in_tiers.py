@@ -67,6 +67,12 @@ def test_a_peer_tier_without_a_role_is_refused_before_weights_are_read():
         EngineTiers(EngineConfig("demo", kv_tiers=["host:1MiB", "peer:1MiB"]))
 
 
+def test_a_peer_over_tcp_without_a_key_is_refused_before_weights_are_read(monkeypatch):
+    monkeypatch.delenv("GAPLESS_KV_PEER_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"kv_peer_listen: .* 127\.0\.0\.1:5600, .* need a key"):
+        EngineTiers(EngineConfig("demo", role="prefill", kv_tiers=["host:1MiB", "peer:1MiB"]))
+
+
 @pytest.mark.parametrize("tiers", [["host:900TiB"], ["host:1MiB", "peer:900TiB"]])
 def test_tiers_that_the_memory_of_the_machine_cannot_hold_are_refused_at_once(tiers):
     config = EngineConfig("demo", kv_tiers=tiers, role="both", kv_peer_listen="127.0.0.1:5600")
