@@ -40,6 +40,8 @@ MOST_BATCH = 256
 MOST_AT_REST = 2
 """Transfers of a direction on their way where no row runs. Of stores that no peer waits for there is one: pages that
 wait to be read cannot be given away."""
+AT_REST = 64
+"""Pages of one transfer where no row runs, of stores together: the fewer, the earlier they move and may be read"""
 HOST_SHARE = 0.1
 """What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000
@@ -101,10 +103,13 @@ class Transfers:
         came, begun, passed = self.take(), 0, self._polled_at - before
         loads = 1 if self.host.running else MOST_AT_REST
         stores = loads if self.host.below.gives else 1
-        ways = ((self.bulk_in, self.host.next_load, loads), (self.bulk_out, self.host.next_store, stores))
-        for way, following, count in ways:
+        ways = (
+            (self.bulk_in, self.host.next_load, loads, AT_REST),
+            (self.bulk_out, self.host.next_store, stores, AT_REST // stores),
+        )
+        for way, following, count, rest in ways:
             since = self._device.clock()
-            while len(way.underway) < count and (batch := following(self.most(passed, begun))) is not None:
+            while len(way.underway) < count and (batch := following(self.most(passed, begun, rest))) is not None:
                 begun += way.begin(batch, since)
                 if way is self.bulk_in or self.host.below.gives:
                     way.stream.ring(self._device.bell)  # a request, or a peer, waits for it
@@ -113,13 +118,14 @@ class Transfers:
             self.page_ns = (self._device.clock() - self._polled_at) / begun
         return came
 
-    def most(self, passed: int, begun: int = 0) -> int:
+    def most(self, passed: int, begun: int = 0, rest: int = AT_REST) -> int:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
-        move others. Beside running rows a look comes when a step or a load has ended, so there may be more where these
+        move others; `rest` where no row runs. Beside running rows a look comes when a step or a load has ended, so there may be more where these
         are long, and a few where they are short, so that each direction goes on."""
-        if not (self.page_ns and self.host.running):  # the fewer, the earlier they move and may be read
+        if not self.page_ns:
             return BATCH_PAGES
-        return max(BATCH_PAGES, min(MOST_BATCH, int(HOST_SHARE * passed / self.page_ns) - begun))
+        pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else rest
+        return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:
         """Take in transfers that have ended, and what has come from tiers below. Returns whether there was something:

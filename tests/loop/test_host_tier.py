@@ -21,7 +21,7 @@ from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.below import LowerTiers
 from gapless.memory.host import BATCH_PAGES
 from gapless.memory.pages import PageListener
-from gapless.step.transfers import MOST_BATCH
+from gapless.step.transfers import AT_REST, MOST_BATCH
 from gapless.testing.adversary import Adversary
 from gapless.testing.sim import SimDevice
 
@@ -228,16 +228,16 @@ def test_loads_that_no_running_request_is_beside_queue_one_behind_another(monkey
     device, sizes_ = SimDevice(2, "lazy"), []
     shape = SHAPE._replace(max_len=300, pages=90)
     loop = checksum_loop(device, shape, 2, host=HostSizes(200 * SLOT, 1))
-    known = prompts(1, 152)[0]
+    known = prompts(1, 280)[0]
     run(loop, [ask(1, known)])
     evict(loop)
     way = loop.transfers.bulk_in
     logged(monkeypatch, sizes_, way, "begin", lambda batch, _: (len(batch.moves), way.moving))
     loop.transfers.page_ns = 1e9  # beside running rows it would begin few
     run(loop, [ask(2, known)])
-    assert sizes_ == [(BATCH_PAGES, 0), (5, BATCH_PAGES)]
+    assert sizes_ == [(AT_REST, 0), (5, AT_REST)]
     counts = loop.transfers.host.counts
-    assert (counts.loaded, counts.refused) == (BATCH_PAGES + 5, 0), "each has places and checksums of its own"
+    assert (counts.loaded, counts.refused) == (AT_REST + 5, 0), "each has places and checksums of its own"
     device.close()
 
 
@@ -248,7 +248,7 @@ def test_transfers_beside_running_rows_have_the_pages_that_a_tenth_of_the_time_a
     transfers.page_ns, transfers.host.running = 1000, 1
     assert [transfers.most(passed) for passed in (1, 10**6, 10**9)] == [BATCH_PAGES, 100, MOST_BATCH]
     transfers.host.running = 0
-    assert transfers.most(1) == BATCH_PAGES
+    assert transfers.most(1) == AT_REST
     device.close()
 
 
