@@ -139,6 +139,16 @@ def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Itera
     assert not trouble, "\n\n".join(trouble)
 
 
+@pytest.fixture(scope="session")
+def tier_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The real software of KV tiers, where it is there: a server of each kind for all tests of a session."""
+    from tier_kinds import TierServers
+
+    servers = TierServers(tmp_path_factory.mktemp)
+    yield servers
+    servers.close()
+
+
 @pytest.fixture
 def raced(request: pytest.FixtureRequest) -> bool:
     """Whether the test's engines run under no_race: fewer seeds do then."""
