@@ -12,14 +12,13 @@ from fake_resp import FakeResp
 from fake_s3 import FakeS3
 from peer_rig import PeerPair
 from tier_rig import key, setup_of
-from tier_servers import Server, lmcache_server, mooncake_server, needs, redis_server
+from tier_servers import Server, empty, lmcache_server, mooncake_server, needs, redis_server
 
 from gapless.tiers.disk import DiskTier
 from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.mooncake import MooncakeTier
 from gapless.tiers.nixl import NixlTier
 from gapless.tiers.redis import RedisTier
-from gapless.tiers.resp import RespClient
 from gapless.tiers.seam import Namespace, TierSetup
 
 NUMBERS = range(12)
@@ -73,11 +72,7 @@ class TierServers:
             server.start(setup_of(server.url)).close()
             self._running[name] = server
         url = self._running[name].url
-        if name == "Redis":
-            client = RespClient(url, 1.0, 1.0)
-            client.send([[b"FLUSHDB"]])
-            client.read()
-            client.close()
+        empty(url)
         return url
 
     def close(self) -> None:
@@ -85,20 +80,36 @@ class TierServers:
             server.kill()
 
 
+class TierHome:
+    """Where the tiers of one kind keep what they store, in one test: a server, what stands for it, or a folder."""
+
+    def __init__(self, name: str | TierKind, servers: TierServers, folder: Path) -> None:
+        """Skips where the real software is not there."""
+        self.kind = name if isinstance(name, TierKind) else KINDS[name]
+        needs(*self.kind.needs)
+        url = servers.url(str(name)) if self.kind.server else ""
+        self.fake = self.kind.fake() if self.kind.fake else None
+        self.target = url or (self.fake.url if self.fake else str(folder))
+
+    def stop(self) -> None:
+        """End, once, what stands for a server."""
+        fake, self.fake = self.fake, None
+        if fake is not None:
+            fake.stop()
+
+
 class OpenTier:
-    """A tier of a kind, what it was opened with, and what stands behind it."""
+    """A tier of a kind, and what it was opened with."""
 
     def __init__(self, name: str | TierKind, servers: TierServers, folder: Path, namespace: Namespace) -> None:
-        self.kind = kind = name if isinstance(name, TierKind) else KINDS[name]
-        needs(*kind.needs)
-        url = servers.url(str(name)) if kind.server else ""
-        self.fake = kind.fake() if kind.fake else None
-        self.setup = setup_of(url or (self.fake.url if self.fake else str(folder)), kind.pages, namespace)
-        self.tier = kind.make(self.setup)
+        self.home = TierHome(name, servers, folder)
+        self.kind = self.home.kind
+        self.setup = setup_of(self.home.target, self.kind.pages, namespace)
+        self.tier = self.kind.make(self.setup)
         self.tier.drop([key(number) for number in NUMBERS])  # a server may have what another test has stored
 
     def close(self) -> None:
-        """Close the tier once."""
+        """Close the tier, once."""
         tier, self.tier = self.tier, None
         if tier is not None:
             tier.close()
@@ -106,6 +117,4 @@ class OpenTier:
     def stop(self) -> None:
         """Close what is open."""
         self.close()
-        fake, self.fake = self.fake, None
-        if fake is not None:
-            fake.stop()
+        self.home.stop()
