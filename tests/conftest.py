@@ -21,6 +21,7 @@ from loops_under_guard import (
     loops_under_no_race,
     shares_engines,
 )
+from skip_reasons import reasons_of
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
@@ -91,6 +92,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
     gc.freeze()
     gc.enable()
     return result
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why tests were skipped: each reason once, and how many have it."""
+    lines = reasons_of(terminalreporter.stats.get("skipped", ()))
+    if lines:
+        terminalreporter.section("why tests were skipped")
+    for line in lines:
+        terminalreporter.line(line)
 
 
 def freeze_all() -> None:

@@ -109,9 +109,7 @@ def mooncake_server(folder: Path) -> Server:
 
 def mooncake_client(url: str) -> Any:
     """Return a client that changes what a Mooncake cluster keeps."""
-    from mooncake.store import MooncakeDistributedStore
-
-    client: Any = MooncakeDistributedStore()
+    client = importlib.import_module("mooncake.store").MooncakeDistributedStore()
     master, buffer = url.removeprefix("mooncake://"), 16 << 20
     assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, buffer, "tcp", "", master) == 0
     return client
