@@ -12,7 +12,7 @@ from simulation.lower import LateLine
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.below import LowerTiers
 from gapless.memory.ledger import Clock
-from gapless.memory.pages import PagePool, Pin
+from gapless.memory.pages import PASSED, PagePool, Pin
 from gapless.plan.planner import Planner
 from gapless.testing.sim import SimDevice, SimStream
 
@@ -61,11 +61,11 @@ def test_row_047_a_store_waits_for_the_step_that_computes_its_page():
 
 
 def pages_free_while_steps_run():
-    """Pages wait for all clocks but that of the steps that use them."""
+    """Pages wait for transfers, and not for the steps that use them."""
     unpin = PagePool.unpin
 
-    def at_once(pool, pages, at, kind=Pin.REQUEST):
-        unpin(pool, pages, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+    def at_once(pool, pages, at=PASSED, kind=Pin.REQUEST):
+        unpin(pool, pages, PASSED if at[0] is Clock.COMPUTE else at, kind)
 
     return broken(PagePool, "unpin", at_once)
 
