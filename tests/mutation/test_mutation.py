@@ -40,7 +40,7 @@ NOTICED = {
     "a row has pages for all tokens of its next step": 2,
     "a window keeps the pages that it reads": 23,
     "a window's pages wait for the steps in flight": 61,
-    "a prefix is shared as far as all groups have it": 78,
+    "a prefix is shared as far as all groups have it": 125,
     "the host tier stores what was observed": 13,
     "the host tier's transfers end at their fences": 4,
     "a page of the host tier's store is not given away": 875,
