@@ -1,17 +1,23 @@
-"""Jobs of a tier that overlap, drawn by a seed, beside a model of what it may have, must have, and may write."""
+"""Jobs of a tier that overlap, drawn by a seed, beside a model of what it may have, must have, and may write.
+
+`PYTHONPATH=.:tests python -m tier_model --seeds 1000` plays more scripts than the tests do; it takes names of kinds.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tier_kinds import NUMBERS, OpenTier
+from tier_kinds import KINDS, NUMBERS, OpenTier, TierServers
 from tier_rig import SLOTS, checksum, content, has, key, page, slot_of
 
-from gapless.tiers.seam import JobEnd
+from gapless.tiers.seam import JobEnd, Namespace
 
 END_SECONDS = 10.0
 """How long the jobs of a sound tier may take to end"""
@@ -223,3 +229,35 @@ class TierModel:
 
     def _bytes(self, slot: int) -> bytes:
         return bytes(slot_of(self._setup, slot))
+
+
+def main() -> int:
+    """Play many scripts on tiers of some kinds; return how many have failed."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    known = ", ".join(KINDS)
+    parser.add_argument("kinds", nargs="*", help=f"{known}; without one, all that need no other software")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=60)
+    args, failed = parser.parse_args(), 0
+    with tempfile.TemporaryDirectory() as folder:
+        servers = TierServers(lambda name: Path(tempfile.mkdtemp(prefix=name, dir=folder)))
+        for name in args.kinds or [name for name, kind in KINDS.items() if not (kind.server or kind.needs)]:
+            loaded = 0
+            for seed in range(args.seeds):
+                place = Path(tempfile.mkdtemp(dir=folder))
+                opened = OpenTier(name, servers, place, Namespace.of({"test": f"{name} {seed}"}))
+                model = TierModel(opened, seed)
+                try:
+                    model.run(args.steps)
+                except AssertionError as error:
+                    failed += 1
+                    print(f"{name}, seed {seed}: {error}")
+                loaded += model.loaded
+                opened.stop()
+            print(f"{name}: {args.seeds} scripts, {loaded} pages loaded")
+        servers.close()
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
