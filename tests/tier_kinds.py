@@ -69,7 +69,11 @@ class TierServers:
             make = KINDS[name].server
             assert make is not None
             server = make(self._folder("server"))
-            server.start(setup_of(server.url)).close()
+            try:
+                server.start(setup_of(server.url)).close()
+            except BaseException:  # a skip too
+                server.kill()
+                raise
             self._running[name] = server
         url = self._running[name].url
         empty(url)
