@@ -21,6 +21,7 @@ from loops_under_guard import (
     loops_under_no_race,
     shares_engines,
 )
+from skip_reasons import reasons_of
 from steps_under_guard import StepGuard, filed, steps_under_no_sync
 
 from gapless.engine import checkers
@@ -93,6 +94,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
     return result
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print why tests were skipped: each reason once, and how many have it."""
+    lines = reasons_of(terminalreporter.stats.get("skipped", ()))
+    if lines:
+        terminalreporter.section("why tests were skipped")
+    for line in lines:
+        terminalreporter.line(line)
+
+
 def freeze_all() -> None:
     """Have later collections look at later objects alone."""
     gc.collect()
@@ -137,6 +147,16 @@ def nothing_found(guarded_steps: StepGuard, findings_of_children: Path) -> Itera
     yield
     trouble = [*guarded_steps.trouble(), *filed(findings_of_children)]
     assert not trouble, "\n\n".join(trouble)
+
+
+@pytest.fixture(scope="session")
+def tier_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The real software of KV tiers, where it is there: a server of each kind for all tests of a session."""
+    from tier_kinds import TierServers
+
+    servers = TierServers(tmp_path_factory.mktemp)
+    yield servers
+    servers.close()
 
 
 @pytest.fixture

@@ -76,6 +76,11 @@ class LateTier(DictionaryTier):
                 self._end(*one)
         return super().poll()
 
+    def close(self) -> None:
+        self.ended += [JobEnd(job, (), failed=True) for job, _, _ in self._later]
+        self._later = []
+        super().close()
+
     def _end(self, job: int, loads: bool, pages: Sequence[TierPage]) -> None:
         fails = self._rng.random() < 0.2
         some = pages[: self._rng.randrange(len(pages) + 1)] if fails else pages

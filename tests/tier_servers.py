@@ -19,8 +19,10 @@ from fake_resp import free_port
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.plugins import factory_of
+from gapless.tiers.resp import RespClient
 
 LMCACHE = "from lmcache.cli.main import main; main()"
+MOONCAKE_LEASE_MS = 100
 NO_REPORTS = {"LMCACHE_TRACK_USAGE": "false"}
 """With this in its environment LMCache sends no report of its use."""
 
@@ -93,7 +95,7 @@ def mooncake_server(folder: Path) -> Server:
     commands = [
         [
             str(home / "mooncake_master"), "--rpc_address=127.0.0.1", f"--rpc_port={master_port}",
-            f"--metrics_port={free_port()}", "--default_kv_lease_ttl=100",
+            f"--metrics_port={free_port()}", f"--default_kv_lease_ttl={MOONCAKE_LEASE_MS}",
         ],
         [
             str(home / "mooncake_client"), f"--master_server_address={master}", "--host=127.0.0.1", f"--port={port}",
@@ -103,6 +105,28 @@ def mooncake_server(folder: Path) -> Server:
     for command in commands:
         os.chmod(command[0], 0o755)  # the wheel has them without
     return Server("mooncake", f"mooncake://{master}", commands, folder)
+
+
+def mooncake_client(url: str) -> Any:
+    """Return a client that changes what a Mooncake cluster keeps."""
+    client = importlib.import_module("mooncake.store").MooncakeDistributedStore()
+    master, buffer = url.removeprefix("mooncake://"), 16 << 20
+    assert client.setup("127.0.0.1", "P2PHANDSHAKE", 0, buffer, "tcp", "", master) == 0
+    return client
+
+
+def empty(url: str) -> None:
+    """Have a server that several tests use forget what it keeps, where the names of pages say nothing of the test."""
+    if url.startswith("redis://"):
+        client = RespClient(url, 1.0, 1.0)
+        client.send([[b"FLUSHDB"]])
+        client.read()
+        client.close()
+    elif url.startswith("mooncake://"):
+        client = mooncake_client(url)
+        time.sleep(2 * MOONCAKE_LEASE_MS / 1000)  # what was looked up a moment ago cannot be removed
+        client.remove_all()
+        client.close()
 
 
 def lmcache_server(folder: Path) -> Server:

@@ -19,6 +19,19 @@ def usable_cores() -> int:
     return max(1, min(cores, -(-int(quota) // int(period)))) if quota.isdecimal() else cores
 
 
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache, made if need be. No other user may write there: what it holds is believed.
+
+    Raises OSError, and RuntimeError where the user has no home.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless" / name
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(f"{folder} can be written by others: it must be yours alone")
+    return folder
+
+
 def processor_says(name: str) -> str:
     """Return the entry `name` of the first processor in /proc/cpuinfo; empty where there is none."""
     lines = _read(CPUINFO).splitlines()

@@ -33,6 +33,7 @@ from typing import NamedTuple
 import torch
 
 from gapless.base.errors import UserError
+from gapless.base.host import cache_folder
 from gapless.base.progress import tell
 
 log = logging.getLogger("gapless.device")
@@ -50,6 +51,8 @@ FLAGS = (
     "--param=avoid-fma-max-bits=0",
 )
 COMPILE_SECONDS = 600
+CACHE = "native"
+"""The folder of libraries in the user's cache"""
 LOCK_SECONDS = 2 * COMPILE_SECONDS
 """The longest wait for a process that builds the same: it compiles, and links."""
 LOOK_SECONDS = 0.05
@@ -109,7 +112,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
     if os.name != "posix":
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
-        folder = cache_folder()
+        folder = cache_folder(CACHE)
         library = folder / f"{name}-{library_key(name, sources)}.so"
         if _is_whole(library):
             with suppress(OSError):  # a cache on a read-only disk serves too
@@ -141,17 +144,6 @@ def compiler() -> str | None:
     """Return the path of the C++ compiler: what CXX names, or c++, g++, clang++."""
     names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-def cache_folder() -> Path:
-    """Return the folder, made if need be. No other user may write there: processes load what it holds."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "gapless" / "native"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written by others: it must be yours alone")
-    return folder
 
 
 def library_key(name: str, sources: Sequence[Path]) -> str:

@@ -65,7 +65,7 @@ class AdapterSlots(Slots):
         return slot
 
     def retire(self, slot: int, last_step: int) -> None:
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self._left, slot)
+        self._ledger.retire((Clock.COMPUTE, last_step), self._left, slot)
 
     def next_load(self) -> AdapterLoad | None:
         """Return the load to begin now: one at a time, into a free slot or one that no step in flight reads."""
@@ -80,7 +80,7 @@ class AdapterSlots(Slots):
         del self.wanted[adapter]
         self.loads += 1
         self._loading = load = AdapterLoad(self.loads, adapter, self.unused.pop())
-        self._ledger.retire(((Clock.ADAPTERS, load.number),), self._loaded, load)
+        self._ledger.retire((Clock.ADAPTERS, load.number), self._loaded, load)
         return load
 
     def forget(self, adapter: str) -> bool:

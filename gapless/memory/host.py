@@ -209,7 +209,7 @@ class HostTier:
         if self._ending:
             self._end_stored()
         moves: list[PageMove] = []
-        at = ((Clock.BULK_OUT, self._stores + 1),)
+        at = Clock.BULK_OUT, self._stores + 1
         for number, group in enumerate(self.groups):
             first = len(moves)
             while group.fresh and len(moves) < most:

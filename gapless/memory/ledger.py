@@ -16,14 +16,12 @@ class Clock(IntEnum):
     """Transfers of pages from the device."""
     BULK_IN = 2
     """Transfers of pages to the device."""
-    PEER = 3
-    """Acknowledgements of another engine."""
-    ADAPTERS = 4
+    ADAPTERS = 3
     """Loads of adapters to the device."""
 
 
-At = tuple[tuple[Clock, int], ...]
-"""Numbers that have to pass, each on its clock."""
+At = tuple[Clock, int]
+"""A number that has to pass on its clock"""
 
 
 class Ledger:
@@ -32,7 +30,7 @@ class Ledger:
     def __init__(self) -> None:
         self.passed = [0] * len(Clock)
         """Everything up to this number has completed and was observed by the host, a clock each."""
-        self._pending: list[dict[int, list[tuple[At, Callable[[Any], None], Any]]]] = [{} for _ in Clock]
+        self._pending: list[dict[int, list[tuple[Callable[[Any], None], Any]]]] = [{} for _ in Clock]
 
     @property
     def completed(self) -> int:
@@ -40,26 +38,26 @@ class Ledger:
         return self.passed[Clock.COMPUTE]
 
     def retire(self, at: At, release: Callable[[Any], None], item: Any) -> None:
-        """Call `release(item)` once all clocks of `at` have passed their numbers."""
-        for clock, number in at:
-            if number > self.passed[clock]:
-                self._pending[clock].setdefault(number, []).append((at, release, item))
-                return
-        release(item)
+        """Call `release(item)` once the clock of `at` has passed its number."""
+        clock, number = at
+        if number > self.passed[clock]:
+            self._pending[clock].setdefault(number, []).append((release, item))
+        else:
+            release(item)
 
     def advance(self, clock: Clock, number: int) -> None:
-        """`number` has passed: what waited for it becomes reusable, or waits for its next clock.
+        """`number` has passed: what waited for it becomes reusable.
 
         The loop's thread calls it. Another one that learns of the end of a transfer leaves word, and rings the bell.
         """
         assert number == self.passed[clock] + 1, f"{clock.name} {number} observed after {self.passed[clock]}"
         self.passed[clock] = number
-        for at, release, item in self._pending[clock].pop(number, ()):
-            self.retire(at, release, item)
+        for release, item in self._pending[clock].pop(number, ()):
+            release(item)
 
     def pending(self) -> Iterator[Any]:
         """Items still fenced."""
         for waiting in self._pending:
             for entries in waiting.values():
-                for _, _, item in entries:
+                for _, item in entries:
                     yield item

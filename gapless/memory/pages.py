@@ -9,6 +9,8 @@ from typing import NamedTuple
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
 
+PASSED: At = (Clock.COMPUTE, 0)
+"""Nothing that is under way can touch the page."""
 NULL_PAGE = 0
 """Inert rows write here. It has no owner and is never handed out."""
 
@@ -22,8 +24,6 @@ class Pin(IntEnum):
     """A transfer from the device is to read it."""
     LOAD = 2
     """A transfer to the device is to write it."""
-    LEASE = 3
-    """Another engine may read it."""
 
 
 class PageCounts(NamedTuple):
@@ -122,7 +122,7 @@ class PagePool:
         self.pins[page] += 1
         self._kinds[kind][page] += 1
 
-    def unpin(self, pages: Sequence[int], at: At, kind: Pin = Pin.REQUEST) -> None:
+    def unpin(self, pages: Sequence[int], at: At = PASSED, kind: Pin = Pin.REQUEST) -> None:
         """A pin of each page goes; others may use it once `at`, the last that can touch it for this pin, has passed."""
         pins, of_kind, fences = self.pins, self._kinds[kind], self.fences
         for page in pages:
@@ -136,7 +136,7 @@ class PagePool:
 
     def retire(self, pages: Sequence[int], last_step: int) -> None:
         """A request gives up its pages, which `last_step` touches last: the tail first, since the head serves more."""
-        self.unpin([page for page in reversed(pages) if page != NULL_PAGE], ((Clock.COMPUTE, last_step),))
+        self.unpin([page for page in reversed(pages) if page != NULL_PAGE], (Clock.COMPUTE, last_step))
 
     def _passed(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -182,7 +182,7 @@ class PagePool:
     def fill(self, digests: Mapping[int, bytes], transfer: int) -> None:
         """Transfer `transfer` of BULK_IN fills these pages under LOAD pins; they are shared once it is acknowledged."""
         assert all([self._kinds[Pin.LOAD][page] for page in digests]), "a page is filled without a pin"
-        self._ledger.retire(((Clock.BULK_IN, transfer),), self._filled, digests)
+        self._ledger.retire((Clock.BULK_IN, transfer), self._filled, digests)
 
     def refuse(self, page: int) -> None:
         """What fills the page is not what it should be: it comes back without being shared."""
@@ -193,7 +193,7 @@ class PagePool:
             if page not in self._refused:
                 self.publish(page, digest)
             self._refused.discard(page)
-        self.unpin([*digests], (), Pin.LOAD)
+        self.unpin([*digests], kind=Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
         """Take pinned pages out of the index: what they hold is in doubt. The watcher drops copies of them."""

@@ -114,4 +114,4 @@ class RowTable:
         self.key[row] = NO_REQUEST
         for name, slot in self.leased.pop(row).items():
             self.slots[name].retire(slot, last_step)
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self.free.append, row)
+        self._ledger.retire((Clock.COMPUTE, last_step), self.free.append, row)

@@ -34,4 +34,4 @@ class Slots:
 
     def retire(self, slot: int, last_step: int) -> None:
         """The row leaves; `last_step` is the last step that can touch the slot, which comes back then."""
-        self._ledger.retire(((Clock.COMPUTE, last_step),), self.unused.append, slot)
+        self._ledger.retire((Clock.COMPUTE, last_step), self.unused.append, slot)

@@ -210,7 +210,7 @@ class Room:
             for page in pages:
                 if page != NULL_PAGE:  # what it has is not to make room for what it lacks
                     pool.pin(page)
-                    pool.unpin((page,), ())
+                    pool.unpin((page,))
         host.counts.hit += count - matched
         seq.ticket = host.load(missing)
         seq.loads_begun += 1

@@ -8,7 +8,7 @@ import { count, percent } from "./format.js";
 const STATES = [
   { letter: "f", key: "free", help: "holds nothing" },
   { letter: "c", key: "cached", help: "holds a prefix that may be used again; no request has it" },
-  { letter: "o", key: "owned", help: "belongs to a running request" },
+  { letter: "o", key: "owned", help: "belongs to a running request, or is being stored or loaded" },
   { letter: "x", key: "fenced", help: "given up, but a step in flight can still reach it" },
 ];
 const RANK = new Map(STATES.map((state, rank) => [state.letter, rank]));

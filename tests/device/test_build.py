@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from gapless.base.errors import CaptureError, UserError
+from gapless.base.host import cache_folder
 from gapless.cli import native as native_setup
 from gapless.device import CpuDevice, build, cpu_native
 from gapless.kernels import native
@@ -72,7 +73,7 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_its_holder(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "LOCK_SECONDS", 0.2)
-    lock = build.cache_folder() / "plain.lock"
+    lock = cache_folder(build.CACHE) / "plain.lock"
     with build.only_one(lock, 0), pytest.raises(UserError) as raised:
         build.build("plain", [source(tmp_path)])
     assert str(raised.value) == (
@@ -157,7 +158,7 @@ def test_a_reason_is_said_once_and_not_for_each_library(
 
 
 def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Path) -> None:
-    folder = build.cache_folder()
+    folder = cache_folder(build.CACHE)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     outcome = build.build("plain", [source(tmp_path)])
@@ -166,7 +167,7 @@ def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Pa
 
 
 def test_what_a_killed_process_left_is_cleared_away(compiler: Path, tmp_path: Path) -> None:
-    folder = build.cache_folder()
+    folder = cache_folder(build.CACHE)
     for name in ("plain-x1", "other-x1"):
         (folder / name).mkdir()
         (folder / name / "half.o").touch()
@@ -197,7 +198,7 @@ def test_a_user_without_a_home_gets_a_reason(compiler: Path, tmp_path: Path, mon
 
 
 def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
-    folder = build.cache_folder()
+    folder = cache_folder(build.CACHE)
     for number in range(12):
         old = folder / f"plain-{number}.so"
         old.touch()

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from dictionary_tier import DictionaryTier
-from fake_resp import FakeResp
 from harness import check_at_rest, checksum_loop, run
 from simulation.lower import LateLine
 from test_host_tier import SHAPE, SLOT, ask, prompts
+from tier_faults import flipped, spoil, swapped, truncated
+from tier_kinds import TierHome
 
 from gapless.device import CpuDevice
 from gapless.loop.build import HostSizes
@@ -24,7 +25,7 @@ from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.testing.sim import SimDevice
 from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
-from gapless.tiers.redis import RedisTier
+from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
 from gapless.tiers.worker import TierWorker
 
@@ -86,17 +87,23 @@ def engine():
 
 
 @pytest.fixture
-def redis():
-    fake = FakeResp()
-    yield fake
-    fake.stop()
+def home(request, tmp_path, tier_servers):
+    """What keeps the pages of a kind of tier."""
+    one = TierHome(request.param, tier_servers, tmp_path)
+    yield one
+    one.stop()
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-@pytest.mark.parametrize("kind", ["disk", "redis", "dictionary"])
-def test_what_device_and_host_have_given_up_comes_from_below(kind, depth, engine, tmp_path, redis):
-    factory = {"disk": DiskTier, "redis": RedisTier, "dictionary": DictionaryTier}[kind]
-    one = engine(factory, target=redis.url if kind == "redis" else tmp_path, depth=depth)
+BELOW = ["disk", "dictionary", "fake Redis", "Redis", "Mooncake", "fake LMCache", "LMCache", "NIXL"]
+SERVERS = BELOW[2:]
+
+
+@pytest.mark.parametrize("home, depth", [
+    (kind, depth) for kind in BELOW for depth in (1, 2, 4, 8)
+    if depth == 4 or kind in ("disk", "dictionary", "fake Redis")
+], indirect=["home"])  # fmt: skip
+def test_what_device_and_host_have_given_up_comes_from_below(home, depth, engine):
+    one = engine(home.kind.make, target=home.target, depth=depth)
     for prompt in prompts():
         one.ask(prompt)
         one.settle()
@@ -162,6 +169,41 @@ def test_what_has_changed_on_disk_is_computed_and_stored_again(fault, engine, tm
     before = counts.loaded, counts.refused
     second.ask(*prompts())
     assert counts.loaded > before[0] and counts.refused == before[1], "bad pages were dropped, and stored again"
+
+
+@pytest.mark.parametrize("home", SERVERS, indirect=True)
+@pytest.mark.parametrize("fault", [flipped, swapped, truncated])
+def test_what_has_changed_in_other_software_is_computed_and_stored_again(home, fault, engine):
+    if fault is truncated and home.kind.make is LMCacheTier:
+        pytest.skip("LMCache has places of one size, so that no page is cut short")
+    keys = []
+
+    def recording(setup):
+        tier = home.kind.make(setup)
+        store = tier.store
+        tier.store = lambda job, pages: (keys.extend([page.key for page in pages]), store(job, pages))
+        return tier
+
+    first = engine(recording, target=home.target)
+    for prompt in prompts():
+        first.ask(prompt)
+        first.settle()
+    first.close()
+    spoil(home, [*dict.fromkeys(keys)], SLOT, fault)
+    second, bad = engine(home.kind.make, target=home.target), []
+    (counts,) = second.below.counts
+    while not bad or bad[-1]:
+        assert len(bad) < 12, "each load that fails drops a page"
+        before = counts.refused + counts.failed
+        for prompt in prompts():
+            second.ask(prompt)
+            second.settle()
+        bad.append(counts.refused + counts.failed - before)
+    assert len(bad) > 1, "the fault was meant to be found"
+    assert bool(counts.refused) == (fault is flipped) and bool(counts.failed) != bool(counts.refused)
+    before = counts.loaded
+    second.ask(*prompts())
+    assert counts.loaded >= before + 3 * 9, "bad pages were dropped, and stored again"
 
 
 def test_a_failed_load_makes_the_answer_a_miss(engine):

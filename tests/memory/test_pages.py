@@ -242,7 +242,7 @@ def test_the_check_finds_a_lost_and_a_doubled_page():
 
 
 def out(number):
-    return ((Clock.BULK_OUT, number),)
+    return Clock.BULK_OUT, number
 
 
 def test_a_step_may_read_a_page_that_is_planned_and_a_transfer_only_one_that_is_written():
@@ -294,13 +294,26 @@ def test_a_page_comes_back_when_every_kind_of_pin_is_gone():
     pool, ledger = pool_of(3)
     page = pool.take()
     pool.publish(page, b"a")
-    pool.pin(page, Pin.LEASE)
+    pool.pin(page, Pin.STORE)
     pool.retire([page], 0)
     assert pool.counts().owned == 1 and pool.page_map().count(b"o") == 1
-    with pytest.raises(AssertionError, match="no pin STORE"):
-        pool.unpin((page,), (), Pin.STORE)
-    pool.unpin((page,), ((Clock.PEER, 1), (Clock.COMPUTE, 1)), Pin.LEASE)
-    ledger.advance(Clock.PEER, 1)
-    assert pool.counts().fenced == 1
+    with pytest.raises(AssertionError, match="no pin LOAD"):
+        pool.unpin((page,), kind=Pin.LOAD)
+    pool.unpin((page,), out(1), Pin.STORE)
     ledger.advance(Clock.COMPUTE, 1)
+    assert pool.counts().fenced == 1
+    ledger.advance(Clock.BULK_OUT, 1)
     assert pool.counts().cached == 1
+
+
+def test_a_page_under_two_pins_waits_for_the_fences_of_both():
+    pool, ledger = pool_of(3)
+    page = pool.take()
+    pool.publish(page, b"a")
+    pool.pin(page, Pin.STORE)
+    pool.unpin((page,), out(1), Pin.STORE)
+    pool.retire([page], 1)
+    ledger.advance(Clock.BULK_OUT, 1)
+    assert pool.counts().fenced == 1 and pool.available() == 1
+    ledger.advance(Clock.COMPUTE, 1)
+    assert pool.counts().cached == 1 and pool.available() == 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 
 import pytest
 
 from gapless.model import fingerprint as module
-from gapless.model.fingerprint import fingerprint
+from gapless.model.fingerprint import digest_of, fingerprint
 
 
 @pytest.fixture
@@ -42,32 +44,77 @@ def test_another_config_is_another_model(checkpoint):
     assert fingerprint(checkpoint) != before
 
 
-def test_every_tensor_of_a_large_file_is_sampled_from_begin_to_end(checkpoint, monkeypatch):
-    monkeypatch.setattr(module, "WHOLE", 100)
-    monkeypatch.setattr(module, "SAMPLES", 3)
-    monkeypatch.setattr(module, "SAMPLE_BYTES", 10)
-    spans = {"large": [0, 900], "small": [900, 904], "empty": [904, 904], "last": [904, 1000]}
-    entries = {name: {"dtype": "U8", "shape": [high - low], "data_offsets": [low, high]}
-               for name, (low, high) in spans.items()}  # fmt: skip
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    path, begin = checkpoint / "model.safetensors", 8 + len(header)
-    whole = len(header).to_bytes(8, "little") + header + bytes(range(250)) * 4
-    path.write_bytes(whole)
-    before = fingerprint(checkpoint)
-    seen = {
-        9: True,
-        445: True,
-        454: True,
-        455: False,
-        899: True,
-        900: True,
-        903: True,
-        904: True,
-        920: False,
-        999: True,
-    }
-    for at, noticed in seen.items():
+@pytest.mark.parametrize("digest", [fingerprint, digest_of])
+def test_every_byte_counts_of_a_file_that_several_threads_read(checkpoint, monkeypatch, digest):
+    monkeypatch.setattr(module, "BLOCK", 100)
+    monkeypatch.setattr(module, "READ", 30)
+    path = checkpoint / "model.safetensors"
+    whole, seen = path.read_bytes(), {digest(checkpoint)}
+    places = sorted({*range(0, len(whole), 29), 99, 100, 129, 130, len(whole) - 1})
+    for at in places:
         data = bytearray(whole)
-        data[begin + at] ^= 1
+        data[at] ^= 1
         path.write_bytes(data)
-        assert (fingerprint(checkpoint) != before) == noticed, at
+        seen.add(digest(checkpoint))
+    path.write_bytes(whole[100:200] + whole[:100] + whole[200:])
+    seen.add(digest(checkpoint))
+    path.write_bytes(whole[:-1])
+    seen.add(digest(checkpoint))
+    assert len(seen) == 1 + len(places) + 2
+
+
+@pytest.fixture
+def reads(tmp_path, monkeypatch):
+    """The bytes that were read of weights; digests of files are kept however young these are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "YOUNG_NS", -(10**12))
+    pread, counted = os.pread, []
+
+    def counting(*args):
+        counted.append(len(data := pread(*args)))
+        return data
+
+    monkeypatch.setattr(os, "pread", counting)
+    return counted
+
+
+def test_a_file_is_read_once_while_it_stays_as_it_is(checkpoint, tmp_path, reads):
+    first = fingerprint(checkpoint)
+    assert sum(reads) == sum(path.stat().st_size for path in checkpoint.iterdir())
+    reads.clear()
+    assert fingerprint(checkpoint) == first and not reads
+    (tmp_path / "link").symlink_to(checkpoint)
+    assert fingerprint(tmp_path / "link") == first and not reads, "it is the same file"
+    assert digest_of(checkpoint) == first and reads, "who asks for all bytes has all of them read"
+
+
+def test_a_file_that_was_written_again_with_its_size_and_time_is_read_again(checkpoint, reads):
+    path = checkpoint / "model.safetensors"
+    before, facts = fingerprint(checkpoint), path.stat()
+    time.sleep(0.02)  # so that the system's time of the change is another
+    with path.open("r+b") as file:
+        file.seek(500)
+        file.write(b"!")
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert path.stat().st_mtime_ns == facts.st_mtime_ns and path.stat().st_ino == facts.st_ino
+    assert fingerprint(checkpoint) != before
+
+
+def test_a_digest_of_a_young_file_is_not_kept(checkpoint, reads, monkeypatch):
+    monkeypatch.setattr(module, "YOUNG_NS", 10**12)
+    fingerprint(checkpoint)
+    reads.clear()
+    fingerprint(checkpoint)
+    assert reads
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda note: note.write_bytes(note.read_bytes()[:-1]), lambda note: note.write_bytes(b"\xff" * 200),
+    lambda note: (note.unlink(), note.mkdir()), lambda note: note.parent.chmod(0o777),
+])  # fmt: skip
+def test_a_cache_that_is_torn_or_not_ours_is_not_believed(checkpoint, tmp_path, reads, spoil):
+    first = fingerprint(checkpoint)
+    for note in [*(tmp_path / "cache" / "gapless" / module.CACHE).iterdir()]:
+        spoil(note)
+    reads.clear()
+    assert fingerprint(checkpoint) == first and reads

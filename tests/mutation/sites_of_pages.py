@@ -17,7 +17,7 @@ from gapless.kernels import plain
 from gapless.kernels.layout import COMPUTED, PACKET_SLOT
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.pages import PagePool, Pin
+from gapless.memory.pages import PASSED, PagePool, Pin
 from gapless.plan.bounds import Bounds
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
@@ -53,8 +53,10 @@ def any_page_may_be_stored() -> AbstractContextManager[None]:
 def store_without_pin() -> AbstractContextManager[None]:
     """A page may be given to another while its store reads it."""
 
-    def unpin(original: Callable[..., None], self: PagePool, pages: Any, at: Any, kind: Pin = Pin.REQUEST) -> None:
-        original(self, pages, tuple((clock, number) for clock, number in at if clock is not Clock.BULK_OUT), kind)
+    def unpin(
+        original: Callable[..., None], self: PagePool, pages: Any, at: Any = PASSED, kind: Pin = Pin.REQUEST
+    ) -> None:
+        original(self, pages, PASSED if at[0] is Clock.BULK_OUT else at, kind)
 
     return replaced(PagePool, "unpin", unpin)
 
@@ -68,32 +70,18 @@ def load_without_pin() -> AbstractContextManager[None]:
     """The page that a load is to write may be given to another meanwhile; it is shared when the load has ended."""
 
     def fill(_: Callable[..., None], self: PagePool, digests: Mapping[int, bytes], transfer: int) -> None:
-        self.unpin([*digests], (), Pin.LOAD)
+        self.unpin([*digests], kind=Pin.LOAD)
         for loaded in digests.items():
-            self._ledger.retire(((Clock.BULK_IN, transfer),), lambda loaded: self.publish(*loaded), loaded)
+            self._ledger.retire((Clock.BULK_IN, transfer), lambda loaded: self.publish(*loaded), loaded)
 
     return replaced(PagePool, "fill", fill)
-
-
-def lent_without_pin() -> AbstractContextManager[None]:
-    """A page may be given to another while another engine reads it."""
-
-    def unpin(original: Callable[..., None], self: PagePool, pages: Any, at: Any, kind: Pin = Pin.REQUEST) -> None:
-        original(self, pages, () if kind is Pin.LEASE else at, kind)
-
-    return replaced(PagePool, "unpin", unpin)
-
-
-def wait_for_the_first_clock() -> AbstractContextManager[None]:
-    """What several clocks hold comes back with the first of them."""
-    return replaced(Ledger, "retire", lambda retire, self, at, release, item: retire(self, at[:1], release, item))
 
 
 def clocks_run_ahead() -> AbstractContextManager[None]:
     """A transfer counts as acknowledged when it is begun."""
 
     def retire(original: Callable[..., None], self: Any, at: Any, release: Any, item: Any) -> None:
-        original(self, tuple((clock, number) for clock, number in at if clock is Clock.COMPUTE), release, item)
+        original(self, at if at[0] is Clock.COMPUTE else PASSED, release, item)
 
     return replaced(Ledger, "retire", retire)
 
@@ -261,8 +249,6 @@ SITES = (
     Site("a page is shared once its load is acknowledged", 7, load_published_at_once, where=tiers),
     Site("a page that is loaded is not given away", 12, load_without_pin, where=tiers),
     Site("each transfer has its number on a clock of its own", 3, clocks_run_ahead, where=tiers),
-    Site("a page that is lent is not given away", 13, lent_without_pin, where=tiers),
-    Site("what several clocks hold waits for all of them", 3, wait_for_the_first_clock, where=tiers),
     Site("pages whose KV is in doubt are not shared", 16, doubtful_pages_stay, where=spoils),
     Site("a row whose KV is in doubt publishes no page", 16, doubtful_rows_publish, where=spoils),
     Site("a row that is held runs its last position again", 16, held_rows_advance),

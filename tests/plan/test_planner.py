@@ -405,7 +405,7 @@ def test_a_refusal_is_remembered_until_the_pool_that_lacked_pages_gets_some(monk
         drive.turn()
     assert drive.admitted == [0] and len(claimed) == 1
     for page in taken[number]:
-        drive.pools[number].unpin((page,), (), Pin.LEASE)
+        drive.pools[number].unpin((page,), kind=Pin.LOAD)
     drive.turn()
     assert drive.admitted == [0, 1]
     drive.drain()
@@ -428,7 +428,7 @@ def test_a_refusal_is_remembered_until_every_group_shares_more(groups):
     assert drive.admitted == [0, 1] and drive.cached[1] == 160
     for pool, pages in zip(drive.pools, taken, strict=True):
         for page in pages:
-            pool.unpin((page,), (), Pin.LEASE)
+            pool.unpin((page,), kind=Pin.LOAD)
     drive.drain()
 
 
@@ -438,7 +438,7 @@ def crowded(groups, numbers):
     taken = [[] for _ in groups]
     for number in numbers:
         pool = drive.pools[number]
-        taken[number] = [pool.take(Pin.LEASE) for _ in range(pool.available() - 40)]
+        taken[number] = [pool.take(Pin.LOAD) for _ in range(pool.available() - 40)]
     drive.add(job(0, 8, 90))
     drive.turn()
     drive.add(job(1, 200, 20))

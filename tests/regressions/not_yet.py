@@ -24,14 +24,13 @@ NOT_YET = {
     "14": "prompt embeddings",
     "16": "hybrid models",
     "20": "context parallelism",
-    "44": "page zeroing for hybrid models",
     "54": "multimodal inputs",
     "55": "multimodal inputs",
     "63": "data parallelism",
     "64": "pipeline parallelism",
     "69": "pipeline parallelism",
     "70": "pipeline parallelism",
-    "77": "two-batch overlap, expert parallelism",
+    "77": "two-batch overlap, expert parallelism: here a step is one batch on one stream, with no collectives",
     "L8": "tensor parallelism",
 }
 

@@ -6,13 +6,13 @@ from unittest.mock import patch
 
 import torch
 from harness import Job, checksum_loop, contents_of, kernels_for, script, sizes
-from scenes import broken, device_that_prefers, play, request, tokens
+from scenes import broken, device_that_prefers, must_fail, play, request, tokens
 from simulation.lower import LateLine
 
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.below import LowerTiers
 from gapless.memory.ledger import Clock
-from gapless.memory.pages import PagePool, Pin
+from gapless.memory.pages import PASSED, PagePool, Pin
 from gapless.plan.planner import Planner
 from gapless.testing.sim import SimDevice, SimStream
 
@@ -61,11 +61,11 @@ def test_row_047_a_store_waits_for_the_step_that_computes_its_page():
 
 
 def pages_free_while_steps_run():
-    """Pages wait for all clocks but that of the steps that use them."""
+    """Pages wait for transfers, and not for the steps that use them."""
     unpin = PagePool.unpin
 
-    def at_once(pool, pages, at, kind=Pin.REQUEST):
-        unpin(pool, pages, tuple((clock, number) for clock, number in at if clock is not Clock.COMPUTE), kind)
+    def at_once(pool, pages, at=PASSED, kind=Pin.REQUEST):
+        unpin(pool, pages, PASSED if at[0] is Clock.COMPUTE else at, kind)
 
     return broken(PagePool, "unpin", at_once)
 
@@ -159,6 +159,55 @@ def test_row_042_a_request_that_leaves_while_its_pages_load_frees_nothing_twice(
             loop.pool.check([])
         play(loop, conversations(rounds=1))
     assert left > 8, "requests were meant to leave during loads"
+
+
+def clearing(loop, kinds):
+    """Has each step clear the pages that were taken since the last one, as models with states need it."""
+    take, enqueue, fresh = loop.pool.take, loop.launcher.enqueue, []
+    memory = loop.launcher.executor.program.cache.data
+
+    def taken(kind=Pin.REQUEST):
+        page = take(kind)
+        fresh.extend([page] if kind in kinds else [])
+        return page
+
+    def clear(pages):
+        memory[pages] = 0
+
+    def cleared(*args):
+        if fresh:
+            loop.device.compute.launch(clear, [*fresh])
+            fresh.clear()
+        return enqueue(*args)
+
+    loop.pool.take, loop.launcher.enqueue = taken, cleared
+
+
+def test_row_044_nothing_writes_a_page_after_its_load():
+    """Fresh blocks were cleared by a kernel that was queued, which came after the network had filled some. Here a page
+    that a load fills is the load's alone until it is shared, and no step writes it, nor clears it with its own."""
+
+    def scene(*kinds):
+        jobs = [*conversations(3), Job(request(9, tokens(9, 8), 40), 70, None)]  # steps run beside the loads
+
+        def watched(loop):
+            clearing(loop, kinds)
+            contents, turn = contents_of(loop, jobs), loop.turn
+
+            def looked_at():
+                report = turn()
+                contents.check_settled(loop, again=True)
+                return report
+
+            loop.turn = looked_at
+
+        loop = hosted(device_that_prefers("bulk_in"), jobs, shape=SHAPE._replace(pages=20), tweak=watched)
+        assert loop.transfers.host.counts.loaded >= 4
+
+    scene()
+    scene(Pin.REQUEST)
+    with must_fail():
+        scene(Pin.REQUEST, Pin.LOAD)
 
 
 def test_lifetime_L7_a_store_reads_only_what_compute_has_written():

@@ -1,9 +1,8 @@
-"""A second tier of KV memory and another engine, as test doubles.
+"""A second tier of KV memory, as a test double.
 
-Pages are copied out and back on the bulk streams, and come late; the other engine reads pages at its own pace. The
-doubles do by hand what an offload and a transfer between engines would do: store what has passed the transfer door
-under a store pin, load what is gone from the index under a load pin, lend under a lease, and advance the ledger's
-clocks when a transfer or a read is acknowledged.
+Pages are copied out and back on the bulk streams, and come late. The double does by hand what an offload would do:
+store what has passed the transfer door under a store pin, load what is gone from the index under a load pin, and
+advance the ledger's clocks when a transfer is acknowledged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gapless.memory.ledger import Clock
 from gapless.memory.pages import Pin
 from gapless.testing.sim import SimDevice
 
-MOST_LOADS = MOST_LEASES = 20
+MOST_LOADS = 20
 """Of one engine: nobody asked for them, and the pages that they take are missed by rows that grow."""
 
 
@@ -35,20 +34,12 @@ class Transfer(NamedTuple):
     fence: Fence
 
 
-class Lease(NamedTuple):
-    """A page that the other engine may read until it says that it has."""
-
-    number: int
-    digest: bytes
-    page: int
-
-
 class Tier:
     """`kept` outlives engines: what it holds is named by digests."""
 
     def __init__(self, device: SimDevice, loop: Loop, kept: dict[bytes, Tensor], contents: Contents) -> None:
         self.kept = kept
-        self.stored = self.loaded = self.lent = 0
+        self.stored = self.loaded = 0
         self._device = device
         self._pool, self._ledger = loop.pool, loop.ledger
         self._memory = loop.launcher.executor.program.cache.data
@@ -56,9 +47,7 @@ class Tier:
         self._rng = random.Random(len(kept))
         self._out: deque[Transfer] = deque()
         self._in: deque[Transfer] = deque()
-        self._peer = random.Random(1_000 + len(kept))
-        self._leases: deque[Lease] = deque()
-        self._numbers = dict.fromkeys((Clock.BULK_OUT, Clock.BULK_IN, Clock.PEER), 0)
+        self._numbers = dict.fromkeys((Clock.BULK_OUT, Clock.BULK_IN), 0)
 
     def turn(self) -> None:
         """Take in acknowledgements, not always at once, and begin a transfer now and then."""
@@ -69,18 +58,12 @@ class Tier:
         # A burst may take all pages: then a request that waits has nothing but the acknowledgements to wait for.
         for _ in range(self._rng.choice((0, 0, 1, 1, 1, 8))):
             self._load()
-        if self._peer.random() < 0.15:
-            self._lend()
-        if self._leases and self._peer.random() < 0.4:
-            self._read()
 
     def drain(self) -> None:
         """Every transfer is acknowledged."""
         for transfer in (*self._out, *self._in):
             transfer.fence.wait()
         self._acknowledge()
-        while self._leases:
-            self._read()
 
     def _acknowledge(self) -> None:
         while self._out and self._out[0].fence.done():
@@ -107,9 +90,7 @@ class Tier:
         self._pool.pin(page, Pin.STORE)
         transfer = self._begin(Clock.BULK_OUT, digest, torch.empty_like(self._memory[page]), page)
         self._out.append(transfer)
-        # One pin, now and then for two readers: it holds until both have read.
-        lent = (self._lease(page, digest),) if self._peer.random() < 0.5 else ()
-        self._pool.unpin((page,), ((Clock.BULK_OUT, transfer.number), *lent), Pin.STORE)
+        self._pool.unpin((page,), (Clock.BULK_OUT, transfer.number), Pin.STORE)
 
     def _load(self) -> None:
         """One page that was evicted, where there is room for it."""
@@ -123,28 +104,6 @@ class Tier:
         transfer = self._begin(Clock.BULK_IN, digest, self.kept[digest], page)
         self._in.append(transfer)
         self._pool.fill({page: digest}, transfer.number)
-
-    def _lend(self) -> None:
-        """One settled page, the oldest: it is the likeliest to be evicted."""
-        pages = [(page, digest) for page, digest in self._pool.digest_of.items() if self._pool.settled(page)]
-        if pages and self._numbers[Clock.PEER] < MOST_LEASES:
-            page, digest = pages[0]
-            self._pool.pin(page, Pin.LEASE)
-            self._pool.unpin((page,), (self._lease(page, digest),), Pin.LEASE)
-
-    def _lease(self, page: int, digest: bytes) -> tuple[Clock, int]:
-        """What has to pass before the page may be given away."""
-        self._numbers[Clock.PEER] += 1
-        self._leases.append(Lease(self._numbers[Clock.PEER], digest, page))
-        return Clock.PEER, self._numbers[Clock.PEER]
-
-    def _read(self) -> None:
-        """The other engine reads at the last moment that its oldest lease allows, and acknowledges."""
-        lease = self._leases.popleft()
-        self._contents.check(lease.digest, self._memory[lease.page], "a page that was lent")
-        self._ledger.advance(Clock.PEER, lease.number)
-        self._device.bell.ring()
-        self.lent += 1
 
     def _begin(self, clock: Clock, digest: bytes, copy: Tensor, page: int) -> Transfer:
         self._numbers[clock] += 1

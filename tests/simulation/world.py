@@ -226,7 +226,7 @@ class World:
         self.rotten: set[bytes] = set()
         """Keys of pages there that have changed"""
         self.fetched = self.disproved = 0
-        self.stored = self.loaded = self.lent = self.compared = 0
+        self.stored = self.loaded = self.compared = 0
         self.engines = 0
         self.preemptions = 0
         self.chained = 0
@@ -556,7 +556,6 @@ class World:
                 self.disproved += counts.refused
         if self.tier is not None:
             self.stored, self.loaded = self.stored + self.tier.stored, self.loaded + self.tier.loaded
-            self.lent += self.tier.lent
         for device in (self.device, *(follower.device for follower in self.followers)):
             device.close()
 

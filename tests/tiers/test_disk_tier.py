@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import mmap
 import os
 import shutil
 import signal
@@ -282,6 +285,56 @@ def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_p
     monkeypatch.setattr(os, "open", open_)
     os.close(other)
     assert has(reopened(tmp_path, pages=2)[0], 9) == [True]
+
+
+def direct_here(folder):
+    """Whether a file of this folder's filesystem can be written past the page cache."""
+    with mmap.mmap(-1, BLOCK) as block:
+        try:
+            file = os.open(folder / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+        except OSError:
+            return False
+        try:
+            return os.pwrite(file, block, 0) == BLOCK
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+
+def passes_by_the_cache(path):
+    """Whether this process has the file open with O_DIRECT, as the system says."""
+    (file,) = [name for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(path)]
+    flags = next(line for line in Path(f"/proc/self/fdinfo/{file}").read_text().splitlines() if "flags" in line)
+    return bool(int(flags.split()[1], 8) & os.O_DIRECT)
+
+
+def test_pages_pass_by_the_page_cache_where_the_filesystem_can(tmp_path):
+    if not (sys.platform == "linux" and direct_here(tmp_path)):
+        pytest.skip("the filesystem of temporary files has no O_DIRECT")
+    for _ in range(2):  # a new file, and one that is there
+        tier, setup = reopened(tmp_path)
+        assert tier.direct and passes_by_the_cache(tmp_path.resolve() / PAGES)
+        stored(tier, setup, 0, 1)
+        assert loaded(tier, setup, 1, 0)[1] == [content(1), content(0)]
+        assert passes_by_the_cache(tmp_path.resolve() / PAGES)
+        tier.close()
+
+
+def test_a_filesystem_without_o_direct_is_read_through_the_page_cache(tmp_path, monkeypatch):
+    change = fcntl.fcntl
+
+    def refusing(file, command, flags=0):
+        if command == fcntl.F_SETFL and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return change(file, command, flags)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    tier, setup = reopened(tmp_path)
+    assert not tier.direct
+    stored(tier, setup, 0)
+    assert loaded(tier, setup, 0)[1] == [content(0)]
+    tier.close()
 
 
 def test_slots_that_do_not_begin_with_a_block_are_read_through_the_page_cache(tmp_path):

@@ -3,75 +3,41 @@
 from __future__ import annotations
 
 import random
+from threading import Timer
 
 import pytest
 from dictionary_tier import DictionaryTier, LateTier
-from fake_lmcache import FakeLMCache
-from fake_resp import FakeResp
-from fake_s3 import FakeS3
-from peer_rig import PeerPair
-from tier_rig import SLOTS, checksum, content, end_of, has, key, page, setup_of, slot_of
-from tier_servers import lmcache_server, mooncake_server, needs, redis_server
+from tier_kinds import KINDS, OpenTier, TierKind
+from tier_model import QUIET_SECONDS, TierModel
+from tier_rig import SLOTS, checksum, content, end_of, has, key, page, slot_of
 
-from gapless.tiers.disk import DiskTier
-from gapless.tiers.lmcache import LMCacheTier
-from gapless.tiers.mooncake import MooncakeTier
-from gapless.tiers.nixl import NixlTier
-from gapless.tiers.redis import RedisTier
-from gapless.tiers.resp import RespClient
 from gapless.tiers.seam import Namespace
 
-
-def running(make, tmp_path_factory):
-    """A server of this kind."""
-    made = make(tmp_path_factory.mktemp("server"))
-    made.start(setup_of(made.url)).close()
-    yield made.url
-    made.kill()
+STEPS = 150
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    yield from running(redis_server, tmp_path_factory)
+@pytest.fixture
+def opening(request, tmp_path, monkeypatch, tier_servers):
+    """Opens tiers of a kind, each in a namespace of its own, and closes them."""
+    monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # tests drop the same pages over and over
+    every = []
 
+    def opened(name):
+        folder = tmp_path / str(len(every))
+        folder.mkdir()
+        every.append(OpenTier(name, tier_servers, folder, Namespace.of({"test": f"{request.node.name} {len(every)}"})))
+        return every[-1]
 
-@pytest.fixture(scope="module")
-def mooncake_url(tmp_path_factory):
-    yield from running(mooncake_server, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def lmcache_url(tmp_path_factory):
-    yield from running(lmcache_server, tmp_path_factory)
-
-
-SERVERS = {"Redis": "redis_url", "Mooncake": "mooncake_url", "LMCache": "lmcache_url"}
-KINDS = {"dictionary": DictionaryTier, "late": LateTier, "disk": DiskTier, "small disk": DiskTier, "peers": PeerPair}
-KINDS |= {"fake Redis": RedisTier, "Redis": RedisTier, "Mooncake": MooncakeTier, "LMCache": LMCacheTier}
-KINDS |= {"NIXL": NixlTier, "fake LMCache": LMCacheTier}
+    yield opened
+    for one in every:
+        one.stop()
 
 
 @pytest.fixture(params=[*KINDS])
-def tier(request, tmp_path, monkeypatch):
+def tier(request, opening):
     """(an open tier, its setup, whether it keeps all that it stores)"""
-    monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # the test drops the same pages over and over
-    if request.param == "NIXL":
-        needs("nixl")
-    fake = {"fake Redis": FakeResp, "NIXL": FakeS3, "fake LMCache": FakeLMCache}.get(request.param, lambda: None)()
-    target = request.getfixturevalue(SERVERS[request.param]) if request.param in SERVERS else fake.url if fake else ""
-    namespace = Namespace.of({"test": request.node.name})  # a server may hold what another test has stored
-    setup = setup_of(target or str(tmp_path), 5 if request.param == "small disk" else 64, namespace)
-    if request.param == "Redis":
-        client = RespClient(target, 1.0, 1.0)
-        client.send([[b"FLUSHDB"]])
-        client.read()
-        client.close()
-    opened = KINDS[request.param](setup)
-    opened.drop([key(number) for number in range(12)])
-    yield opened, setup, request.param not in ("small disk", "late")
-    opened.close()
-    if fake:
-        fake.stop()
+    one = opening(request.param)
+    return one.tier, one.setup, one.kind.keeps
 
 
 def test_a_tier_gives_what_it_was_given(tier):
@@ -130,3 +96,119 @@ def test_a_load_keeps_the_good_pages_in_front(tier):
     end = end_of(opened, 2)
     assert end.checksums == (checksum(content(0)), checksum(content(1))) and end.failed
     assert [bytes(slot_of(setup, 8 + number)) for number in range(2)] == [content(0), content(1)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_jobs_that_overlap_and_are_cancelled_end_once_and_move_what_was_stored(name, opening):
+    loaded = cancelled = most = 0
+    for seed in range(KINDS[name].seeds):
+        one = opening(name)
+        model = TierModel(one, seed)
+        model.run(STEPS)
+        loaded, cancelled, most = loaded + model.loaded, cancelled + model.cancelled, max(most, model.most)
+        one.stop()
+    assert most >= 4 and cancelled > 5 * KINDS[name].seeds and loaded > 4 * KINDS[name].seeds
+
+
+class Repeats(DictionaryTier):
+    """Says of each job twice that it has ended."""
+
+    before = ()
+
+    def poll(self):
+        ended = super().poll()
+        self.before, again = ended, self.before
+        return [*ended, *again]
+
+
+class WritesLater(DictionaryTier):
+    """Fills the slots of a load after its end."""
+
+    late = ()
+
+    def load(self, job, pages):
+        for page_ in self.late:
+            page_.slot[:8] = b"too late"
+        super().load(job, pages)
+        self.late = pages
+
+
+class WritesStores(DictionaryTier):
+    """Uses the slots of a store for itself."""
+
+    def store(self, job, pages):
+        super().store(job, pages)
+        pages[-1].slot[:1] = b"!"
+
+
+class WritesWhenClosed(LateTier):
+    """Goes on with the jobs under way after it was closed."""
+
+    def close(self):
+        waiting = [page_ for _, loads, pages in self._later if loads for page_ in pages]
+        super().close()
+        for page_ in waiting:
+            Timer(QUIET_SECONDS / 4, page_.slot.__setitem__, (slice(8), b"too late")).start()
+
+
+class ForgetsJobs(LateTier):
+    """Takes a job that is cancelled for one that has ended."""
+
+    def cancel(self, job):
+        self._later = [one for one in self._later if one[0] != job]
+
+
+class GivesOthers(DictionaryTier):
+    """Gives another page than it was asked for, with that page's checksum."""
+
+    def load(self, job, pages):
+        super().load(job, pages)
+        if pages[0].key in self.kept:
+            data, sum_ = self.kept[max(self.kept)]
+            pages[0].slot[:] = data
+            self.ended[-1] = self.ended[-1]._replace(checksums=(sum_, *self.ended[-1].checksums[1:]))
+
+
+class WrongSum(DictionaryTier):
+    """Gives each page the checksum of the one before it."""
+
+    def load(self, job, pages):
+        super().load(job, pages)
+        sums = self.ended[-1].checksums
+        self.ended[-1] = self.ended[-1]._replace(checksums=sums[1:] + sums[:1])
+
+
+class NeverDrops(DictionaryTier):
+    """Keeps what it is to drop."""
+
+    def drop(self, keys): ...
+
+
+class LosesPages(DictionaryTier):
+    """Has lost a page that it finds."""
+
+    def load(self, job, pages):
+        kept, self.kept = self.kept, {one: page_ for one, page_ in self.kept.items() if one != key(7)}
+        super().load(job, pages)
+        self.kept = kept
+
+
+class Unclosed(LateTier):
+    """Leaves jobs open when it is closed."""
+
+    def close(self):
+        self._later = []
+
+
+@pytest.mark.parametrize("tier, words", [
+    (Repeats, "ended twice"), (WritesLater, "which no load has"), (WritesStores, "which no load has"),
+    (WritesWhenClosed, "after the tier was closed"), (ForgetsJobs, "do not end"), (GivesOthers, "is another"),
+    (WrongSum, "another checksum"), (NeverDrops, "is another|which were dropped"), (LosesPages, "are lost"),
+    (Unclosed, "have not ended with the tier"),
+])  # fmt: skip
+def test_a_planted_fault_of_a_tier_is_noticed(tier, words, opening, monkeypatch):
+    monkeypatch.setattr("tier_model.END_SECONDS", 0.2)
+    steady = LateTier not in tier.__mro__
+    for seed in range(3):
+        with pytest.raises(AssertionError, match=words):
+            TierModel(opening(TierKind(tier, keeps=steady)), seed).run(STEPS)
