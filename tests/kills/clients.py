@@ -70,11 +70,13 @@ class Clients:
     """Threads that ask the server at `base`, half of the answers streamed, while `running` lasts.
 
     The same prompt has `salts` names, whose pages are not shared: with few of them pages come again, with many they
-    are computed.
+    are computed. Each client waits for `pause` seconds between two requests.
     """
 
-    def __init__(self, base: str, asked: Sequence[Question], salts: int, seed: int = 0, count: int = 6) -> None:
-        self.base, self.asked, self.salts, self.count = base, asked, salts, count
+    def __init__(
+        self, base: str, asked: Sequence[Question], salts: int, seed: int = 0, count: int = 6, pause: float = 0.0
+    ) -> None:
+        self.base, self.asked, self.salts, self.count, self.pause = base, asked, salts, count, pause
         self.replies: list[Reply] = []
         self.outages: list[Outage] = []
         self._random = random.Random(seed)
@@ -121,8 +123,7 @@ class Clients:
             while not stop.is_set():
                 salt = f"salt {rng.randrange(self.salts)}"
                 self.replies.append(ask(client, rng.choice(self.asked), salt, rng.random() < 0.5))
-                if self.replies[-1].trouble:
-                    stop.wait(PAUSE_SECONDS)
+                stop.wait(PAUSE_SECONDS if self.replies[-1].trouble else self.pause)
 
 
 def fault_of(reply: Reply, outages: Sequence[Outage]) -> str:

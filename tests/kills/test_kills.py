@@ -22,7 +22,7 @@ def test_redis_killed_under_load_costs_no_answer_and_no_page_that_it_acknowledge
     store, rng, ward = redis_server(tmp_path, *DURABLE), random.Random(1), Ward()
     start(store)
     server = Tiered(store)
-    clients = Clients(server.base, questions(6), salts=6)
+    clients = Clients(server.base, questions(6), salts=6, count=4)
     try:
         for turn in range(3):
             with clients.running():
