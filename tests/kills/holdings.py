@@ -51,6 +51,14 @@ def children(pid: int) -> list[int]:
     return [child for child in map(int, found) if alive(child)]
 
 
+def words_of(pid: int) -> list[str]:
+    """Return what a process was started with; nothing where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def alive(pid: int) -> bool:
     try:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()

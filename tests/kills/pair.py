@@ -7,12 +7,11 @@ import random
 import re
 import signal
 import time
-from pathlib import Path
 
 import httpx
 from fake_resp import free_port
 from kills.clients import Clients, Outage
-from kills.holdings import alive, busy_series, children, settled
+from kills.holdings import alive, busy_series, children, settled, words_of
 from served import Server
 
 FLAGS = (
@@ -66,7 +65,7 @@ class Pair(Server):
         """Return the processes that run now, by name: those that were killed are not among them."""
         found = {"router": self.process.pid}
         for pid in children(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            words = words_of(pid)
             name = next((name for role, name in SIDES.items() if role in words), None)
             if name is not None:  # one that was forked has not become a server yet
                 found[name] = pid

@@ -149,6 +149,8 @@ def main() -> int:
         except pytest.skip.Exception as reason:
             print(f"  skipped: {reason}", flush=True)
             continue
+        except AssertionError as error:
+            verdict = Verdict(target, 0, 0, 0, 0.0, {}, [str(error)])
         verdicts.append(verdict)
         print(*(f"  {fault}\n" for fault in verdict.faults[:10]), sep="", flush=True)
     print("| killed | kills | answers | failed | longest until back | growth, MiB | found again | faults |")
