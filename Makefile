@@ -20,7 +20,7 @@ PIP_INSTALL = $(PIP) install --no-compile -c constraints.txt
 UV_INSTALL = $(UV_READS) $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
 INSTALL = $(if $(UV),$(UV_INSTALL) $(1) || $(PIP_INSTALL) $(1),$(PIP_INSTALL) $(1))
 
-.PHONY: setup serve check quick test coverage pythons sim mutation docs clean
+.PHONY: setup serve check quick test coverage pythons sim mutation kills docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -114,6 +114,10 @@ sim: $(VENV)/.test
 # One protection of the engine taken away at a time; prints the table of docs/proof.md
 mutation: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --seeds $(SEEDS) $(ARGS)
+
+# Processes of running services killed with SIGKILL, over and over; prints the table of docs/proof.md
+kills: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m kills.run $(ARGS)
 
 # The manual, into build/site
 docs: $(VENV)/.test

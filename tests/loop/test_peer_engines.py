@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +168,26 @@ def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
     assert counts.lent == counts.loaded == host.counts.loaded >= 3 * 9 and not counts.refused
     until(lambda: not prefiller.tier.shelf.lent)
     assert not decoder.below.holding()
+
+
+def test_what_a_peer_has_lent_is_unmapped_when_it_has_gone_whenever_garbage_is_collected(pair, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    prefiller, decoder = pair
+    gc.disable()
+    try:
+        prefiller.prefill(prompts()[0], "R")
+        decoder.ask(prompts()[0], claim="R")
+        assert decoder.counts.lent
+        before = mappings_of_pages()
+        prefiller.tier.server.close()
+        until(lambda: mappings_of_pages() == before - 1)
+    finally:
+        gc.enable()
+
+
+def mappings_of_pages():
+    """How often this process has mapped memory that engines share: its own, and that of peers."""
+    return Path("/proc/self/maps").read_text().count("/memfd:gapless-pages")
 
 
 def test_pages_are_copied_to_the_host_where_the_device_has_no_room(pair, monkeypatch):

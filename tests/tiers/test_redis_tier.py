@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import time
 
@@ -143,6 +144,15 @@ def test_commands_of_many_pages_go_out_together_and_what_is_there_is_not_sent_ag
 def test_no_server_is_an_error_at_the_start_which_shows_no_password(user):
     with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:"):
         RedisTier(setup_of(f"redis://{user}127.0.0.1:{free_port()}/0"))
+
+
+def test_a_server_that_still_loads_is_an_error_at_the_start_and_its_connection_is_closed(fake, monkeypatch):
+    sockets, connect, answer = [], socket.create_connection, fake.answer
+    monkeypatch.setattr(socket, "create_connection", lambda *args: sockets.append(connect(*args)) or sockets[-1])
+    fake.answer = lambda words: b"-LOADING the dataset\r\n" if words[0] == b"PING" else answer(words)
+    with pytest.raises(ConfigError, match="LOADING"):
+        opened(fake)
+    assert [one.fileno() for one in sockets] == [-1]
 
 
 def test_name_password_and_database_are_sent_first(fake):
