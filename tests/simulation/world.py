@@ -16,6 +16,7 @@ from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
 from page_contents import Contents
 from scripted_drafter import Scripted
+from simulation.audits import TierAudit
 from simulation.lower import Kept, LateLine
 from simulation.programs import PROGRAMS
 from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
@@ -24,6 +25,7 @@ from simulation.tier import Tier
 from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.records import Flag, StepTokens
 from gapless.kernels import plain
+from gapless.kernels.pages import weights
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
@@ -45,6 +47,11 @@ MOST_TURNS = 1_000
 CLOCK_JUMP_NS = 3_600 * 10**9
 LAST_KEY = 1_000
 """The request that must succeed when all else is over."""
+
+
+def checksum_of(page: torch.Tensor) -> int:
+    """Return what a page in the host's memory is compared by."""
+    return int((page.to(torch.int64) * weights(len(page), page.device)).sum())
 
 
 class InjectedError(Exception):
@@ -385,16 +392,21 @@ class World:
             self.device.host_now += CLOCK_JUMP_NS
 
     def flip(self) -> None:
-        """A bit of every copy that can be loaded is another, those included that a peer has lent."""
+        """A bit of every copy that can be loaded is another, those included that a peer has lent. Of copies that are to
+        be loaded, each second time, it was so when they were stored, and somebody has found out."""
         if (transfers := self.loop.transfers) is None:
             return
+        found = {load.copy for load in transfers.host._coming.values()} if self.turns % 2 else set()
         for group in transfers.host.groups:
-            for copy in group.copies.values():
-                if copy.checksum is not None:
-                    transfers.bulk_in.sources(copy.lease)[group.number][copy.slot, -1] ^= 1
-                    self.flipped.add(copy)
-                    if self.line is not None:  # it may be stored below like that, and outlive this engine
-                        self.rotten.add(key_of(group.number, copy.digest))
+            for copy in [copy for copy in group.copies.values() if copy.checksum is not None]:
+                page = transfers.bulk_in.sources(copy.lease)[group.number][copy.slot]
+                page[-1] ^= 1
+                self.flipped.add(copy)
+                if self.line is not None:  # it may be stored below like that, and outlive this engine
+                    self.rotten.add(key_of(group.number, copy.digest))
+                if copy in found:
+                    copy.checksum = checksum_of(page)
+                    group.hidden(copy.digest)
 
     @property
     def _shift(self) -> int:
@@ -480,6 +492,8 @@ class World:
         )
         self.model.pool = self.loop.pool
         self.attach_lower()
+        transfers = self.loop.transfers
+        self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)
