@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from kernel_rows import state_rows
@@ -180,7 +180,7 @@ def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:
 
 
 @contextmanager
-def loops_under_no_race() -> Iterator[RaceChecker]:
+def loops_under_no_race(mode: Literal["raise", "record"] = "raise") -> Iterator[RaceChecker]:
     """Every loop made inside is watched, and every executor that follows one; a race fails the test."""
     executors: list[Executor] = []
     plain_loop, plain_executor, plain_transfers = Loop.__init__, Executor.__init__, Transfers.__init__
@@ -200,7 +200,7 @@ def loops_under_no_race() -> Iterator[RaceChecker]:
         plain_transfers(transfers, *args, **kwargs)
         watch_transfers(checker, transfers, f"engine {len(executors)} ")
 
-    with no_race() as checker, tapes_report(), tiers_stated(checker), pytest.MonkeyPatch.context() as patch:
+    with no_race(mode) as checker, tapes_report(), tiers_stated(checker), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "__init__", watched_executor)
         patch.setattr(Transfers, "__init__", watched_transfers)
         patch.setattr(Loop, "__init__", watched_loop)

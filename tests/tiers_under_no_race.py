@@ -78,7 +78,7 @@ class StatedTiers:
         self._checker = checker
         self._jobs: dict[tuple[int, int], tuple[str, Sequence[TierPage]]] = {}
         """What jobs do to their slots, by worker and number"""
-        self._mapped = 0
+        self._mapped: list[PeerMemory] = []
 
     def sends(self, plain: Callable[..., Any], owner: Any, *args: Any) -> Any:
         self._checker.happens_before(owner)
@@ -130,11 +130,12 @@ class StatedTiers:
         plain(memory, data, *args)
         start = data.ctypes.data
         if not self._checker.buffers.find(start, start + data.nbytes):  # a giver in this process may have it
-            self._mapped += 1
-            self._checker.register(f"peer memory {self._mapped}", data)
+            self._mapped.append(memory)
+            self._checker.register(f"peer memory {len(self._mapped)}", data)
 
     def unmaps(self, plain: Callable[..., Any], memory: PeerMemory) -> None:
-        self._checker.access(memory.data, "write")
+        if memory in self._mapped:
+            self._checker.access(memory.data, "write")
         plain(memory)
 
 

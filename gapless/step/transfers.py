@@ -223,7 +223,8 @@ class TransferWay:
         self._page_bytes = [memory[0].nbytes for memory in pages]
         self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
         """The memory of peers that lend pages"""
-        self._sums = torch.zeros(LOADS_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        self._sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        """The checksums of the transfer that runs: of a direction, one runs at a time"""
         self._arrived = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
         """The checksums on the host"""
         self._places = device.ring(LOADS_AT_REST, 8 * MOST_BATCH).slots
@@ -249,7 +250,7 @@ class TransferWay:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
         began, count, slot = self._device.clock(), len(batch.moves), self._begun % LOADS_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=_source))
-        places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
+        places, sums, errors = self._places[slot], self._sums[:count], list[Exception]()
         arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
         self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gapless.memory.copies import PageCopy
 from gapless.memory.host import HostTier, MoveBatch
 from gapless.step.transfers import Transfers
 
@@ -17,6 +18,8 @@ class TierAudit:
         self._clock = clock
         self._load_lacking, self._poll = self._host.below._load_lacking, self._host.below.poll
         self._begin = transfers.bulk_in.begin
+        self.spoils: Callable[[PageCopy], None] | None = None
+        """Makes the next copy bad that is loaded, which comes in doubt while it is"""
         self._host.below._load_lacking = self.load_lacking  # type: ignore[method-assign]
         self._host.below.poll = self.poll  # type: ignore[method-assign]
         transfers.bulk_in.begin = self.begin  # type: ignore[method-assign]
@@ -40,4 +43,10 @@ class TierAudit:
         """No load begins of what has to go back."""
         late = [move for move in batch.moves if move.copy.lease is not None and move.copy.lease.late_at < since]
         assert not late, "a load begins of pages that have to go back to the peer"
-        return self._begin(batch, since)
+        first, spoils = batch.moves[0].copy, self.spoils
+        if spoils is None or first.lease is not None:
+            return self._begin(batch, since)
+        spoils(first)
+        self.spoils, count = None, self._begin(batch, since)
+        first.group.hidden(first.digest)
+        return count

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Pools
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from adapted_checksum import NUMBERS, Tables, WithAdapters, contents_of, digest_of, shift_of
@@ -23,7 +24,7 @@ from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
 
 from gapless.base.errors import EngineError, QueueFullError, RequestError
-from gapless.base.records import Flag, StepTokens
+from gapless.base.records import Flag, Int32s, StepTokens
 from gapless.kernels import plain
 from gapless.kernels.pages import weights
 from gapless.kernels.seam import Kernels
@@ -49,9 +50,10 @@ LAST_KEY = 1_000
 """The request that must succeed when all else is over."""
 
 
-def checksum_of(page: torch.Tensor) -> int:
+def checksum_of(page: Int32s) -> int:
     """Return what a page in the host's memory is compared by."""
-    return int((page.to(torch.int64) * weights(len(page), page.device)).sum())
+    words = torch.from_numpy(page.astype(np.int64))
+    return int((words * weights(len(words), words.device)).sum())
 
 
 class InjectedError(Exception):
@@ -392,21 +394,33 @@ class World:
             self.device.host_now += CLOCK_JUMP_NS
 
     def flip(self) -> None:
-        """A bit of every copy that can be loaded is another, those included that a peer has lent. Of copies that are to
-        be loaded, each second time, it was so when they were stored, and somebody has found out."""
-        if (transfers := self.loop.transfers) is None:
+        """A bit of every copy that can be loaded is another, those included that a peer has lent. Each second time a
+        load also brings a page that was bad when it was stored, which comes out meanwhile."""
+        if self.loop.transfers is None:
             return
-        found = {load.copy for load in transfers.host._coming.values()} if self.turns % 2 else set()
-        for group in transfers.host.groups:
-            for copy in [copy for copy in group.copies.values() if copy.checksum is not None]:
-                page = transfers.bulk_in.sources(copy.lease)[group.number][copy.slot]
-                page[-1] ^= 1
-                self.flipped.add(copy)
-                if self.line is not None:  # it may be stored below like that, and outlive this engine
-                    self.rotten.add(key_of(group.number, copy.digest))
-                if copy in found:
-                    copy.checksum = checksum_of(page)
-                    group.hidden(copy.digest)
+        for group in self.loop.transfers.host.groups:
+            for copy in group.copies.values():
+                if copy.checksum is not None:
+                    self._flip(copy)
+        assert self.tiers is not None
+        self.tiers.spoils = self._was_bad if self.turns % 2 else None
+
+    def _flip(self, copy: PageCopy) -> Int32s:
+        """Change a bit of a copy, unseen by those who look for races; return the copy."""
+        transfers, group = self.loop.transfers, copy.group.number
+        assert transfers is not None
+        memory = transfers.memory[group] if copy.lease is None or copy.lease.memory is None else copy.lease.memory.data
+        page = np.frombuffer(memory, np.uint8)[copy.slot * transfers.stride(group) :][: transfers.slots[group][0].nbytes]
+        words = page.view(np.int32)
+        words[-1] ^= 1
+        self.flipped.add(copy)
+        if self.line is not None:  # it may be stored below like that, and outlive this engine
+            self.rotten.add(key_of(group, copy.digest))
+        return words
+
+    def _was_bad(self, copy: PageCopy) -> None:
+        copy.checksum = checksum_of(self._flip(copy))
+        self.rotten.add(key_of(copy.group.number, copy.digest))  # a peer may have it too
 
     @property
     def _shift(self) -> int:
