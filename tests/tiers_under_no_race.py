@@ -47,10 +47,10 @@ def watch_transfers(checker: RaceChecker, transfers: Transfers, prefix: str = ""
         checker.register(name, np.frombuffer(memory, np.uint8).reshape(group.size, -1), "rows")
         group.free = FreeList(group.free, partial(freed, name))
     for name, way in (("bulk out", transfers.bulk_out), ("bulk in", transfers.bulk_in)):
-        checker.register(f"{prefix}{name} sums", way._sums)
-        for slot in way._places:
+        checker.register(f"{prefix}{name} sums", way.sums)
+        for slot in way.places:
             checker.register(f"{prefix}{name} places[{slot.index}]", slot)
-        for slot in way._arrived:
+        for slot in way.arrived:
             checker.register(f"{prefix}{name} arrived[{slot.index}]", slot)
 
 
@@ -105,9 +105,8 @@ class StatedTiers:
         return plain(worker, job)
 
     def ends(self, plain: Callable[..., Any], worker: TierWorker, end: Any) -> Any:
-        if end.job in worker._begun:
-            self._touch(worker, end.job)
-            self._jobs.pop((id(worker), end.job), None)
+        self._touch(worker, end.job)
+        self._jobs.pop((id(worker), end.job), None)
         return plain(worker, end)
 
     def _touch(self, worker: TierWorker, job: int) -> None:

@@ -1,4 +1,4 @@
-"""Slots of the host tier and the rings of transfers under no_race: what gives them away or reuses them early is found."""
+"""Slots of the host tier and the rings of transfers under no_race: giving away, or reusing, early is found."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ FAULTS = {
     "none": (lambda transfers: None, None),
     "a slot is given away while a store fills it": (given_away(True), "host"),
     "a slot is given away while a load reads it": (given_away(False), "host"),
-    "places are written while a load reads them": (one_slot("_places"), "bulk in places[0]"),
-    "checksums arrive where others are not read": (one_slot("_arrived"), "bulk in arrived[0]"),
+    "places are written while a load reads them": (one_slot("places"), "bulk in places[0]"),
+    "checksums arrive where others are not read": (one_slot("arrived"), "bulk in arrived[0]"),
 }
 
 

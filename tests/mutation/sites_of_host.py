@@ -73,12 +73,12 @@ def shared_though_lost() -> AbstractContextManager[None]:
         lost = [copy for _, _, copy in batch.moves if copy.gone]
         for copy in lost:
             copy.gone = False
-        with replaced(HostTier, "_end", end):
+        with replaced(PageCopy, "unpin", unpin):
             original(self, batch, checksums)
 
-    def end(original: Callable[..., None], self: HostTier, load: Any) -> None:
-        load.copy.gone = load.copy.group.copies.get(load.copy.digest) is not load.copy
-        original(self, load)
+    def unpin(original: Callable[..., None], self: PageCopy) -> None:
+        self.gone = self.group.copies.get(self.digest) is not self
+        original(self)
 
     return replaced(HostTier, "loaded", loaded)
 
@@ -120,6 +120,6 @@ SITES = (
     Site("what is loaded is compared with what was stored", 24, shared_unchecked, where=flips),
     Site("a copy in doubt is dropped", 10, doubtful_copies_stay, where=spoils),
     Site("a page is not shared whose copy was lost under its load", 10, shared_though_lost, where=hosts),
-    Site("places of a load stay until it has ended", 18, one_transfer_after_the_other("_places"), where=hosts),
-    Site("checksums of a load stay until they are read", 20, one_transfer_after_the_other("_arrived"), where=hosts),
+    Site("places of a load stay until it has ended", 18, one_transfer_after_the_other("places"), where=hosts),
+    Site("checksums of a load stay until they are read", 20, one_transfer_after_the_other("arrived"), where=hosts),
 )

@@ -83,7 +83,7 @@ def room_made_of_its_own() -> AbstractContextManager[None]:
         with replaced(GroupCopies, "take", take):
             original(self, search, missing)
 
-    return replaced(LowerTiers, "_load_lacking", load_lacking)
+    return replaced(LowerTiers, "load_lacking", load_lacking)
 
 
 def doubtful_pages_stay_below() -> AbstractContextManager[None]:

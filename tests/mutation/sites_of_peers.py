@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from mutation.sites_of_lower import names_stay, slots_not_held
 from mutation.sites_of_pages import load_published_at_once, load_without_pin
@@ -19,7 +20,6 @@ from gapless.memory.host import HostTier
 from gapless.memory.search import Search
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.giving import PeerSession
-from gapless.tiers.link import PeerLink
 from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import JobEnd, TierRelease
 from gapless.tiers.shelf import Shelf, ShelfPage
@@ -92,17 +92,12 @@ def kept_by_those_that_ended() -> AbstractContextManager[None]:
 
 def lent_for_ever() -> AbstractContextManager[None]:
     """The giver waits for what it has lent, however long."""
-    return replaced(PeerSession, "_left", lambda *_: None)
+    return patch.object(PeerSession, "late", False)
 
 
 def kept_for_ever() -> AbstractContextManager[None]:
     """A page is kept for peers until another needs its room."""
-
-    def lay(original: Callable[..., None], self: Shelf, page: ShelfPage) -> None:
-        original(self, page)
-        page.until = float("inf")
-
-    return replaced(Shelf, "_lay", lay)
+    return patch("gapless.tiers.shelf.PAGE_SECONDS", float("inf"))
 
 
 def borrowed_for_ever() -> AbstractContextManager[None]:
@@ -128,7 +123,7 @@ def loaded_though_late() -> AbstractContextManager[None]:
 @contextmanager
 def late_never(below: LowerTiers) -> Iterator[None]:
     """What is lent has no end meanwhile."""
-    ends = {lease: lease.late_at for lease in below._leases.values()}
+    ends = {lease: lease.late_at for lease in below.leases.values()}
     for lease in ends:
         lease.late_at = NEVER
     yield
@@ -138,12 +133,7 @@ def late_never(below: LowerTiers) -> Iterator[None]:
 
 def unmapped_while_borrowed() -> AbstractContextManager[None]:
     """Memory of a peer goes with its connection, though a load may read there."""
-
-    def close(_: Any, self: PeerLink, memory: PeerMemory) -> None:
-        if memory is not self._memory:
-            memory.close()
-
-    return replaced(PeerLink, "_close_unless_used", close)
+    return patch.object(PeerMemory, "leases", property(lambda memory: 0, lambda memory, count: None), create=True)
 
 
 def pages_without_names() -> AbstractContextManager[None]:
@@ -195,7 +185,9 @@ SITES = (
     Site("what no peer asks for is kept for a time", 13, kept_for_ever, where=pairs, first=PAIRS),
     Site("what is borrowed goes back in time", 14, borrowed_for_ever, where=pairs, first=PAIRS),
     Site("no load begins of what should be back", 14, loaded_though_late, where=pairs, first=PAIRS),
-    Site("memory of a peer stays while pages are borrowed", 14, unmapped_while_borrowed, where=wrong_pairs, first=PAIRS),
+    Site(
+        "memory of a peer stays while pages are borrowed", 14, unmapped_while_borrowed, where=wrong_pairs, first=PAIRS
+    ),
     Site("a slot stays while a peer fills it", 12, slots_not_held(loads=True), where=pairs, first=PAIRS),
     Site("a page from a peer is loaded where no step writes", 5, load_without_pin, where=sound_pairs, first=PAIRS),
     Site("a page from a peer is shared when it has come", 15, load_published_at_once, where=sound_pairs, first=PAIRS),

@@ -16,11 +16,11 @@ class TierAudit:
     def __init__(self, transfers: Transfers, clock: Callable[[], int]) -> None:
         self._host: HostTier = transfers.host
         self._clock = clock
-        self._load_lacking, self._poll = self._host.below._load_lacking, self._host.below.poll
+        self._load_lacking, self._poll = self._host.below.load_lacking, self._host.below.poll
         self._begin = transfers.bulk_in.begin
         self.spoils: Callable[[PageCopy], None] | None = None
         """Makes the next copy bad that is loaded, which comes in doubt while it is"""
-        self._host.below._load_lacking = self.load_lacking  # type: ignore[method-assign]
+        self._host.below.load_lacking = self.load_lacking  # type: ignore[method-assign]
         self._host.below.poll = self.poll  # type: ignore[method-assign]
         transfers.bulk_in.begin = self.begin  # type: ignore[method-assign]
 
@@ -33,7 +33,7 @@ class TierAudit:
 
     def poll(self) -> bool:
         """What a peer has lent is back in time, unless a load reads it."""
-        leases = [lease for lease in self._host.below._leases.values() if lease.late_at < self._clock()]
+        leases = [lease for lease in self._host.below.leases.values() if lease.late_at < self._clock()]
         late = [copy for lease in leases for copy in lease.copies if not copy.pins]
         came = self._poll()
         assert all([copy.gone for copy in late]), "what a peer has lent is late, and nothing reads it"

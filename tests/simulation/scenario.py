@@ -415,7 +415,8 @@ def _pair(rng: random.Random, base: Scenario) -> Scenario:
     return base._replace(
         prefix_caching=True, tier=False, followers=0, adapters=0, lower=False,
         sizes=base.sizes._replace(slots=0, page_size=size, pages=least + room),
-        depth=_depth(base.seed, rng.choice((1, 2, 4, 8, base.depth))), late_ns=rng.choice((20_000, 10**9, 10**9, 10**9)),
+        depth=_depth(base.seed, rng.choice((1, 2, 4, 8, base.depth))),
+        late_ns=rng.choice((20_000, 10**9, 10**9, 10**9)),
         pair=rng.choice((0.0, 0.03, 0.1)), mutual=mutual, jobs=tuple(taken), given=tuple(given),
         faults=_pair_faults(rng, last + 30, base), given_faults=_pair_faults(rng, last + 30, base),
         host=1 + int(rng.choice((0.1, 0.3, 1.0)) * pages), given_host=1 + int(rng.choice((0.3, 1.0)) * pages),

@@ -7,7 +7,7 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (5, 9, 20, 35, 44, 59, 90, 93, 97, 154, 165, 195)]
+SEEDS = [PAIRS + seed for seed in (22, 35, 59, 62, 114, 164, 197, 203)]
 """The seeds that together reach all that the test looks for in the least time, chosen among the first 210"""
 
 RACED = PAIRS + 18
@@ -24,7 +24,7 @@ def test_no_seed_of_a_pair_fails_and_they_reach_what_they_are_for(guarded_steps)
             except Exception as error:
                 raise AssertionError(check(seed)) from error
     takes, gives = [world.takes for world in worlds], [world.gives for world in worlds]
-    assert {world.scenario.depth for world in worlds} >= {1, 2, 4, 8}
+    assert {world.scenario.depth for world in worlds} >= {*range(1, 9)}
     assert {world.scenario.grouped for world in worlds} == {False, True}
     assert sum(side.fetched for side in takes) > 50 and sum(side.fetched for side in gives) > 5
     hosts = [side.loop.transfers.host for side in takes if side.loop.transfers is not None]

@@ -168,7 +168,7 @@ class End:
         """The device may not read this memory of a peer any more."""
         transfers = self._loop.transfers
         assert transfers is not None
-        for lease in transfers.host.below._leases.values():
+        for lease in transfers.host.below.leases.values():
             if lease.memory is not None and lease.memory.data is data:  # a tier's thread swallows what is raised
                 self._net.wrong.append("memory of a peer is unmapped that has lent pages")
 

@@ -409,9 +409,10 @@ class World:
         """Change a bit of a copy, unseen by those who look for races; return the copy."""
         transfers, group = self.loop.transfers, copy.group.number
         assert transfers is not None
-        memory = transfers.memory[group] if copy.lease is None or copy.lease.memory is None else copy.lease.memory.data
-        page = np.frombuffer(memory, np.uint8)[copy.slot * transfers.stride(group) :][: transfers.slots[group][0].nbytes]
-        words = page.view(np.int32)
+        lent = None if copy.lease is None else copy.lease.memory
+        memory = np.frombuffer(transfers.memory[group] if lent is None else lent.data, np.uint8)
+        start, nbytes = copy.slot * transfers.stride(group), transfers.slots[group][0].nbytes
+        words = memory[start : start + nbytes].view(np.int32)
         words[-1] ^= 1
         self.flipped.add(copy)
         if self.line is not None:  # it may be stored below like that, and outlive this engine
