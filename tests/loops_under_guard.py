@@ -11,23 +11,25 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from kernel_rows import state_rows
 from tapes_under_no_race import tapes_report
+from tiers_under_no_race import FreeList, tiers_stated, watch_transfers
 
 from gapless.base.params import Lane
 from gapless.guard.race import RaceChecker, no_race
 from gapless.kernels.tables import Adjustments
 from gapless.loop.loop import Loop
 from gapless.step.executor import Executor
+from gapless.step.transfers import Transfers
 
 PLANTED = ("test_oracle_bites.py", "test_a_planted_fault", "tests/guard/")
 """Tests, by parts of their names, that plant races on purpose or run a checker of their own."""
 RACED = (
     "_oracle.py::", "/test_loop_groups.py::", "/test_host_tier.py::", "/test_lower_tiers.py::",
-    "::test_no_seed_of_the_simulator_fails",
+    "/test_peer_engines.py::", "::test_no_seed_of_the_simulator_fails",
 )  # fmt: skip
 """Tests of the loop that run under no_race, by parts of their names: those with random mixtures of all that a step may
 do, with several page groups, and with tiers."""
@@ -113,18 +115,6 @@ def _chosen(cases: dict[pytest.Function, dict[str, Any]]) -> set[pytest.Function
     return chosen
 
 
-class _Free(list[int]):
-    """A free list that says what comes back to it."""
-
-    def __init__(self, items: list[int], freed: Any) -> None:
-        super().__init__(items)
-        self._freed = freed
-
-    def append(self, item: int) -> None:
-        self._freed(item)
-        super().append(item)
-
-
 class _Cached(dict[int, None]):
     """Cached pages, which a new owner may take: to enter here is to be free."""
 
@@ -141,6 +131,8 @@ def watch(checker: RaceChecker, loop: Loop, prefix: str = "") -> None:
     """Register all that the streams and the host of this engine share. A freed page or row counts as written."""
     watch_executor(checker, loop.launcher.executor, prefix)
     watch_free(checker, loop, prefix)
+    if loop.transfers is not None:
+        watch_transfers(checker, loop.transfers, prefix)
 
 
 def watch_executor(checker: RaceChecker, executor: Executor, prefix: str) -> None:
@@ -175,12 +167,12 @@ def watch_free(checker: RaceChecker, loop: Loop, prefix: str) -> None:
             checker.freed(f"{prefix}slots.{field}", rows)
 
     slots = loop.rows.slots[Lane.ADJUST.value]
-    slots.unused = _Free(slots.unused, slot_freed)
+    slots.unused = FreeList(slots.unused, slot_freed)
     for group, pool in enumerate(loop.planner.pools):
         freed = partial(_page_freed, checker, f"{prefix}kv{group or ''}")
-        pool.free = _Free(pool.free, freed)
+        pool.free = FreeList(pool.free, freed)
         pool.cached = _Cached(freed)
-    loop.rows.free = _Free(loop.rows.free, row_freed)
+    loop.rows.free = FreeList(loop.rows.free, row_freed)
 
 
 def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:
@@ -188,10 +180,10 @@ def _page_freed(checker: RaceChecker, memory: str, page: int) -> None:
 
 
 @contextmanager
-def loops_under_no_race() -> Iterator[RaceChecker]:
+def loops_under_no_race(mode: Literal["raise", "record"] = "raise") -> Iterator[RaceChecker]:
     """Every loop made inside is watched, and every executor that follows one; a race fails the test."""
     executors: list[Executor] = []
-    plain_loop, plain_executor = Loop.__init__, Executor.__init__
+    plain_loop, plain_executor, plain_transfers = Loop.__init__, Executor.__init__, Transfers.__init__
 
     def watched_executor(executor: Executor, *args: Any, **kwargs: Any) -> None:
         plain_executor(executor, *args, **kwargs)
@@ -204,7 +196,12 @@ def loops_under_no_race() -> Iterator[RaceChecker]:
         if hasattr(loop.launcher, "executor"):
             watch_free(checker, loop, f"engine {1 + executors.index(loop.launcher.executor)} ")
 
-    with no_race() as checker, tapes_report(), pytest.MonkeyPatch.context() as patch:
+    def watched_transfers(transfers: Transfers, *args: Any, **kwargs: Any) -> None:
+        plain_transfers(transfers, *args, **kwargs)
+        watch_transfers(checker, transfers, f"engine {len(executors)} ")
+
+    with no_race(mode) as checker, tapes_report(), tiers_stated(checker), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Executor, "__init__", watched_executor)
+        patch.setattr(Transfers, "__init__", watched_transfers)
         patch.setattr(Loop, "__init__", watched_loop)
         yield checker

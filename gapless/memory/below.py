@@ -103,7 +103,7 @@ class LowerTiers:
         self.jobs: dict[int, LowerJob] = {}
         self.given: dict[int, dict[int, PageCopy]] = {}
         """Copies that are kept for peers where they are, by the job that stored them and their place in it"""
-        self._leases: dict[int, Lease] = {}
+        self.leases: dict[int, Lease] = {}
         """What peers have lent, by the number of its job"""
         self._coming: dict[bytes, int] = {}
         """The load of each key that is on its way"""
@@ -145,12 +145,12 @@ class LowerTiers:
         """Load what the host tier lacks of these pages. The search finds nothing any more: what does not come is
         computed. What is borrowed it finds once again: no copy is left if the device gives it up before the request
         begins."""
-        self._load_lacking(search, missing)
+        self.load_lacking(search, missing)
         if search.again or not search.borrows:
             search.found = {}
         search.again = True
 
-    def _load_lacking(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
+    def load_lacking(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
         """Load what the host tier lacks of these pages, the first ones first, as far as it has slots; or borrow it."""
         had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
         for copy in had:
@@ -162,7 +162,7 @@ class LowerTiers:
             if (job := self._coming.get(key)) is not None:
                 search.open[job] = self.jobs[job].place
                 self._waiting[job].append(search)
-                if (lease := self._leases.get(job)) is not None:
+                if (lease := self.leases.get(job)) is not None:
                     search.hold(lease)
             elif digest not in group.copies and (place := search.found.get(key)) is not None:
                 if search.borrows and place in self._peers:
@@ -202,12 +202,12 @@ class LowerTiers:
         """Have a peer lend these pages; the search waits for it."""
 
         def give_back() -> None:
-            del self._leases[number]
+            del self.leases[number]
             line.give_back(number)
 
         line, lease = self._peers[place], Lease(give_back, self._clock() + LEASE_NS)
         number = self._begin_load(search, place, [group.borrow(digest, lease) for group, digest in pages])
-        self._leases[number] = lease
+        self.leases[number] = lease
         search.hold(lease)
         line.borrow(number, [copy.key for copy in lease.copies], self._patience(search) / 1e9)
 
@@ -300,7 +300,7 @@ class LowerTiers:
     def poll(self) -> bool:
         """Take in what has come, and send the next stores. Returns whether something came."""
         came = False
-        for lease in [lease for lease in self._leases.values() if self._clock() > lease.late_at]:
+        for lease in [lease for lease in self.leases.values() if self._clock() > lease.late_at]:
             lease.end()
         for place, line in enumerate(self.lines):
             for news in line.take():
@@ -347,7 +347,7 @@ class LowerTiers:
 
     def check(self) -> None:
         """Assert the accounting of what peers have lent (tests, debugging)."""
-        for number, lease in self._leases.items():
+        for number, lease in self.leases.items():
             there = [copy for copy in lease.copies if copy.pins or not copy.gone]
             assert 0 < lease.left == len(there), (
                 f"job {number} has {lease.left} pages to give back, and uses {len(there)}"
@@ -385,17 +385,17 @@ class LowerTiers:
         read: the planner chooses."""
         pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
         if search.borrows and pages:
-            self._load_lacking(search, pages)
+            self.load_lacking(search, pages)
             return
         waiting = {one for searches in self._waiting.values() for one in searches}
         room = pages[0][0].size // 2 - sum([one.early for one in waiting]) if pages else 0
         if room > 0:
             search.early += len(pages[:room])
-            self._load_lacking(search, pages[:room])
+            self.load_lacking(search, pages[:room])
 
     def ended(self, place: int, end: JobEnd) -> None:
         """A job of a tier has ended: its slots are free to go."""
-        job, lease = self.jobs.pop(end.job), self._leases.get(end.job)
+        job, lease = self.jobs.pop(end.job), self.leases.get(end.job)
         if lease is not None:
             lease.memory = end.memory
             for copy, slot in zip(job.copies, end.places, strict=False):

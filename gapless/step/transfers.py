@@ -228,10 +228,11 @@ class TransferWay:
         self._page_bytes = [memory[0].nbytes for memory in pages]
         self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
         """The memory of peers that lend pages"""
-        self._sums = torch.zeros(MOST_AT_REST, MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        self._arrived = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
+        self.sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
+        """The checksums of the transfer that runs: of a direction, one runs at a time"""
+        self.arrived = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """The checksums on the host"""
-        self._places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
+        self.places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """Pages and slots of the transfers on their way, int32 [2, count] for each group after the other"""
         self.underway: deque[Underway] = deque()
         self._begun = 0
@@ -254,8 +255,8 @@ class TransferWay:
         """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
         began, count, slot = self._device.clock(), len(batch.moves), self._begun % MOST_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=_source))
-        places, sums, errors = self._places[slot], self._sums[slot, :count], list[Exception]()
-        arrived = self._arrived[slot].tensor.view(torch.int64)[:count]
+        places, sums, errors = self.places[slot], self.sums[:count], list[Exception]()
+        arrived = self.arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
         self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
         self.underway.append(Underway(batch, self.stream.record(timed=True), slot, since, began, errors))
@@ -311,7 +312,7 @@ class TransferWay:
         for error in one.errors:
             log.warning("a transfer of %d pages failed: %s: %s", len(moves), type(error).__name__, error)
             return one.batch, [None] * len(moves)
-        sums: Int64s = self._arrived[one.slot].array.view(np.int64)
+        sums: Int64s = self.arrived[one.slot].array.view(np.int64)
         return one.batch, sums[: len(moves)].tolist()
 
     def _count(self, one: Underway, until: int) -> None:

@@ -13,7 +13,7 @@ from simulation.scenario import Scenario
 from gapless.memory.copies import GroupCopies, PageCopy
 from gapless.memory.host import HostTier
 from gapless.memory.pages import PageListener, PagePool
-from gapless.step.transfers import TransferWay
+from gapless.step.transfers import LOADS_AT_REST, TransferWay
 
 
 def stored_before_observed() -> AbstractContextManager[None]:
@@ -66,6 +66,33 @@ def doubtful_copies_stay() -> AbstractContextManager[None]:
     return replaced(PagePool, "hide", hide)
 
 
+def shared_though_lost() -> AbstractContextManager[None]:
+    """It does not matter that a copy came in doubt while it was loaded."""
+
+    def loaded(original: Callable[..., None], self: HostTier, batch: Any, checksums: Any) -> None:
+        lost = [copy for _, _, copy in batch.moves if copy.gone]
+        for copy in lost:
+            copy.gone = False
+        with replaced(PageCopy, "unpin", unpin):
+            original(self, batch, checksums)
+
+    def unpin(original: Callable[..., None], self: PageCopy) -> None:
+        self.gone = self.group.copies.get(self.digest) is not self
+        original(self)
+
+    return replaced(HostTier, "loaded", loaded)
+
+
+def one_transfer_after_the_other(attribute: str) -> Callable[[], AbstractContextManager[None]]:
+    """All transfers of a direction have one slot of a ring, though two may be under way."""
+
+    def init(original: Callable[..., None], self: TransferWay, *args: Any) -> None:
+        original(self, *args)
+        setattr(self, attribute, [getattr(self, attribute)[0]] * LOADS_AT_REST)
+
+    return lambda: replaced(TransferWay, "__init__", init)
+
+
 def hosts(scenario: Scenario) -> bool:
     return scenario.host > 0
 
@@ -92,4 +119,7 @@ SITES = (
     Site("a copy stays while a store fills it", 9, evicted_under_a_transfer(True), where=nothing_in_doubt),
     Site("what is loaded is compared with what was stored", 24, shared_unchecked, where=flips),
     Site("a copy in doubt is dropped", 10, doubtful_copies_stay, where=spoils),
+    Site("a page is not shared whose copy was lost under its load", 10, shared_though_lost, where=hosts),
+    Site("places of a load stay until it has ended", 18, one_transfer_after_the_other("places"), where=hosts),
+    Site("checksums of a load stay until they are read", 20, one_transfer_after_the_other("arrived"), where=hosts),
 )

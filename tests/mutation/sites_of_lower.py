@@ -10,6 +10,7 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import Scenario
 
 from gapless.memory.below import LowerTiers
+from gapless.memory.copies import GroupCopies
 from gapless.memory.index import PrefixIndex
 
 
@@ -65,6 +66,26 @@ def all_pages_came() -> AbstractContextManager[None]:
     return replaced(LowerTiers, "loaded", loaded)
 
 
+def room_made_of_its_own() -> AbstractContextManager[None]:
+    """What the host has of a request may make room for what it lacks."""
+
+    def load_lacking(original: Callable[..., None], self: LowerTiers, search: Any, missing: Any) -> None:
+        pinned = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
+
+        def take(original: Callable[..., Any], self: Any, digest: bytes) -> Any:
+            for copy in pinned:
+                copy.pins -= 1
+            new = original(self, digest)
+            for copy in pinned:
+                copy.pins += 1
+            return new
+
+        with replaced(GroupCopies, "take", take):
+            original(self, search, missing)
+
+    return replaced(LowerTiers, "load_lacking", load_lacking)
+
+
 def doubtful_pages_stay_below() -> AbstractContextManager[None]:
     """A page that is in doubt stays in the tiers below."""
     return replaced(LowerTiers, "drop", lambda original, self, key: None)
@@ -97,6 +118,7 @@ SITES = (
     Site("a slot stays while a tier below fills it", 9, slots_not_held(loads=True), where=lowers),
     Site("a copy is found when it has come from below", 8, found_before_it_came, where=lowers),
     Site("of a load that stops early the pages that came count", 24, all_pages_came, where=lowers),
+    Site("what the host has of a request makes no room for the rest", 9, room_made_of_its_own, where=lowers),
     Site("pages of other weights have other names", 10, names_stay, where=renews),
     Site("a page in doubt is dropped below", 10, doubtful_pages_stay_below, where=spoils_below),
     Site("a page that was stored while it came in doubt is dropped below", 10, stored_in_doubt, where=spoils_below),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from mutation.sites_of_lower import names_stay, slots_not_held
 from mutation.sites_of_pages import load_published_at_once, load_without_pin
@@ -13,13 +14,18 @@ from mutation.tools import Site, both, replaced
 from simulation.scenario import PAIRS, Scenario
 from simulation.wire import WrongShelf
 
+from gapless.base.shared import PeerMemory
 from gapless.memory.below import LowerTiers
+from gapless.memory.host import HostTier
 from gapless.memory.search import Search
 from gapless.tiers.frames import FrameKind, FrameSocket
 from gapless.tiers.giving import PeerSession
 from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import JobEnd, TierRelease
 from gapless.tiers.shelf import Shelf, ShelfPage
+
+NEVER = 10**30
+"""A time that does not come, ns"""
 
 
 def lent_without_count() -> AbstractContextManager[None]:
@@ -89,6 +95,52 @@ def kept_by_those_that_ended() -> AbstractContextManager[None]:
     return replaced(Search, "end", lambda *_: None)
 
 
+def lent_for_ever() -> AbstractContextManager[None]:
+    """The giver waits for what it has lent, however long."""
+    return patch.object(PeerSession, "late", False)
+
+
+def kept_for_ever() -> AbstractContextManager[None]:
+    """A page is kept for peers until another needs its room."""
+    return patch("gapless.tiers.shelf.PAGE_SECONDS", float("inf"))
+
+
+def borrowed_for_ever() -> AbstractContextManager[None]:
+    """The taker gives back what it has read, and has no time for the rest."""
+
+    def poll(original: Callable[..., bool], self: LowerTiers) -> bool:
+        with late_never(self):
+            return original(self)
+
+    return replaced(LowerTiers, "poll", poll)
+
+
+def loaded_though_late() -> AbstractContextManager[None]:
+    """A load begins of what should be back by now."""
+
+    def next_load(original: Callable[..., Any], self: HostTier, *args: Any) -> Any:
+        with late_never(self.below):
+            return original(self, *args)
+
+    return replaced(HostTier, "next_load", next_load)
+
+
+@contextmanager
+def late_never(below: LowerTiers) -> Iterator[None]:
+    """What is lent has no end meanwhile."""
+    ends = {lease: lease.late_at for lease in below.leases.values()}
+    for lease in ends:
+        lease.late_at = NEVER
+    yield
+    for lease, end in ends.items():
+        lease.late_at = end
+
+
+def unmapped_while_borrowed() -> AbstractContextManager[None]:
+    """Memory of a peer goes with its connection, though a load may read there."""
+    return patch.object(PeerMemory, "leases", property(lambda memory: 0, lambda memory, count: None), create=True)
+
+
 def pages_without_names() -> AbstractContextManager[None]:
     """Whatever page comes counts as the one that was asked for."""
 
@@ -135,6 +187,13 @@ SITES = (
     Site("a page that peers may take keeps its slot", 13, given_without_pin, where=sound_pairs, first=PAIRS),
     Site("what is lent goes back when it was read", 13, returned_at_once, where=sound_pairs, first=PAIRS),
     Site("what a request was lent goes back when it ends", 13, kept_by_those_that_ended, where=pairs, first=PAIRS),
+    Site("what is lent has an end", 14, lent_for_ever, where=wrong_pairs, first=PAIRS),
+    Site("what no peer asks for is kept for a time", 13, kept_for_ever, where=pairs, first=PAIRS),
+    Site("what is borrowed goes back in time", 14, borrowed_for_ever, where=pairs, first=PAIRS),
+    Site("no load begins of what should be back", 14, loaded_though_late, where=pairs, first=PAIRS),
+    Site(
+        "memory of a peer stays while pages are borrowed", 14, unmapped_while_borrowed, where=wrong_pairs, first=PAIRS
+    ),
     Site("a slot stays while a peer fills it", 12, slots_not_held(loads=True), where=pairs, first=PAIRS),
     Site("a page from a peer is loaded where no step writes", 5, load_without_pin, where=sound_pairs, first=PAIRS),
     Site("a page from a peer is shared when it has come", 15, load_published_at_once, where=sound_pairs, first=PAIRS),

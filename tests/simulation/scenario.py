@@ -200,7 +200,7 @@ def draw(seed: int) -> Scenario:
     drafts = random.Random(seed + 4_000_000).choice((None, None, 0.0, 0.3, 1.0))
     scenario = Scenario(
         seed=seed,
-        depth=rng.choice((1, 2, 3, 4, 8, None)),
+        depth=_depth(seed, rng.choice((1, 2, 3, 4, 8, None))),
         chain=random.Random(seed + 2_000_000).choice((None, None, 2, 4, 8)),
         mood=rng.choice((None, None, *MOODS)),
         maps_host=rng.random() < 0.3,
@@ -241,6 +241,11 @@ def draw(seed: int) -> Scenario:
         scenario = _with_lower(lower, scenario)
     weights = random.Random(seed + 10_000_000)
     return _renewed(weights, scenario) if scenario.host and weights.random() < RENEWED else scenario
+
+
+def _depth(seed: int, drawn: int | None) -> int | None:
+    """Return a depth of 5 to 8 where the deepest was drawn."""
+    return random.Random(seed + 11_000_000).choice((5, 6, 7, 8)) if drawn == 8 else drawn
 
 
 def _renewed(rng: random.Random, scenario: Scenario) -> Scenario:
@@ -410,7 +415,8 @@ def _pair(rng: random.Random, base: Scenario) -> Scenario:
     return base._replace(
         prefix_caching=True, tier=False, followers=0, adapters=0, lower=False,
         sizes=base.sizes._replace(slots=0, page_size=size, pages=least + room),
-        depth=rng.choice((1, 2, 4, 8, base.depth)), late_ns=rng.choice((20_000, 10**9, 10**9, 10**9)),
+        depth=_depth(base.seed, rng.choice((1, 2, 4, 8, base.depth))),
+        late_ns=rng.choice((20_000, 10**9, 10**9, 10**9)),
         pair=rng.choice((0.0, 0.03, 0.1)), mutual=mutual, jobs=tuple(taken), given=tuple(given),
         faults=_pair_faults(rng, last + 30, base), given_faults=_pair_faults(rng, last + 30, base),
         host=1 + int(rng.choice((0.1, 0.3, 1.0)) * pages), given_host=1 + int(rng.choice((0.3, 1.0)) * pages),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from simulation.scenario import PEER
@@ -16,13 +17,15 @@ from simulation.scenario import PEER
 from gapless.base.peers import PeerAddress
 from gapless.base.shared import Bytes, SharedMemory
 from gapless.loop.loop import Loop
+from gapless.memory.below import LEASE_NS
+from gapless.testing.sim import SimDevice
 from gapless.tiers.copying import Copies
 from gapless.tiers.frames import KEY_BYTES, LEASE, SECONDS, FrameKind, FrameSocket, keys_in
 from gapless.tiers.giving import LEASE_SECONDS, PeerSession
 from gapless.tiers.link import PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier, PeerWorker
 from gapless.tiers.seam import Namespace
-from gapless.tiers.shelf import Shelf, ShelfPage
+from gapless.tiers.shelf import PAGE_SECONDS, Shelf, ShelfPage
 
 T = TypeVar("T")
 BACK_OFF = 0.1
@@ -147,12 +150,12 @@ class End:
         strides = [transfers.stride(group) for group in range(len(transfers.memory))]
         nbytes = sum(map(len, transfers.memory)) * net.rng.choice((0.1, 0.3, 0.5))
         self.shelf = WrongShelf(net, max(int(nbytes), sum(strides)), strides, transfers.shared, check)
-        self._loop = loop
+        self._net, self._loop = net, loop
         self.links = []
         if takes:
 
             def adopt(data: Bytes) -> Callable[[], None] | None:
-                return transfers.adopt(data) if net.rng.random() < 0.5 else None
+                return partial(self._unmap, data) if net.rng.random() < 0.5 else None
 
             self.links = [PeerLink(Caller(net, self), Stopping(net), strides, adopt, BACK_OFF, net.clock)]
         tier = PeerTier(self.shelf, self.links, Inline(), clock=net.clock)
@@ -163,11 +166,25 @@ class End:
         if self.shelf.memory is not None:
             self.shelf.memory.close()
 
+    def _unmap(self, data: Bytes) -> None:
+        """The device may not read this memory of a peer any more."""
+        transfers = self._loop.transfers
+        assert transfers is not None
+        for lease in transfers.host.below.leases.values():
+            if lease.memory is not None and lease.memory.data is data:  # a tier's thread swallows what is raised
+                self._net.wrong.append("memory of a peer is unmapped that has lent pages")
+
     def borrowed(self) -> set[bytes]:
         """Return the keys of pages that are a peer's."""
         transfers = self._loop.transfers
         assert transfers is not None
         return {copy.key for group in transfers.host.groups for copy in group.copies.values() if copy.lease}
+
+    def stand_still(self) -> None:
+        """The loop is late: what it has borrowed should be back."""
+        device = self._loop.device
+        assert isinstance(device, SimDevice)
+        device.host_now += LEASE_NS * 3 // 2
 
     def turn_over(self) -> None:
         """Give up all pages and copies, as other ones may make shelf and host tier do, and write over free slots."""
@@ -230,7 +247,7 @@ class Net:
         """What a tier has found amiss"""
         self.foreign = self.late = self.stopped = self.cut = self.refused = self.flipped = self.expired = 0
         self.renewed = 0
-        self._rate = rate
+        self._rate, self._slow = rate, random.Random(seed + 2)
         self._sessions: list[tuple[Half, PeerSession, WrongShelf, End]] = []
 
     def clock(self) -> float:
@@ -287,6 +304,9 @@ class Net:
                 self._stand_still()  # also what was borrowed is lent only for a while
             elif self.rng.random() < TURNS:
                 self._turn_over()
+        for end in self.ends.values():
+            if end.borrowed() and self._slow.random() < self._rate:
+                end.stand_still()
 
     def expire(self) -> None:
         """Sessions read what has come without a question, and end whose peer has closed, or reads for too long."""
@@ -374,4 +394,8 @@ class Net:
         for end in self.ends.values():
             assert not end.shelf.lent, "places are still lent"
             end.shelf.check()
+        self.now += 2 * PAGE_SECONDS
+        self.expire()
+        for end in self.ends.values():
+            assert not end.shelf.used, "a shelf keeps pages that no peer has asked for"
             end.close()

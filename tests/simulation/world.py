@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Pools
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from adapted_checksum import NUMBERS, Tables, WithAdapters, contents_of, digest_of, shift_of
@@ -16,14 +17,16 @@ from harness import LookingModel, captures_at_once, look_behind_steps
 from oracle_drafter import Oracle
 from page_contents import Contents
 from scripted_drafter import Scripted
+from simulation.audits import TierAudit
 from simulation.lower import Kept, LateLine
 from simulation.programs import PROGRAMS
 from simulation.scenario import CHANGES, NAN_TOKEN, VOCAB, Fault, Job, Scenario
 from simulation.tier import Tier
 
 from gapless.base.errors import EngineError, QueueFullError, RequestError
-from gapless.base.records import Flag, StepTokens
+from gapless.base.records import Flag, Int32s, StepTokens
 from gapless.kernels import plain
+from gapless.kernels.pages import weights
 from gapless.kernels.seam import Kernels
 from gapless.loop.build import HostSizes, build_loop
 from gapless.loop.loop import NEWS_SECONDS, Loop
@@ -45,6 +48,12 @@ MOST_TURNS = 1_000
 CLOCK_JUMP_NS = 3_600 * 10**9
 LAST_KEY = 1_000
 """The request that must succeed when all else is over."""
+
+
+def checksum_of(page: Int32s) -> int:
+    """Return what a page in the host's memory is compared by."""
+    words = torch.from_numpy(page.astype(np.int64))
+    return int((words * weights(len(words), words.device)).sum())
 
 
 class InjectedError(Exception):
@@ -385,16 +394,34 @@ class World:
             self.device.host_now += CLOCK_JUMP_NS
 
     def flip(self) -> None:
-        """A bit of every copy that can be loaded is another, those included that a peer has lent."""
-        if (transfers := self.loop.transfers) is None:
+        """A bit of every copy that can be loaded is another, those included that a peer has lent. Each second time a
+        load also brings a page that was bad when it was stored, which comes out meanwhile."""
+        if self.loop.transfers is None:
             return
-        for group in transfers.host.groups:
+        for group in self.loop.transfers.host.groups:
             for copy in group.copies.values():
                 if copy.checksum is not None:
-                    transfers.bulk_in.sources(copy.lease)[group.number][copy.slot, -1] ^= 1
-                    self.flipped.add(copy)
-                    if self.line is not None:  # it may be stored below like that, and outlive this engine
-                        self.rotten.add(key_of(group.number, copy.digest))
+                    self._flip(copy)
+        assert self.tiers is not None
+        self.tiers.spoils = self._was_bad if self.turns % 2 else None
+
+    def _flip(self, copy: PageCopy) -> Int32s:
+        """Change a bit of a copy, unseen by those who look for races; return the copy."""
+        transfers, group = self.loop.transfers, copy.group.number
+        assert transfers is not None
+        lent = None if copy.lease is None else copy.lease.memory
+        memory = np.frombuffer(transfers.memory[group] if lent is None else lent.data, np.uint8)
+        start, nbytes = copy.slot * transfers.stride(group), transfers.slots[group][0].nbytes
+        words = memory[start : start + nbytes].view(np.int32)
+        words[-1] ^= 1
+        self.flipped.add(copy)
+        if self.line is not None:  # it may be stored below like that, and outlive this engine
+            self.rotten.add(key_of(group, copy.digest))
+        return words
+
+    def _was_bad(self, copy: PageCopy) -> None:
+        copy.checksum = checksum_of(self._flip(copy))
+        self.rotten.add(key_of(copy.group.number, copy.digest))  # a peer may have it too
 
     @property
     def _shift(self) -> int:
@@ -480,6 +507,8 @@ class World:
         )
         self.model.pool = self.loop.pool
         self.attach_lower()
+        transfers = self.loop.transfers
+        self.tiers = TierAudit(transfers, lambda: self.device.host_now) if transfers is not None else None
         if isinstance(self.model, GroupedSimModel):
             self.model.pools = self.loop.planner.pools
         look_behind_steps(self.loop, self.model)

@@ -1,0 +1,52 @@
+"""What a host tier and its peers owe each other, looked at from beside the engine, which keeps no account of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gapless.memory.copies import PageCopy
+from gapless.memory.host import HostTier, MoveBatch
+from gapless.step.transfers import Transfers
+
+
+class TierAudit:
+    """Looks at what the loop orders from tiers, and at what it has of peers."""
+
+    def __init__(self, transfers: Transfers, clock: Callable[[], int]) -> None:
+        self._host: HostTier = transfers.host
+        self._clock = clock
+        self._load_lacking, self._poll = self._host.below.load_lacking, self._host.below.poll
+        self._begin = transfers.bulk_in.begin
+        self.spoils: Callable[[PageCopy], None] | None = None
+        """Makes the next copy bad that is loaded, which comes in doubt while it is"""
+        self._host.below.load_lacking = self.load_lacking  # type: ignore[method-assign]
+        self._host.below.poll = self.poll  # type: ignore[method-assign]
+        transfers.bulk_in.begin = self.begin  # type: ignore[method-assign]
+
+    def load_lacking(self, search: Any, missing: Sequence[Any]) -> None:
+        """What the host has of a request makes no room for what it lacks."""
+        had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
+        self._load_lacking(search, missing)
+        lost = [copy.digest for copy in had if copy.gone]
+        assert not lost, f"{len(lost)} pages that a request has made room for others of it"
+
+    def poll(self) -> bool:
+        """What a peer has lent is back in time, unless a load reads it."""
+        leases = [lease for lease in self._host.below.leases.values() if lease.late_at < self._clock()]
+        late = [copy for lease in leases for copy in lease.copies if not copy.pins]
+        came = self._poll()
+        assert all([copy.gone for copy in late]), "what a peer has lent is late, and nothing reads it"
+        return came
+
+    def begin(self, batch: MoveBatch, since: int) -> int:
+        """No load begins of what has to go back."""
+        late = [move for move in batch.moves if move.copy.lease is not None and move.copy.lease.late_at < since]
+        assert not late, "a load begins of pages that have to go back to the peer"
+        first, spoils = batch.moves[0].copy, self.spoils
+        if spoils is None or first.lease is not None:
+            return self._begin(batch, since)
+        spoils(first)
+        self.spoils, count = None, self._begin(batch, since)
+        first.group.hidden(first.digest)
+        return count
