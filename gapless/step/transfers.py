@@ -120,8 +120,8 @@ class Transfers:
 
     def most(self, passed: int, begun: int = 0, rest: int = AT_REST) -> int:
         """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
-        move others; `rest` where no row runs. Beside running rows a look comes when a step or a load has ended, so there may be more where these
-        are long, and a few where they are short, so that each direction goes on."""
+        move others; `rest` where no row runs. Beside running rows a look comes when a step or a load has ended, so
+        there may be more where these are long, and a few where they are short, so that each direction goes on."""
         if not self.page_ns:
             return BATCH_PAGES
         pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else rest

@@ -13,7 +13,7 @@ from simulation.scenario import Scenario
 from gapless.memory.copies import GroupCopies, PageCopy
 from gapless.memory.host import HostTier
 from gapless.memory.pages import PageListener, PagePool
-from gapless.step.transfers import LOADS_AT_REST, TransferWay
+from gapless.step.transfers import MOST_AT_REST, TransferWay
 
 
 def stored_before_observed() -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ def one_transfer_after_the_other(attribute: str) -> Callable[[], AbstractContext
 
     def init(original: Callable[..., None], self: TransferWay, *args: Any) -> None:
         original(self, *args)
-        setattr(self, attribute, [getattr(self, attribute)[0]] * LOADS_AT_REST)
+        setattr(self, attribute, [getattr(self, attribute)[0]] * MOST_AT_REST)
 
     return lambda: replaced(TransferWay, "__init__", init)
 
