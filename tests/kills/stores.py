@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import socket
 import time
 from itertools import product
@@ -61,8 +63,13 @@ def kill_store(server: Tiered, clients: Clients, rng: random.Random) -> float:
     """
     clients.wait(ANSWERS)
     time.sleep(rng.uniform(0, MOST_DELAY))
-    kept = keys_of(server.store)
-    server.store.kill()
+    engine = server.processes()["engine"]
+    os.kill(engine, signal.SIGSTOP)  # so that what has been acknowledged to it is what the store has now, and no more
+    try:
+        kept = keys_of(server.store)
+        server.store.kill()
+    finally:
+        os.kill(engine, signal.SIGCONT)
     clients.wait(ANSWERS)
     start(server.store)
     began = time.monotonic()
