@@ -406,9 +406,10 @@ def prefill_attention(
         num_stages=tiles.stages,
     )  # fmt: skip
     if splits > 1:
-        combine_chunks_kernel[shape.heads, tokens](
-            out, partial, logs, splits, D=shape.head_dim, SPLITS_PAD=MOST_CHUNK_SPLITS, num_warps=1, num_stages=1
-        )
+        combine_chunks_kernel[shape.kv_heads, tokens](
+            out, partial, logs, splits, GROUP=group, D=shape.head_dim, SPLITS_PAD=MOST_CHUNK_SPLITS, num_warps=1,
+            num_stages=1,
+        )  # fmt: skip
     return out
 
 

@@ -125,13 +125,17 @@ def combine_kernel(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def combine_chunks_kernel(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constexpr):
-    """Program (query head, token): the token's result from the splits of its chunk, if it is split: else the first
-    log-sum is infinite."""
-    one = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
-    if tl.load(logs + one * splits) == float("inf"):
+def combine_chunks_kernel(
+    out, partial, logs, splits, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
+):  # fmt: skip
+    """Program (KV head, token): the results of the heads that share it, from the splits of the token's chunk. Where it
+    is not split, the first log-sum is infinite."""
+    first = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * GROUP
+    if tl.load(logs + first * splits) == float("inf"):
         return
-    _combine(out + one * D, partial + one * splits * D, logs + one * splits, splits, D, SPLITS_PAD)
+    for member in range(GROUP):
+        one = first + member
+        _combine(out + one * D, partial + one * splits * D, logs + one * splits, splits, D, SPLITS_PAD)
 
 
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
