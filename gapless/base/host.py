@@ -26,9 +26,10 @@ def cache_folder(name: str) -> Path:
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless" / name
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = folder.stat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise PermissionError(f"{folder} can be written by others: it must be yours alone")
+    for one in (folder.parent, folder):
+        facts = one.stat()
+        if {facts.st_uid, one.lstat().st_uid} != {os.getuid()} or facts.st_mode & 0o022:
+            raise PermissionError(f"{one} can be written by others: it must be yours alone")
     return folder
 
 

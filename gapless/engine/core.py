@@ -264,6 +264,7 @@ def _build_on(
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     processors = import_processors(config.processors, device)
     with _timed(spent, "weights"):
+        tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
         drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None

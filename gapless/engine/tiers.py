@@ -47,12 +47,21 @@ class EngineTiers:
         asked = sum(tier.nbytes for kind, tier in config.tiers.items() if kind in ("host", "peer"))
         if asked > (most := memory()[1]):
             raise ConfigError(f"kv_tiers: host and peer ask for {asked:,} bytes of this machine's {most:,}: give less")
-        self._config, self._peers = config, with_key(config.peer_plan, config.kv_peer_key_file)
-        self._namespace = Namespace("")
+        plan = config.peer_plan
+        self._config, self._peers = config, with_key(plan, config.kv_peer_key_file) if plan else plan
+        self._namespace, self._weights = Namespace(""), ""
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
         self.wake: Callable[[], None] | None = None
         """Ends the wait of an engine that has nothing to do, where there is one"""
+
+    def look_at_weights(self) -> None:
+        """Take the name of the weights where there are tiers: before they are loaded, lest others come in between."""
+        if self.kinds:
+            dummy = self._config.load_format == "dummy"
+            self._weights = (
+                f"dummy {self._config.seed}" if dummy else fingerprint(resolve_model_dir(self._config.model))
+            )
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
         """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
@@ -62,14 +71,17 @@ class EngineTiers:
         if not self.kinds:
             name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
             return f"{name}|{head}" if head else name
-        dummy = config.load_format == "dummy"
+        before = self._weights
+        self.look_at_weights()
+        if self._weights != before:
+            raise ConfigError("model: its files changed while they were loaded: start again when they are whole")
         self._namespace = Namespace.of(
             {
                 "format": FORMAT,
                 "model": model_config.architecture,
                 "layers": model_config.layers,
                 "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),
-                "weights": f"dummy {config.seed}" if dummy else fingerprint(resolve_model_dir(config.model)),
+                "weights": self._weights,
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "page_size": config.block_size,
                 "page_bytes": model.page_bytes(config.block_size),

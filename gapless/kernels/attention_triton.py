@@ -47,7 +47,7 @@ from gapless.kernels.views import Rotation, TokenBatch
 LOG2_E = 1 / math.log(2)
 
 LEAST_IN_CHUNK = tl.constexpr(256)
-"""Entries before a chunk below which it is not split."""
+"""Entries that every query of a block may read, below which it is not split."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 
@@ -272,7 +272,7 @@ def prefill_kernel(
     )  # fmt: skip
     if SPLIT:
         if not few:
-            total = tl.where(total > 0, total, 1.0)
+            total = tl.where(total == 0, 1.0, total)  # NaN stays: the row is bad
             tl.store(logs + part, top + tl.log2(total), mask=real)
             tl.store(partial + part[:, None] * D + offs_d[None, :], acc / total[:, None], mask=mine)
             return

@@ -147,7 +147,7 @@ def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int)
 
 
 def chunk_split_count(blocks: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Return the splits of chunks in `blocks` blocks of queries: no multiprocessor gets a second program for them."""
+    """Return the splits of chunks in about this many blocks of queries: a program for each multiprocessor."""
     return max(1, min(processors // (blocks * kv_heads), longest // LEAST_AT_LONGEST, MOST_CHUNK_SPLITS))
 
 

@@ -297,9 +297,8 @@ class HostTier:
                 self._doubt(copy, checksum)
         self._progress_at = self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
-        for (
-            move
-        ) in batch.moves:  # only now: a page that is shared while there is a copy is not stored again, lent or ours
+        # Only now: a page that is shared while there is a copy, ours or a peer's, is not stored again.
+        for move in batch.moves:
             self._end(self._coming[move.group, move.copy.digest])
 
     def _doubt(self, copy: PageCopy, checksum: int | None) -> None:

@@ -27,7 +27,7 @@ YOUNG_NS = 2_000_000_000
 
 def fingerprint(directory: Path) -> str:
     """Return what `digest_of` returns. A file's digest is kept in the user's cache, and the file is read again when
-    its inode, size or times have changed."""
+    its device, inode, size or times have changed."""
     return _joined(directory, _kept)
 
 

@@ -41,7 +41,7 @@ _MAGIC = b"gaplessP6"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
-_USER = struct.Struct("3i")
+_USER = struct.Struct("iII")
 """What the system says of a peer: process, user, group"""
 ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""

@@ -43,7 +43,7 @@ LOOK_SECONDS = 1.0
 RENEW_SECONDS = LEASE_SECONDS / 3
 """How often a peer hears that what it has lent is still used"""
 REPEAT_SECONDS = 0.001
-"""How often a peer is asked about pages that are to come"""
+"""How often a peer is asked about pages that are to come, for one question after the other"""
 
 log = logging.getLogger("gapless.tiers")
 
@@ -281,9 +281,9 @@ class PeerLink:
             return
         if isinstance(order, LinkQuestion):
             if self._safely(lambda: self._ask(order)) and order.open:
-                order.due = self._clock() + REPEAT_SECONDS
                 if order not in self._open:
                     self._open.append(order)
+                order.due = self._clock() + REPEAT_SECONDS * len(self._open)
             else:
                 order.give_up()
                 self.news()

@@ -26,8 +26,6 @@ SHELF_BYTES = 2**30
 """How much is kept for peers, where the user does not say"""
 LOOKUP_SECONDS = 1.0
 """How long a question may stay open when its asker sets no time"""
-LATE_SECONDS = 0.02
-"""How often it is looked what is late; all else wakes the thread"""
 MAX_PLACES = 65_536
 """Keys of which is remembered which peer has them"""
 
@@ -156,7 +154,7 @@ class PeerWorker(TierWorker):
     ) -> None:  # fmt: skip
         self._peer = tier
         super().__init__(name, tier, ring, clock)
-        self._poll_seconds = LATE_SECONDS
+        self._poll_seconds = LOOKUP_SECONDS  # what comes wakes the thread
         for link in tier.links.values():
             link.news = self._wake.set
         # Nothing waits for a slot: the loop, which a ring for each of many would keep from its work, sees them later.

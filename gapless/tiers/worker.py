@@ -142,8 +142,13 @@ class TierWorker:
             if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
-                self._wake.wait(self._poll_seconds if self._begun or self._asking else None)
+                self._wake.wait(self._pause())
         self._safely(self._tier.close)
+
+    def _pause(self) -> float | None:
+        """Return in how many seconds there may be something to do; None where only an order brings it."""
+        times = [question.late_at for question in self._asking] + [job.late_at for job in self._begun.values()]
+        return max(0.0, min(self._poll_seconds, min(times) - self._clock())) if times else None
 
     def turn(self) -> bool:
         """Take one order, and what has come; return whether there may be another."""

@@ -168,6 +168,16 @@ def test_pages_are_read_where_the_prefiller_has_them_and_go_back(pair):
     assert counts.lent == counts.loaded == host.counts.loaded >= 3 * 9 and not counts.refused
     until(lambda: not prefiller.tier.shelf.lent)
     assert not decoder.below.holding()
+    decoder.settle()
+    assert host.counts.stored <= 3 * 2, "what was computed: the prefiller's host tier has the rest"
+
+
+def test_what_comes_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_path, monkeypatch):
+    monkeypatch.setattr("gapless.tiers.peer.LOOKUP_SECONDS", 60.0)  # how often it looks otherwise
+    prefiller, decoder = side(listen=tmp_path / "p.sock"), side(peer=tmp_path / "p.sock")
+    prefiller.prefill(prompts()[0], "R")
+    decoder.ask(prompts()[0], claim="R")
+    assert decoder.counts.loaded == 9, "an answer and an end were seen before they were late"
 
 
 def test_what_a_peer_has_lent_is_unmapped_when_it_has_gone_whenever_garbage_is_collected(pair, monkeypatch):

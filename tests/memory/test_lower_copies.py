@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from test_host_copies import World as HostWorld
 
-from gapless.base.records import NO_TRANSFER, PageGroup
+from gapless.base.records import NO_TRANSFER, KVTransfer, PageGroup
 from gapless.memory import below as lower
+from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import JobEnd, TierAnswer, key_of
 
 
@@ -468,3 +469,29 @@ def test_a_fetch_that_finds_no_slot_is_not_waited_for():
     world.below.poll()
     search = world.find(b"b")
     assert world.fetch(search, b"b") and not search.open and not world.tier.waits(search) and not search.found
+
+
+class PeerLine(Line, PeerWorker):
+    """A line to a peer that lends what it has."""
+
+    def __init__(self):
+        Line.__init__(self)
+        self.gives, self.borrowed = False, {}
+
+    has_news, room, take, ask = Line.has_news, Line.room, Line.take, Line.ask
+
+    def borrow(self, job, keys, seconds):
+        self.borrowed[job] = keys
+
+
+@pytest.mark.parametrize(("hits", "borrowed"), [((True,) * 4, 4), ((True, False, True, True), 0)])
+def test_what_a_peer_has_is_borrowed_at_once_unless_a_page_is_missing(hits, borrowed):
+    """The planner loads what stands before a hole, and nothing behind it."""
+    world = World(line := PeerLine())
+    search = world.below.ask([(world.group, digest) for digest in (b"a", b"b", b"c", b"d")], KVTransfer(claim="R"))
+    search.fits = True
+    number, _ = line.asked.popitem()
+    line.news.append(TierAnswer(number, hits, False, True))
+    world.below.poll()
+    assert [len(keys) for keys in line.borrowed.values()] == [borrowed][: bool(borrowed)]
+    assert search.again == bool(borrowed) == world.below.waits(search)

@@ -44,11 +44,6 @@ def kept_by_the_departed() -> AbstractContextManager[None]:
     return replaced(PeerSession, "end", end)
 
 
-def kept_by_the_silent() -> AbstractContextManager[None]:
-    """What is lent to one that says nothing stays so, whatever time passes."""
-    return replaced(PeerSession, "left", lambda *_: None)
-
-
 def read_without_an_answer() -> AbstractContextManager[None]:
     """What was read in place counts without the giver's word that it was the same page until then."""
 
@@ -181,7 +176,6 @@ SITES = (
     Site(
         "what was lent is back when its connection has ended", 13, kept_by_the_departed, where=wrong_pairs, first=PAIRS
     ),
-    Site("what is lent to one that is silent goes back", 14, kept_by_the_silent, where=wrong_pairs, first=PAIRS),
     Site("a page read in place counts when it was kept", 14, read_without_an_answer, where=wrong_pairs, first=PAIRS),
     Site("a page that comes is the one that was asked for", 24, pages_without_names, where=wrong_pairs, first=PAIRS),
     Site("a page that peers may take keeps its slot", 13, given_without_pin, where=sound_pairs, first=PAIRS),

@@ -73,6 +73,23 @@ def test_a_peer_over_tcp_without_a_key_is_refused_before_weights_are_read(monkey
         EngineTiers(EngineConfig("demo", role="prefill", kv_tiers=["host:1MiB", "peer:1MiB"]))
 
 
+def test_a_key_that_no_peer_needs_is_not_looked_at(monkeypatch):
+    monkeypatch.setenv("GAPLESS_KV_PEER_KEY", "short")
+    assert EngineTiers(EngineConfig("demo")).kinds == []
+
+
+def test_weights_that_change_while_they_are_loaded_are_refused(tmp_path):
+    """Else KV of one model would be found under the name of another."""
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"old")
+    tiers = EngineTiers(EngineConfig(str(tmp_path), kv_tiers=["host:1MiB", f"disk:{tmp_path / 'kv'}:1MiB"]))
+    tiers.look_at_weights()
+    weights.write_bytes(b"new")
+    with pytest.raises(ConfigError, match="model: its files changed while they were loaded"):
+        tiers.name(None, None, "cpu")
+
+
 @pytest.mark.parametrize("tiers", [["host:900TiB"], ["host:1MiB", "peer:900TiB"]])
 def test_tiers_that_the_memory_of_the_machine_cannot_hold_are_refused_at_once(tiers):
     config = EngineConfig("demo", kv_tiers=tiers, role="both", kv_peer_listen="127.0.0.1:5600")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import fused_reference
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -112,6 +113,26 @@ def test_prefill_split_in_every_way_equals_float64(splits, padding):
     """Of contexts that are shorter than a tile, than all splits, and longer; NaN in what no program writes is seen."""
     sizes, lengths = [1, 5, 30, 3, 1], [1, 16, 500, 150, 257]
     prefill(Heads(4, 2, 16), sizes, lengths, tiles=SMALL, splits=splits, padding=padding, rows=7)
+
+
+@pytest.mark.parametrize(("dim", "group", "dtype"), ((80, 3, F16), (128, 4, BF16), (256, 1, F32)), ids=str)
+def test_prefill_that_is_split_of_other_heads_equals_float64(dim, group, dtype):
+    prefill(Heads(2 * group, 2, dim), [3, 9], [400, 310], dtype, page_size=5, splits=5)
+
+
+@pytest.mark.parametrize("splits", (1, 2))
+def test_a_row_whose_scores_are_infinite_is_nan_however_it_is_split(splits, monkeypatch):
+    """A row of bad KV is known by that, and memory that nothing was written to may hold any number."""
+    heads, empty = Heads(2, 2, 16), torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(7.0))
+    batch, q = paged(heads, [520], dtype=F32), queries(heads, 3, dtype=F32).abs()
+    batch.cache[batch.page_table[batch.rows[0], 0], LAYER, 0, 5] = float("inf")
+    start = torch.tensor([0, 3])
+    with np.errstate(invalid="ignore", over="ignore"):
+        got = kernels.prefill_attention(
+            q, batch.cache, LAYER, batch.page_table, batch.rows, start, batch.kv_lens, 1.0, 3, splits=splits
+        )
+    assert got.isnan().all()
 
 
 def test_a_few_tokens_are_split_by_themselves_and_many_are_not(monkeypatch):
