@@ -7,7 +7,7 @@ from simulation.pair import PairWorld
 from simulation.run import check, sound_world
 from simulation.scenario import PAIRS, draw
 
-SEEDS = [PAIRS + seed for seed in (22, 35, 59, 62, 114, 164, 197, 203)]
+SEEDS = [PAIRS + seed for seed in (9, 20, 22, 59, 90, 114, 122, 188)]
 """The seeds that together reach all that the test looks for in the least time, chosen among the first 210"""
 
 RACED = PAIRS + 18
