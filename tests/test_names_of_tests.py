@@ -19,19 +19,18 @@ aborts accepts accesses act add added adds agree agrees allows answer answers ar
 attributes be beats become becomes been begin begins belongs bound bounds breaks bring brings builds can cannot
 captured carries carry caught change changes closes come comes commits compiled compiles compute computes continues
 copies cost costs count counted counts cover covers cuts decides declares denies depends did differ differs digest
-disturb disturbs divided do does doubles draw draws dropped drops echoed end ends equal equals excuses exist exits
-fail failed fails fall falls fills find finds fit fits fixes follow follows forgets found get gets give given gives
-go goes gone grows had hands hangs happens has have held hold holds hosts ignored ignores imports interrupts is join
-joins keep keeps kept know knows lacks lasts learns leases leave leaves left lends lengthens let lets lie limits
-lists lives loads loses lost made make makes marks match matters may means measures merged misses move moves
-multiply must name named names need needs open opens orders outgrow outlive pass passes plugs poisons polls prepares
-print printed prints probes published publishes put puts raised raises reach reaches read reads refused refuses
-released remembers renders repeat repeats replays report reported reports reserved restores rests return returned
-returns rings rises rotates run runs said sampled satisfy save say says scored scores searches see seen sees sends
-sent serves sets share shares show shows shrinks skips sleeps spans spoils start starts stay stays stop stops
-straddles streamed streams sum survive survives synchronises take taken takes tells times tokenizes told touches
-trains travel turn turns uploads use uses wait waited waits wakes wants was weighs were widens will win wins would
-write writes written
+disturb disturbs divided do does doubles draw draws dropped drops echoed end ends equal equals excuses exist exits fail
+failed fails fall falls fills find finds fit fits fixes follow follows forgets found get gets give given gives go goes
+gone grows had hands hangs happens has have held hold holds hosts ignored ignores imports interrupts is join joins keep
+keeps kept know knows lacks lasts learns leases leave leaves left lends lengthens let lets lie limits lists lives loads
+loses lost made make makes marks match matters may means measures merged misses move moves multiply must name named
+names need needs open opens orders outgrow outlive pass passes plugs poisons polls prepares print printed prints probes
+published publishes put puts raised raises reach reaches read reads refused refuses released remembers renders renewed
+repeat repeats replays report reported reports reserved restores rests return returned returns rings rises rotates run
+runs said sampled satisfy save say says scored scores searches see seen sees sends sent serves sets share shares show
+shows shrinks skips sleeps spans spoils start starts stay stays stop stops straddles streamed streams sum survive
+survives synchronises take taken takes tells times tokenizes told touches trains travel turn turns uploads use uses
+wait waited waits wakes wants was weighs were widens will win wins would write writes written
 """
 """The verbs of the names there are; a name that needs another one adds it."""
 

@@ -78,7 +78,7 @@ def test_a_peer_that_renews_keeps_what_it_was_lent_beyond_the_first_term(lent):
     assert not session.late and session.turn(), "who has nothing can be late with nothing"
 
 
-def test_every_frame_renews(lent):
+def test_a_lease_is_renewed_by_every_frame(lent):
     session, taker = lent.connect(0)
     lent.clock.now += LEASE_SECONDS - 0.1
     taker.send(FrameKind.RETURN, LEASE.pack(6))
