@@ -34,8 +34,8 @@ RACED = (
 """Tests of the loop that run under no_race, by parts of their names: those with random mixtures of all that a step may
 do, with several page groups, and with tiers."""
 UNRACED = (*PLANTED, "_noticed", "_an_error_in_the_launch_of_a_transfer_", "_is_unmapped_when_it_has_gone_")
-"""Tests among them that do not, by parts of their names: their loops are broken on purpose, or they look for memory that
-is kept, as no_race keeps what it watches."""
+"""Tests among them that do not, by parts of their names: their loops are broken on purpose, or they look for memory
+that is kept, as no_race keeps what it watches."""
 ENGINES = "tests/engine/"
 """The tests of whole engines, which run once, under no_race and no_sync together."""
 BUILD_THEIR_OWN = "tests/engine/recorded/"
