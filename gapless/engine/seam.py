@@ -78,6 +78,8 @@ class Stats(NamedTuple):
     tier_slots: int = 0
     """Pages of which the host tier can hold a copy, of all page groups; so are all counts of its pages."""
     tier_used: int = 0
+    tier_pinned: int = 0
+    """Copies that transfers, tiers below and peers use: they make no room."""
     tier_loading: int = 0
     """Pages on their way from the host tier to the device."""
     tier_storing: int = 0

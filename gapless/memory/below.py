@@ -154,7 +154,7 @@ class LowerTiers:
         """Load what the host tier lacks of these pages, the first ones first, as far as it has slots; or borrow it."""
         had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
         for copy in had:
-            copy.pins += 1  # what is to come must not take its slot
+            copy.pin()  # what is to come must not take its slot
         wanted: dict[int, list[tuple[GroupCopies, bytes]]] = {}
         taken: dict[int, list[PageCopy]] = {}
         for group, digest in missing:
@@ -455,7 +455,7 @@ class LowerTiers:
             if copy.gone:
                 self.counts[place].dropped_gone += 1
             else:
-                copy.pins += 1
+                copy.pin()
                 copies.append(copy)
         if copies:
             self._number += 1
@@ -463,7 +463,7 @@ class LowerTiers:
             if place in self._giving:
                 self.given[self._number] = dict(enumerate(copies))
                 for copy in copies:
-                    copy.pins += 1
+                    copy.pin()
             self.jobs[self._number] = LowerJob(place, copies, False, set())
             self.lines[place].store(self._number, self._pages(copies))
 

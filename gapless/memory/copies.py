@@ -80,9 +80,15 @@ class PageCopy:
             self.gone = True
             self._free_unless_pinned()
 
+    def pin(self) -> None:
+        """A transfer is to use it."""
+        self.group.pinned += not self.pins
+        self.pins += 1
+
     def unpin(self) -> None:
         """A transfer has left it alone for good."""
         self.pins -= 1
+        self.group.pinned -= not self.pins
         self._free_unless_pinned()
 
     def _free_unless_pinned(self) -> None:
@@ -129,6 +135,8 @@ class GroupCopies(PageListener):
         self.size = slots
         self.free = list(range(slots - 1, -1, -1))
         self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
+        self.pinned = 0
+        """Copies that transfers, tiers below and peers use"""
         self.fresh: deque[tuple[int, bytes]] = deque()
         """Pages to store, in the order in which they were published."""
         self.doubted: Callable[[bytes], None] | None = None
@@ -172,12 +180,17 @@ class GroupCopies(PageListener):
                 return None
             self._counts.evicted += 1
             idle.lose()
-        copy = self.copies[digest] = PageCopy(self, digest, self.free.pop())
-        return copy
+        return self._pinned(PageCopy(self, digest, self.free.pop()))
 
     def borrow(self, digest: bytes, lease: Lease) -> PageCopy:
         """Return a copy that will be a peer's."""
-        copy = self.copies[digest] = PageCopy(self, digest, NOWHERE, lease=lease)
+        copy = self._pinned(PageCopy(self, digest, NOWHERE, lease=lease))
         lease.copies.append(copy)
         lease.left += 1
+        return copy
+
+    def _pinned(self, copy: PageCopy) -> PageCopy:
+        """Enter a copy with the pin of the transfer that fills it."""
+        self.copies[copy.digest] = copy
+        self.pinned += 1
         return copy

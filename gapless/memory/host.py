@@ -117,7 +117,7 @@ class HostTier:
             copy = group.find(digest)
             assert copy is not None, "a load of what the tier lacks"
             group.copies.move_to_end(digest)
-            copy.pins += 1
+            copy.pin()
             self._coming[place] = load = PageLoad(copy, [])
             self._waiting.append(load)
         return self._coming[place]
@@ -322,6 +322,7 @@ class HostTier:
         """Return sizes and counts by the names of engine.seam.Stats."""
         counts = {f"tier_{name}": count for name, count in vars(self.counts).items()}
         sizes = {"tier_slots": sum(group.size for group in self.groups), "tier_used": self.used()}
+        sizes["tier_pinned"] = sum(group.pinned for group in self.groups)
         return {**sizes, **counts, **self.below.totals()}
 
     def check(self) -> None:

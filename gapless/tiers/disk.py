@@ -176,7 +176,8 @@ class DiskTier(BlockingTier):
     def close(self) -> None:
         """Write the log in the order of use, for the next process, and let go of the directory."""
         try:
-            self._rewrite()
+            if self._log >= 0:
+                self._rewrite()
         finally:
             self._let_go()
 
@@ -184,6 +185,7 @@ class DiskTier(BlockingTier):
         for handle in (self._file, self._log, self._lock):
             if handle >= 0:
                 os.close(handle)
+        self._file = self._log = self._lock = -1  # a second close must not close what others have opened since
 
     # Slots.
 

@@ -19,6 +19,8 @@ BUSY = re.compile(
     r'|kv_pages\{.*state="(?:owned|fenced)"))'
 )
 """Series that are 0 where no request runs, no transfer moves a page, and none is pinned"""
+PINNED = re.compile(r"^gapless:kv_tier_pinned\{")
+"""A series that is 0 where nothing uses a copy in the host tier, which keeps what peers may take for a minute"""
 
 
 class Holdings(NamedTuple):
@@ -66,9 +68,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def busy_series(page: str) -> list[str]:
-    """Return the lines of a metrics page that say that something is held or runs."""
-    return [line for line in page.splitlines() if BUSY.match(line) and float(line.split()[-1])]
+def busy_series(page: str, *further: re.Pattern[str]) -> list[str]:
+    """Return the lines of a metrics page that say that something is held or runs: series of BUSY, and further ones."""
+    lines = [line for line in page.splitlines() if any(kind.match(line) for kind in (BUSY, *further))]
+    return [line for line in lines if float(line.split()[-1])]
 
 
 def settled(look: Callable[[], object], wanted: object, what: str, seconds: float | None = None) -> None:

@@ -11,8 +11,10 @@ import time
 import httpx
 from fake_resp import free_port
 from kills.clients import Clients, Outage
-from kills.holdings import alive, busy_series, children, settled, words_of
+from kills.holdings import PINNED, alive, busy_series, children, settled, words_of
 from served import Server
+
+from gapless.tiers.shelf import PAGE_SECONDS
 
 FLAGS = (
     *("demo", "--pd", "1p1d", "--enable-prompt-tokens-details", "--batch-invariant", "--max-num-seqs", "8"),
@@ -33,6 +35,8 @@ PARTS = ("", " engine")
 UP = {"prefill": "up", "decode": "up"}
 BACK_SECONDS = 60.0
 """Within this time a side that was killed answers again."""
+KEPT_SECONDS = PAGE_SECONDS + 30
+"""Within this time a prefiller lets go of what no decoder has taken."""
 ANSWERS = 8
 """Complete answers before and after each kill"""
 MOST_DELAY = 0.3
@@ -89,6 +93,14 @@ class Pair(Server):
         """Wait until no side runs anything, or holds a page for it."""
         for name, side in self.sides.items():
             settled(lambda side=side: busy_series(side.get("/metrics", headers=CLOSED).text), [], f"{name} at rest")
+
+    def let_go(self) -> None:
+        """Wait until no side keeps a page for the other one."""
+        for name, side in self.sides.items():
+            settled(
+                lambda side=side: busy_series(side.get("/metrics", headers=CLOSED).text, PINNED),
+                [], f"pages that the {name} keeps", KEPT_SECONDS,
+            )  # fmt: skip
 
     def start_again(self) -> None:
         """Begin as new, at the same port."""

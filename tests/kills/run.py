@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -60,6 +61,7 @@ def of_side(name: str, rounds: int, asked: Sequence[Question], seed: int) -> Ver
         seconds = _rounds(
             pair, clients, ward, rounds, lambda turn: kill_side(pair, clients, name, PARTS[turn % 2], rng)
         )
+        pair.let_go()
     finally:
         pair.close()
     return _verdict(name, clients, ward, seconds)
@@ -133,6 +135,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(TARGETS), help=f"of {', '.join(TARGETS)} (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the questions (default: 0)")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers end with it
     targets = args.only.split(",")
     if unknown := {*targets} - {*TARGETS}:
         parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(TARGETS)}")

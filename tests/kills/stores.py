@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from kills.clients import Clients, ask
-from kills.holdings import alive, busy_series, children, settled
+from kills.holdings import PINNED, alive, busy_series, children, settled
 from kills.pair import ANSWERS, BACK_SECONDS, MOST_DELAY
 from served import Server
 from tier_rig import setup_of
@@ -44,7 +44,7 @@ class Tiered(Server):
         return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
 
     def rest(self) -> None:
-        settled(lambda: busy_series(self.get("/metrics")), [], "the server at rest")
+        settled(lambda: busy_series(self.get("/metrics"), PINNED), [], "the server at rest")
 
     def close(self) -> None:
         self.process.kill()

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from kills.clients import Clients, Outage, Question, Reply, fault_of, questions
-from kills.holdings import SLACK, Holdings, Ward, busy_series
+from kills.holdings import PINNED, SLACK, Holdings, Ward, busy_series
 from kills.stores import DURABLE, Tiered, keys_of, kill_store, start
 from tier_rig import setup_of, stored
 from tier_servers import redis_server
@@ -107,3 +107,5 @@ def test_memory_that_grows_and_pages_that_stay_pinned_are_noticed(monkeypatch):
         assert busy_series(page % (state, "1.0"))
     assert busy_series('gapless:kv_lower_tier_moving{engine="0",state="loading",tier="redis"} 2.0')
     assert busy_series('gapless:kv_tier_moving{direction="read",engine="0"} 1.0')
+    pinned = 'gapless:kv_tier_pinned{engine="0"} 1.0'
+    assert busy_series(pinned, PINNED) and not busy_series(pinned), "what peers may take is kept for a minute"

@@ -395,7 +395,7 @@ def test_a_request_whose_pages_find_no_slot_is_computed_at_once():
         asked(key, prompt)
     (group,), pinned = host.groups, [*host.groups[0].copies.values()]
     for copy in pinned:
-        copy.pins += 1
+        copy.pin()
     group.free, free = [], group.free
     begin, counts = device.host_now, host.below.counts[0]
     asked(9, prompts()[0])

@@ -38,7 +38,7 @@ def slots_not_held(loads: bool) -> Callable[[], AbstractContextManager[None]]:
     def ended(original: Callable[..., None], self: LowerTiers, place: int, end: Any) -> None:
         job = self.jobs[end.job]
         for copy in job.copies if job.loads == loads else ():
-            copy.pins += 1
+            copy.pin()
         original(self, place, end)
 
     return lambda: both(replaced(LowerTiers, "load" if loads else "store", begin), replaced(LowerTiers, "ended", ended))

@@ -68,7 +68,7 @@ def given_without_pin() -> AbstractContextManager[None]:
                 copy.unpin()
 
     def released(original: Callable[..., None], self: LowerTiers, news: TierRelease) -> None:
-        self.given[news.job][news.place].pins += 1
+        self.given[news.job][news.place].pin()
         original(self, news)
 
     return both(replaced(LowerTiers, "store", store), replaced(LowerTiers, "released", released))

@@ -317,7 +317,7 @@ def test_lifetime_L6_a_load_whose_requests_have_left_keeps_its_slots_until_it_ha
 
     def ended(below, place, end):
         for copy in below.jobs[end.job].copies if below.jobs[end.job].loads else ():
-            copy.pins += 1
+            copy.pin()
         end_of(below, place, end)
 
     scene()

@@ -69,6 +69,7 @@ STATS = Stats(
     grammars_refused=3,
     tier_slots=64,
     tier_used=48,
+    tier_pinned=7,
     tier_loading=3,
     tier_storing=4,
     tier_hit=31,

@@ -651,6 +651,10 @@ class World:
             self.loop.adapters.poll()  # loads whose request was aborted, and adapters that are no longer needed
             assert self.loop.adapters.contents.keys() == set(self.loop.adapters.names.values())
         check_at_rest(self.loop)
+        if self.loop.transfers is not None:
+            host = self.loop.transfers.host
+            pinned = sum(group.pinned for group in host.groups)
+            assert pinned == len(host.below.holding()), f"at rest, {pinned} copies in the host tier are pinned"
         if self.contents is not None:
             self.contents.check_settled(self.loop, again=True)
         # A test may forge late lines; of its own the engine has none, since leases keep them away.

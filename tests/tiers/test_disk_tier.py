@@ -205,6 +205,19 @@ def test_a_tier_that_cannot_open_leaves_no_file_open(tmp_path):
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_a_second_close_closes_no_file_of_others(tmp_path):
+    tier, setup = reopened(tmp_path)
+    stored(tier, setup, 0)
+    tier.close()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    tier.close()
+    for other in others:
+        os.close(other)
+    tier, _ = reopened(tmp_path)
+    assert has(tier, 0) == [True]
+    tier.close()
+
+
 @pytest.mark.parametrize("size", [2**50, 2**62])
 def test_a_tier_larger_than_its_filesystem_is_refused_at_once(tmp_path, size):
     with pytest.raises(ConfigError, match=r"asks for [\d,]+ bytes of a filesystem that has [\d,]+: give less"):
