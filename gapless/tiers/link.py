@@ -428,7 +428,7 @@ class PeerLink:
             text = (isinstance(error, OSError) and error.strerror) or str(error)
             if text != self.error and not self._closing:
                 self.error = text
-                log.warning("peer %s: %s", self.address, text)
+                log.warning("peer %s: %s (prompts are computed here until it is back)", self.address, text)
             if self._peer is not None:
                 self._lose()
             return False
