@@ -63,8 +63,9 @@ class Server:
     def kill(self) -> None:
         """Kill the processes as `kill -9` does: they clean up nothing."""
         for process in self._running:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.poll() is None:  # one that could not run has ended
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         self._running = []
 
 
