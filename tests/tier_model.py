@@ -1,6 +1,6 @@
-"""Jobs of a tier that overlap, drawn by a seed, beside a model of what it may have, must have, and may write.
+"""Run random overlapping jobs on a tier, and compare it with a model of what it may have, must have, and may write.
 
-`PYTHONPATH=.:tests python -m tier_model --seeds 1000` plays more scripts than the tests do; it takes names of kinds.
+`PYTHONPATH=.:tests python -m tier_model --seeds 1000 [KIND ...]` runs more scripts than the tests do.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class TierModel:
         assert not self.tier.poll(), "a job has ended that was not begun"
 
     def _find_all(self) -> None:
-        """What was stored is there, as soon as a connection is that was lost."""
+        """Assert that all stored pages are found and loaded, once a lost connection is back."""
         numbers, until = sorted(self._must), time.monotonic() + END_SECONDS
         while not all(has(self.tier, *numbers)):
             assert time.monotonic() < until, "what was stored is not found"

@@ -194,7 +194,7 @@ class EngineConfig:
         f"where peers take KV pages, HOST:PORT or unix:PATH; default of prefill and both: {LISTEN}",
     )
     kv_peer_key_file: str | None = _scheduling(
-        None, f"file with the key that peers share, of 16 bytes or more, needed over TCP; default: ${KEY_VARIABLE}"
+        None, f"file with the key of all peers, 16 bytes or more, needed over TCP; default: the key in ${KEY_VARIABLE}"
     )
     kv_peer_ssl_certfile: str | None = _scheduling(
         None,

@@ -20,16 +20,18 @@ def usable_cores() -> int:
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache, made if need be. No other user may write there: what it holds is believed.
+    """Return a folder of the user's cache, created if needed. No other user may write there: its contents are trusted.
 
-    Raises OSError, and RuntimeError where the user has no home.
+    Raises OSError, and RuntimeError where the user has no home directory.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless" / name
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = one.stat()
-        if {facts.st_uid, one.lstat().st_uid} != {os.getuid()} or facts.st_mode & 0o022:
+        if {facts.st_uid, one.lstat().st_uid} != {os.getuid()} or (one is folder and facts.st_mode & 0o022):
             raise PermissionError(f"{one} can be written by others: it must be yours alone")
+        if facts.st_mode & 0o022:  # left by another umask; what others have put there is refused by its owner
+            one.chmod(facts.st_mode & 0o755)
     return folder
 
 

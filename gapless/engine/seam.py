@@ -79,7 +79,7 @@ class Stats(NamedTuple):
     """Pages of which the host tier can hold a copy, of all page groups; so are all counts of its pages."""
     tier_used: int = 0
     tier_pinned: int = 0
-    """Copies that transfers, tiers below and peers use: they make no room."""
+    """Copies, borrowed ones too, that transfers, tiers below and peers use: they make no room."""
     tier_loading: int = 0
     """Pages on their way from the host tier to the device."""
     tier_storing: int = 0
@@ -89,7 +89,7 @@ class Stats(NamedTuple):
     lower_loading: tuple[int, ...] = ()
     """Pages that each is loading for a request."""
     lower_quarantined: tuple[int, ...] = ()
-    """Pages of loads that no request waits for: their slots serve nothing else before the tier has ended the load."""
+    """Pages of loads that no request waits for: their slots are not reused until the tier has ended the load."""
     lower_storing: tuple[int, ...] = ()
     lower_waiting: tuple[int, ...] = ()
     """Pages that wait for their store."""

@@ -56,7 +56,7 @@ class EngineTiers:
         """Ends the wait of an engine that has nothing to do, where there is one"""
 
     def look_at_weights(self) -> None:
-        """Take the name of the weights where there are tiers: before they are loaded, lest others come in between."""
+        """Compute the fingerprint of the weights where there are tiers. Called before and after they are loaded."""
         if self.kinds:
             dummy = self._config.load_format == "dummy"
             self._weights = (
@@ -74,7 +74,7 @@ class EngineTiers:
         before = self._weights
         self.look_at_weights()
         if self._weights != before:
-            raise ConfigError("model: its files changed while they were loaded: start again when they are whole")
+            raise ConfigError("model: its files changed while they were loaded; start again when they are complete")
         self._namespace = Namespace.of(
             {
                 "format": FORMAT,

@@ -47,7 +47,7 @@ from gapless.kernels.views import Rotation, TokenBatch
 LOG2_E = 1 / math.log(2)
 
 LEAST_IN_CHUNK = tl.constexpr(256)
-"""Entries that every query of a block may read, below which it is not split."""
+"""A block is split only if all of its queries may read at least this many entries."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
 """Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
 

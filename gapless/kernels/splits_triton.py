@@ -38,7 +38,7 @@ LEAST_IN_SPLIT = 64
 LEAST_AT_LONGEST = 256
 """Entries that a split has at least in a row as long as the page table allows."""
 MOST_CHUNK_SPLITS = 16
-"""Splits of a chunk at most: each has a partial result of every token. All are combined in one tile."""
+"""The most splits of a chunk. Each split has a partial result for every token, and one tile combines them all."""
 ROWS_AT_ONCE = tl.constexpr(256)
 """Lengths that are summed at once."""
 
@@ -128,8 +128,8 @@ def combine_kernel(
 def combine_chunks_kernel(
     out, partial, logs, splits, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
-    """Program (KV head, token): the results of the heads that share it, from the splits of the token's chunk. Where it
-    is not split, the first log-sum is infinite."""
+    """Program (KV head, token): combine the splits of a token for each query head of the KV head. A first log-sum of
+    infinity marks a token whose chunk was not split."""
     first = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * GROUP
     if tl.load(logs + first * splits) == float("inf"):
         return
@@ -147,7 +147,7 @@ def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int)
 
 
 def chunk_split_count(blocks: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Return the splits of chunks in about this many blocks of queries: a program for each multiprocessor."""
+    """Return the splits of each chunk, given `blocks` of queries in all: about one program for each multiprocessor."""
     return max(1, min(processors // (blocks * kv_heads), longest // LEAST_AT_LONGEST, MOST_CHUNK_SPLITS))
 
 

@@ -27,7 +27,7 @@ JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
 """A job has up to 8 MiB, or what the tier moves in 8 ms if that is more, and at most 32 pages: a tier answers no
 question meanwhile."""
 LEASE_NS = 5_000_000_000
-"""What a peer has lent goes back by then, if it could not be loaded: half of the longest time that the peer gives."""
+"""Borrowed pages that no load reads go back after this time, half of the longest lease that a peer gives."""
 MOST_WAITING = 8192
 """Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
 BRAKE_SECONDS = 4.0
@@ -369,9 +369,10 @@ class LowerTiers:
             for group, digest in hits:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
-            if answer.open or (search.claims and search.borrows and all(answer.hits)):  # a hole is the planner's
+            whole = search.claims and search.borrows and place in self._peers and all(answer.hits)
+            if answer.open or whole:  # else the planner chooses
                 self._fetch_early(search, new)
-                search.again = not answer.open
+                search.again = whole and not answer.open and not any([one.pool.group.window for one, _ in pages])
             if not answer.open:
                 del search.open[answer.number]
                 self.counts[place].hits += len(hits)

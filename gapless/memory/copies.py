@@ -30,7 +30,7 @@ class Lease:
         """One of the copies is not used any more."""
         self.left -= 1
         if not self.left:
-            self.memory = None  # copies name the lease, and it them: what it is of must not wait for a collection
+            self.memory = None  # lease and copies are a cycle: the mapping must not wait for garbage collection
             self.give_back()
 
     def leave_to_others(self) -> None:
@@ -81,7 +81,7 @@ class PageCopy:
             self._free_unless_pinned()
 
     def pin(self) -> None:
-        """A transfer is to use it."""
+        """Add a pin: a transfer, a tier below or a peer uses the copy's slot."""
         self.group.pinned += not self.pins
         self.pins += 1
 

@@ -297,7 +297,7 @@ class HostTier:
                 self._doubt(copy, checksum)
         self._progress_at = self._clock()
         self._ledger.advance(Clock.BULK_IN, batch.number)
-        # Only now: a page that is shared while there is a copy, ours or a peer's, is not stored again.
+        # Last, since copies must exist while their pages are shared: such pages are not stored again.
         for move in batch.moves:
             self._end(self._coming[move.group, move.copy.digest])
 

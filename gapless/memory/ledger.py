@@ -21,7 +21,7 @@ class Clock(IntEnum):
 
 
 At = tuple[Clock, int]
-"""A number that has to pass on its clock"""
+"""A clock, and the number that it has to pass"""
 
 
 class Ledger:

@@ -10,7 +10,7 @@ from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
 
 PASSED: At = (Clock.COMPUTE, 0)
-"""Nothing that is under way can touch the page."""
+"""A number that has passed since the start: no step or transfer can touch the page any more."""
 NULL_PAGE = 0
 """Inert rows write here. It has no owner and is never handed out."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,16 +19,20 @@ BLOCK, READ = 64 << 20, 1 << 20
 """Bytes that one thread digests at a time, and reads at a time"""
 MOST_THREADS = 16
 LARGE = 1 << 30
-"""Files from this length on are worth a line of the start."""
+"""Reading a file of at least this many bytes is reported as progress of the start."""
 CACHE = "digests"
 """The folder of known digests in the user's cache"""
 YOUNG_NS = 2_000_000_000
-"""A file that changed so short a time ago may change again with the same times: its digest is not kept."""
+"""The digest of a file that changed less than this before is not cached: it may change again with the same times."""
+
+log = logging.getLogger("gapless.tiers")
+read_before: dict[str, str] = {}
+"""Digests by what is known of a file: a start looks twice at its weights"""
 
 
 def fingerprint(directory: Path) -> str:
-    """Return what `digest_of` returns. A file's digest is kept in the user's cache, and the file is read again when
-    its device, inode, size or times have changed."""
+    """Return what `digest_of` returns. Digests of files are kept in this process and in the user's cache, and a file is
+    read again when its device, inode, size or times have changed."""
     return _joined(directory, _kept)
 
 
@@ -42,36 +47,49 @@ def _joined(directory: Path, file_digest: Callable[[Path], str]) -> str:
 
 
 def _kept(path: Path) -> str:
-    """Return the digest of a file, which has been read before where the cache says so."""
+    """Return the digest of a file: the cached one if the file is unchanged since, or that of its bytes."""
     now, path = time.time_ns(), path.resolve()
     facts = path.stat()
-    times = facts.st_mtime_ns, facts.st_ctime_ns
-    known = f"{path} {facts.st_dev} {facts.st_ino} {facts.st_size} {times} "
-    note: Path | None = None
-    with suppress(OSError, RuntimeError, ValueError):  # without a cache, or with another file there
-        note = cache_folder(CACHE) / sha256(str(path).encode()).hexdigest()[:32]
-        text = note.read_text(encoding="utf-8")
-        if text.startswith(known) and len(text) == len(known) + sha256().digest_size * 2:
-            return text.removeprefix(known)
+    known = f"{path} {facts.st_dev} {facts.st_ino} {facts.st_size} {(facts.st_mtime_ns, facts.st_ctime_ns)} "
+    if known in read_before:
+        return read_before[known]
+    note = _note_of(path)
+    if note is not None:
+        with suppress(OSError, ValueError):  # there is none, or another file
+            text = note.read_text(encoding="utf-8")
+            if text.startswith(known) and len(text) == len(known) + sha256().digest_size * 2:
+                return text.removeprefix(known)
     digest = _read(path)
-    if note is not None and max(times) + YOUNG_NS < now:
-        with suppress(OSError):
-            new = note.with_suffix(f".{os.getpid()}")
-            new.write_text(known + digest, encoding="utf-8")
-            new.replace(note)
+    if facts.st_ctime_ns + YOUNG_NS < now:
+        read_before[known] = digest
+        if note is not None:
+            with suppress(OSError):
+                new = note.with_suffix(f".{os.getpid()}")
+                new.write_text(known + digest, encoding="utf-8")
+                new.replace(note)
     return digest
+
+
+def _note_of(path: Path) -> Path | None:
+    """Return where the digest of a file is kept; None where the user has no cache."""
+    try:
+        return cache_folder(CACHE) / sha256(str(path).encode()).hexdigest()[:32]
+    except (OSError, RuntimeError) as error:
+        log.warning("each start reads all of %s, since its digest cannot be kept: %s", path.name, error)
+        return None
 
 
 def _read(path: Path) -> str:
     """Return a digest of a file, whose blocks several threads read."""
     with path.open("rb") as file, ThreadPoolExecutor(min(usable_cores(), MOST_THREADS)) as threads:
         size = os.fstat(file.fileno()).st_size
-        count = tell(f"reading {path.name} for the name of its KV", size, "bytes") if size >= LARGE else None
-        digest = sha256(f"{size} ".encode())
+        count = tell(f"hashing {path.name} to identify its KV pages", size, "bytes") if size >= LARGE else None
+        digest, left = sha256(f"{size} ".encode()), size
         for block in threads.map(partial(_block, file.fileno()), range(0, size, BLOCK)):
             digest.update(block)
             if count is not None:
-                count(BLOCK)
+                count(min(BLOCK, left))
+                left -= BLOCK
     return digest.hexdigest()
 
 

@@ -40,7 +40,10 @@ _FIELDS = {
     "gapless:depth": ("depth", "Steps in flight allowed."),
     "gapless:kv_tier_slots": ("tier_slots", "Pages of which the host tier can hold a copy."),
     "gapless:kv_tier_used": ("tier_used", "Pages of which the host tier holds a copy."),
-    "gapless:kv_tier_pinned": ("tier_pinned", "Of these, those that transfers, tiers below or peers use."),
+    "gapless:kv_tier_pinned": (
+        "tier_pinned",
+        "Copies, borrowed ones too, that transfers, tiers below or peers use.",
+    ),
     "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
     "vllm:prompt_tokens": ("admitted_tokens", "Prompt tokens of requests that left the queue, cached or not."),
     "vllm:prompt_tokens_cached": ("admitted_cached", "Of these, the ones found in the prefix cache."),
@@ -82,8 +85,8 @@ _LOWER = {
         {reason: f"dropped_{reason}" for reason in ("busy", "slow", "gone", "failed")},
     ),
     "gapless:kv_lower_tier_moving": (
-        "Pages that a tier below the host tier loads and stores now, and those that wait for their store; quarantined "
-        "ones are of loads that no request waits for, and that have not ended.",
+        "Pages that a tier below the host tier loads and stores now, and those that wait for their store; quarantined: "
+        "pages of loads that no request waits for and that have not ended.",
         "state",
         {state: state for state in ("loading", "quarantined", "storing", "waiting")},
     ),

@@ -33,7 +33,7 @@ def kinds(
             for size in BESIDE_DECODE if decode else CHUNK_TOKENS:
                 yield bucket_key(decode, 0, 1, min(size, tokens - decode))
             yield SampleKey(decode + 1, decode + 1, True)
-    # Those above are split in attention. Many chunks, or one long one, are not.
+    # Attention is split in those above. Many chunks, or one long chunk, need the kernel without splits.
     yield from (bucket_key(0, 0, min(rows, most, tokens), min(size, tokens)) for size in CHUNK_TOKENS)
     yield bucket_key(0, 0, 1, tokens)
     yield SampleKey(1, 0, True)

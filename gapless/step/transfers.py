@@ -38,10 +38,10 @@ log = logging.getLogger("gapless.tiers")
 MOST_BATCH = 256
 """Pages of one transfer, at most"""
 MOST_AT_REST = 2
-"""Transfers of a direction on their way where no row runs. Of stores that no peer waits for there is one: pages that
-wait to be read cannot be given away."""
+"""Transfers of one direction that may be under way where no row runs. Where no peer takes pages it is one for stores:
+pages that wait for their store cannot be given away."""
 AT_REST = 64
-"""Pages of one transfer where no row runs, of stores together: the fewer, the earlier they move and may be read"""
+"""Pages of one load, or of all stores under way, where no row runs: small transfers end early, and serve early"""
 HOST_SHARE = 0.1
 """What transfers of both directions together may take of the loop's time between two looks at them"""
 ONE_STRETCH_NS = 1_000_000

@@ -34,7 +34,7 @@ MAX_FETCH = 64
 MAX_NAME = 512
 """Bytes of the name of a request"""
 LEASE_SECONDS = 3.0
-"""How long a peer keeps what it was lent while it says nothing. A taker renews three times as often."""
+"""How long a lease lasts after the last frame of the peer that has it. The taker renews after a third of that."""
 KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
 _MAGIC = b"gaplessP6"
@@ -289,7 +289,7 @@ def admit(peer: FrameSocket, key: bytes, namespace: Namespace, enter: Callable[[
 def _check_user(peer: FrameSocket, key: bytes) -> None:
     """Refuse another user's process where there is no key. Raises PeerRefused."""
     if not key and peer.stranger:
-        raise PeerRefused("the peer is another user's: give both sides a key, by kv_peer_key_file")
+        raise PeerRefused("the peer runs as another user: give both sides a key (kv_peer_key_file)")
 
 
 def _proof(key: bytes, who: bytes, said: bytes) -> bytes:

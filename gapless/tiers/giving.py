@@ -6,6 +6,7 @@ These threads read the shelf and nothing else of the engine, so that no peer wai
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import ssl
@@ -178,8 +179,8 @@ class PeerSession:
         self._peer, self._shelf, self._shared, self._clock = peer, shelf, shared, clock
 
     def turn(self) -> bool:
-        """Wait for a frame and answer it; false when the peer has closed. Raises OSError."""
-        # One that is silent is late only if nothing has come: this engine may have been stopped meanwhile.
+        """Wait for a frame and answer it; return False when the peer has closed, or is late. Raises OSError."""
+        # A frame that waits is read though the peer seems silent: this process may have been the one that was stopped.
         if self._overdue or not self._peer.wait(self.left()):
             return False
         kind, body = self._peer.receive(*FROM_TAKERS)
@@ -205,18 +206,14 @@ class PeerSession:
         self._peer.close()
 
     @property
-    def late(self) -> bool:
-        """Return whether the peer should have returned something by now, or renewed its leases."""
-        return self.left() == 0.0
-
-    @property
     def _overdue(self) -> bool:
-        return any([due <= self._clock() for due in self._due.values()])
+        return next(iter(self._due.values()), math.inf) <= self._clock()
 
     def left(self) -> float | None:
-        """Return in how many seconds the peer has to say or return something; None where it has nothing."""
-        ends = min(self._heard + LEASE_SECONDS, *self._due.values()) if self._due else None
-        return None if ends is None else max(0.0, ends - self._clock())
+        """Return the seconds until the peer must send a frame or return pages; None where it has borrowed nothing."""
+        if not self._due:
+            return None
+        return max(0.0, min(self._heard + LEASE_SECONDS, next(iter(self._due.values()))) - self._clock())
 
     def _lend(self, number: int, key: bytes) -> ShelfPage | None:
         if (page := self._shelf.lend(key)) is not None:

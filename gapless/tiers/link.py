@@ -41,9 +41,9 @@ FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 60.0
 LOOK_SECONDS = 1.0
 """How often it is looked whether a peer of this host is still there"""
 RENEW_SECONDS = LEASE_SECONDS / 3
-"""How often a peer hears that what it has lent is still used"""
+"""Seconds between two renewals of the leases that a peer has given"""
 REPEAT_SECONDS = 0.001
-"""How often a peer is asked about pages that are to come, for one question after the other"""
+"""Seconds until a pending question is asked again, times the number of pending questions"""
 
 log = logging.getLogger("gapless.tiers")
 
@@ -171,8 +171,10 @@ class PeerLink:
         self._borrowed: dict[int, PeerMemory] = {}
         """What loads have borrowed pages of, until they give them back"""
         self._renew_at = 0.0
-        """When the peer hears of these next"""
+        """When the leases are renewed next"""
         self._tried = self._next_try = 0.0
+        self._answers = False
+        """Whether the peer has served a request since it was connected: only then is it tried again at once"""
         self._orders: deque[LinkOrder] = deque()
         self._open: list[LinkQuestion] = []
         self._current: LinkLoad | None = None
@@ -280,7 +282,7 @@ class PeerLink:
                 self._close_unless_used(memory)
             return
         if isinstance(order, LinkQuestion):
-            if self._safely(lambda: self._ask(order)) and order.open:
+            if self._serves(lambda: self._ask(order)) and order.open:
                 if order not in self._open:
                     self._open.append(order)
                 order.due = self._clock() + REPEAT_SECONDS * len(self._open)
@@ -291,7 +293,7 @@ class PeerLink:
         self._current = order
         try:
             if not order.cancelled:
-                self._safely(lambda: self._fetch(order))
+                self._serves(lambda: self._fetch(order))
         finally:
             self._current = None
             self.ended.append(order.end())
@@ -366,7 +368,7 @@ class PeerLink:
 
     @property
     def _renews(self) -> bool:
-        """Return whether the peer has lent something. What one of before has lent is lost."""
+        """Return whether pages are borrowed over this connection. Leases of an earlier connection are lost."""
         return self._memory is not None and self._memory.leases > 0
 
     def _renew(self) -> None:
@@ -403,8 +405,10 @@ class PeerLink:
         """Return whether the peer has closed while nothing was asked; it may be there again at once."""
         gone = self._peer is not None and not self._peer.silent
         if gone:
+            answers = self._answers
             self._lose()
-            self._tried, self._next_try, self._back_off = 0.0, 0.0, self._first
+            if answers:
+                self._tried = self._next_try = 0.0
         return gone
 
     def _connect(self) -> None:
@@ -417,8 +421,14 @@ class PeerLink:
         except Exception:  # also where a resolver raises no OSError: without a pause the thread would spin
             self._lose()
             raise
-        self._back_off, self.error = self._first, ""
+        self._answers, self.error = False, ""
         log.info("peer %s: connected%s", self.address, ", its pages are read where they are" if self.lends else "")
+
+    def _serves(self, work: Callable[[], None]) -> bool:
+        """Do it; a peer that does its part is tried again as soon as the first time."""
+        if done := self._safely(work):
+            self._answers, self._back_off = True, self._first
+        return done
 
     def _safely(self, work: Callable[[], None]) -> bool:
         """Do it; what goes wrong ends the connection."""

@@ -154,10 +154,10 @@ class PeerWorker(TierWorker):
     ) -> None:  # fmt: skip
         self._peer = tier
         super().__init__(name, tier, ring, clock)
-        self._poll_seconds = LOOKUP_SECONDS  # what comes wakes the thread
+        self._poll_seconds = LOOKUP_SECONDS  # the links wake the thread, so it need not poll often
         for link in tier.links.values():
             link.news = self._wake.set
-        # Nothing waits for a slot: the loop, which a ring for each of many would keep from its work, sees them later.
+        # The loop is not woken: nothing waits for these slots, and a wake-up for each page would keep it from its work.
         tier.released = lambda job, place: self._news.append(TierRelease(job, place))
         self.gives = tier.server is not None
         """Whether peers may take pages here"""

@@ -146,7 +146,7 @@ class TierWorker:
         self._safely(self._tier.close)
 
     def _pause(self) -> float | None:
-        """Return in how many seconds there may be something to do; None where only an order brings it."""
+        """Return the seconds until a deadline or the next poll; None where only an order can bring work."""
         times = [question.late_at for question in self._asking] + [job.late_at for job in self._begun.values()]
         return max(0.0, min(self._poll_seconds, min(times) - self._clock())) if times else None
 

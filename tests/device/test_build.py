@@ -166,6 +166,19 @@ def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Pa
     assert outcome.reason.endswith("set XDG_CACHE_HOME to a folder of yours")
 
 
+def test_a_folder_that_a_loose_umask_has_made_or_left_is_taken_from_others(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    before = os.umask(0o002)
+    try:
+        assert stat.S_IMODE(cache_folder("a").parent.stat().st_mode) == 0o700
+        (tmp_path / "new" / "gapless").chmod(0o775)
+        assert stat.S_IMODE(cache_folder("b").parent.stat().st_mode) == 0o755
+    finally:
+        os.umask(before)
+
+
 def test_what_a_killed_process_left_is_cleared_away(compiler: Path, tmp_path: Path) -> None:
     folder = cache_folder(build.CACHE)
     for name in ("plain-x1", "other-x1"):

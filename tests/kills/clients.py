@@ -46,7 +46,7 @@ class Outage(NamedTuple):
     ended: float
 
     def covers(self, reply: Reply) -> bool:
-        """Return whether the request ran at some time of it."""
+        """Return whether the request ran at any time during the outage."""
         return reply.began < self.ended and reply.ended > self.began
 
 

@@ -20,7 +20,7 @@ BUSY = re.compile(
 )
 """Series that are 0 where no request runs, no transfer moves a page, and none is pinned"""
 PINNED = re.compile(r"^gapless:kv_tier_pinned\{")
-"""A series that is 0 where nothing uses a copy in the host tier, which keeps what peers may take for a minute"""
+"""A series that is 0 where no copy in the host tier is in use. Copies offered to peers count, for up to a minute."""
 
 
 class Holdings(NamedTuple):

@@ -28,7 +28,7 @@ TARGETS = (*SIDES.values(), "router", *STORES)
 WARM = 60
 """Answers after which tiers are full"""
 MANY, FEW = 1_000_000, 6
-"""Names of a prompt: so many that pages are computed, so few that they come again"""
+"""Salts for each prompt: with MANY, pages are computed; with FEW, they come again"""
 
 
 class Verdict(NamedTuple):
@@ -132,8 +132,8 @@ def _verdict(target: str, clients: Clients, ward: Ward, seconds: list[float]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="kills of each (default: 10)")
-    parser.add_argument("--only", default=",".join(TARGETS), help=f"of {', '.join(TARGETS)} (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the questions (default: 0)")
+    parser.add_argument("--only", default=",".join(TARGETS), help=f"targets, from {', '.join(TARGETS)} (default: all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of kill times and questions (default: 0)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that servers end with it
     targets = args.only.split(",")

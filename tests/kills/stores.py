@@ -39,7 +39,7 @@ class Tiered(Server):
         return {"server": self.process.pid, "engine": children(self.process.pid)[0]}
 
     def counted(self, event: str) -> float:
-        """Return the pages of which the store says this."""
+        """Return the engine's count of pages of the tier below with this event."""
         series = rf'^gapless:kv_lower_tier_pages_total{{.*event="{event}".*}} (\S+)$'
         return sum(map(float, re.findall(series, self.get("/metrics"), re.MULTILINE)))
 

@@ -495,3 +495,17 @@ def test_what_a_peer_has_is_borrowed_at_once_unless_a_page_is_missing(hits, borr
     world.below.poll()
     assert [len(keys) for keys in line.borrowed.values()] == [borrowed][: bool(borrowed)]
     assert search.again == bool(borrowed) == world.below.waits(search)
+
+
+def test_what_a_peer_has_of_a_window_is_left_to_the_planner_though_all_else_was_borrowed():
+    """It has not been asked for, so a page that expires meanwhile must not make it forgotten."""
+    world = World(line := PeerLine())
+    world.pool.group = PageGroup(window=4)
+    search = world.below.ask([(world.group, digest) for digest in (b"a", b"b")], KVTransfer(claim="R"))
+    search.fits = True
+    number, _ = line.asked.popitem()
+    line.news.append(TierAnswer(number, (True, True), False, True))
+    world.below.poll()
+    assert not line.borrowed and not search.again
+    search.failed()
+    assert len(search.found) == 2

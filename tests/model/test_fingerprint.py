@@ -68,6 +68,7 @@ def reads(tmp_path, monkeypatch):
     """The bytes that were read of weights; digests of files are kept however young these are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "YOUNG_NS", -(10**12))
+    monkeypatch.setattr(module, "read_before", {})
     pread, counted = os.pread, []
 
     def counting(*args):
@@ -83,6 +84,8 @@ def test_a_file_is_read_once_while_it_stays_as_it_is(checkpoint, tmp_path, reads
     assert sum(reads) == sum(path.stat().st_size for path in checkpoint.iterdir())
     reads.clear()
     assert fingerprint(checkpoint) == first and not reads
+    module.read_before.clear()
+    assert fingerprint(checkpoint) == first and not reads, "another process finds it in the cache"
     (tmp_path / "link").symlink_to(checkpoint)
     assert fingerprint(tmp_path / "link") == first and not reads, "it is the same file"
     assert digest_of(checkpoint) == first and reads, "who asks for all bytes has all of them read"
@@ -108,6 +111,14 @@ def test_a_digest_of_a_young_file_is_not_kept(checkpoint, reads, monkeypatch):
     assert reads
 
 
+def test_without_a_cache_a_process_reads_a_file_once_and_says_that_others_will_too(checkpoint, tmp_path, reads, caplog):
+    (tmp_path / "cache").write_text("no folder")
+    first = fingerprint(checkpoint)
+    assert len(caplog.messages) == 2 and all("each start reads all of" in line for line in caplog.messages)
+    reads.clear()
+    assert fingerprint(checkpoint) == first and not reads
+
+
 @pytest.mark.parametrize("spoil", [
     lambda note: note.write_bytes(note.read_bytes()[:-1]), lambda note: note.write_bytes(b"\xff" * 200),
     lambda note: (note.unlink(), note.mkdir()), lambda note: note.parent.chmod(0o777),
@@ -116,5 +127,6 @@ def test_a_cache_that_is_torn_or_not_ours_is_not_believed(checkpoint, tmp_path, 
     first = fingerprint(checkpoint)
     for note in [*(tmp_path / "cache" / "gapless" / module.CACHE).iterdir()]:
         spoil(note)
+    module.read_before.clear()
     reads.clear()
     assert fingerprint(checkpoint) == first and reads

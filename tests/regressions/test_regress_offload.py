@@ -185,7 +185,7 @@ def clearing(loop, kinds):
 
 def test_row_044_nothing_writes_a_page_after_its_load():
     """Fresh blocks were cleared by a kernel that was queued, which came after the network had filled some. Here a page
-    that a load fills is the load's alone until it is shared, and no step writes it, nor clears it with its own."""
+    that a load fills is the load's alone until it is shared, and no step writes or clears it."""
 
     def scene(*kinds):
         jobs = [*conversations(3), Job(request(9, tokens(9, 8), 40), 70, None)]  # steps run beside the loads

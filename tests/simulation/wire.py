@@ -167,7 +167,7 @@ class End:
             self.shelf.memory.close()
 
     def _unmap(self, data: Bytes) -> None:
-        """The device may not read this memory of a peer any more."""
+        """Record a fault if memory of a peer is unmapped while pages in it are borrowed."""
         transfers = self._loop.transfers
         assert transfers is not None
         for lease in transfers.host.below.leases.values():
@@ -181,7 +181,7 @@ class End:
         return {copy.key for group in transfers.host.groups for copy in group.copies.values() if copy.lease}
 
     def stand_still(self) -> None:
-        """The loop is late: what it has borrowed should be back."""
+        """Advance the clock past the deadline of everything that is borrowed, as if the loop had been late."""
         device = self._loop.device
         assert isinstance(device, SimDevice)
         device.host_now += LEASE_NS * 3 // 2
@@ -312,7 +312,7 @@ class Net:
         """Sessions read what has come without a question, and end whose peer has closed, or reads for too long."""
         for one in [*self._sessions]:
             half, session, *_ = one
-            while one in self._sessions and (session.late or half.gone or half.inbox):
+            while one in self._sessions and (session.left() == 0.0 or half.gone or half.inbox):
                 self._serve(*one)
         for end in self.ends.values():
             end.shelf.expire()
@@ -328,7 +328,7 @@ class Net:
                 self._serve(*one)
 
     def _serve(self, half: Half, session: PeerSession, shelf: WrongShelf, taker: End) -> None:
-        late = session.late and not half.inbox
+        late = session.left() == 0.0 and not half.inbox
         try:
             there = session.turn()
         except OSError:

@@ -51,7 +51,7 @@ LAST_KEY = 1_000
 
 
 def checksum_of(page: Int32s) -> int:
-    """Return what a page in the host's memory is compared by."""
+    """Return the checksum of a page in host memory."""
     words = torch.from_numpy(page.astype(np.int64))
     return int((words * weights(len(words), words.device)).sum())
 
@@ -394,8 +394,8 @@ class World:
             self.device.host_now += CLOCK_JUMP_NS
 
     def flip(self) -> None:
-        """A bit of every copy that can be loaded is another, those included that a peer has lent. Each second time a
-        load also brings a page that was bad when it was stored, which comes out meanwhile."""
+        """Change a bit of every copy that can be loaded, including those that a peer has lent. On odd turns, also make
+        the next load read a page that was bad when stored, and put it in doubt during the load."""
         if self.loop.transfers is None:
             return
         for group in self.loop.transfers.host.groups:

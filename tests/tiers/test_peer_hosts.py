@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from fake_resp import free_port
@@ -14,7 +16,9 @@ from tier_rig import SLOT, Hand, key, setup_of, stored
 from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerAddress, PeerPlan, role_plan, with_key
 from gapless.base.records import NO_TRANSFER
+from gapless.base.shared import SharedMemory
 from gapless.tiers.copying import Copies
+from gapless.tiers.frames import FrameKind, FrameSocket, admit
 from gapless.tiers.link import FIRST_BACK_OFF, PeerCaller, PeerLink
 from gapless.tiers.peer import PeerWorker
 from gapless.tiers.seam import Namespace
@@ -85,6 +89,37 @@ def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, 
     assert str(error) in link.error
     clock.now += FIRST_BACK_OFF
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 2
+
+
+def test_a_peer_that_breaks_after_each_greeting_is_left_alone_longer_each_time(path, opened):
+    """Each greeting costs the engine: the peer's memory is mapped, and made readable for the device."""
+    tries, memory = [], SharedMemory(SLOT)
+
+    def breaks(peer):
+        tries.append(1)
+        with suppress(OSError):
+            admit(peer, KEY, Namespace(""))
+            peer.receive(FrameKind.MAP)
+            peer.send_memory(memory.fd)
+        peer.close()
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    clock = Hand()
+    link = PeerLink(PeerCaller(PeerAddress(path=str(path)), KEY, Namespace("")), Copies(), (SLOT,), clock=clock)
+    for _ in range(200):
+        if select.select([listener], [], [], 0)[0]:
+            breaks(FrameSocket(listener.accept()[0]))
+        peer = threading.Thread(target=link.turn)
+        peer.start()
+        while peer.is_alive():
+            if select.select([listener], [], [], 0.001)[0]:
+                breaks(FrameSocket(listener.accept()[0]))
+        clock.now += 0.01
+    listener.close()
+    memory.close()
+    assert 3 <= len(tries) <= 6, "in two seconds, after 0.1 s, 0.2 s, 0.4 s and 0.8 s"
 
 
 def two_of(look_up):

@@ -54,12 +54,17 @@ def lent(opened):
     return opened(Lent())
 
 
+def late(session):
+    """Whether the peer should have returned something by now, or sent a frame."""
+    return session.left() == 0.0
+
+
 def ended(session):
     """Have a session end, as its thread does when a turn is the last."""
     try:
         assert not session.turn()
     except OSError:
-        assert session.late
+        assert late(session)
     session.end()
     return True
 
@@ -69,13 +74,13 @@ def test_a_peer_that_renews_keeps_what_it_was_lent_beyond_the_first_term(lent):
     for _ in range(3):
         lent.clock.now += LEASE_SECONDS - 0.1
         taker.send(FrameKind.RENEW)
-        assert not session.late and session.turn() and lent.shelf.lent == 2
+        assert not late(session) and session.turn() and lent.shelf.lent == 2
     assert taker.silent, "it is not answered"
     taker.send(FrameKind.RETURN, LEASE.pack(7))
     assert session.turn() and not lent.shelf.lent
     lent.clock.now += 100
     taker.send(FrameKind.RENEW)
-    assert not session.late and session.turn(), "who has nothing can be late with nothing"
+    assert not late(session) and session.turn(), "who has nothing can be late with nothing"
 
 
 def test_a_lease_is_renewed_by_every_frame(lent):
@@ -84,15 +89,15 @@ def test_a_lease_is_renewed_by_every_frame(lent):
     taker.send(FrameKind.RETURN, LEASE.pack(6))
     assert session.turn()
     lent.clock.now += LEASE_SECONDS - 0.1
-    assert not session.late and lent.shelf.lent == 1
+    assert not late(session) and lent.shelf.lent == 1
 
 
 def test_what_was_lent_to_a_peer_that_is_silent_goes_back_with_the_end_of_its_connection(lent):
     session, taker = lent.connect(0, 1)
     lent.clock.now += LEASE_SECONDS - 0.1
-    assert not session.late
+    assert not late(session)
     lent.clock.now += 0.1
-    assert session.late and not lent.put(), "its places are nobody's until the connection has ended"
+    assert late(session) and not lent.put(), "its places are nobody's until the connection has ended"
     assert ended(session) and lent.shelf.lent == 0 and lent.put()
     assert not taker.wait(1), "so it hears of it before it can take what it reads for right"
 
@@ -105,7 +110,7 @@ def test_a_peer_that_renews_for_ever_gives_back_at_the_bound(lent):
         assert session.turn() and lent.shelf.lent == 1
     lent.clock.now += 1
     taker.send(FrameKind.RENEW)
-    assert session.late and not session.turn()
+    assert late(session) and not session.turn()
     session.end()
     assert lent.shelf.lent == 0
 
@@ -115,15 +120,15 @@ def test_a_lease_is_renewed_by_its_own_connection_alone(lent):
     lent.clock.now += LEASE_SECONDS
     for _ in range(3):
         other.send(FrameKind.RENEW)
-        assert stranger.turn() and not stranger.late and not stranger.lent
-    assert session.late and ended(session)
+        assert stranger.turn() and not late(stranger) and not stranger.lent
+    assert late(session) and ended(session)
 
 
 def test_a_giver_that_was_stopped_itself_reads_what_has_come_before_it_judges(lent):
     session, taker = lent.connect(0)
     taker.send(FrameKind.RENEW)
     lent.clock.now += LEASE_SECONDS + 1
-    assert session.late and session.turn() and not session.late and lent.shelf.lent == 1
+    assert late(session) and session.turn() and not late(session) and lent.shelf.lent == 1
 
 
 # The side that takes.
