@@ -121,6 +121,7 @@ def test_a_side_killed_under_load_costs_no_answered_token_and_leaves_nothing_beh
         if name:
             with clients.running():
                 kill_side(pair, clients, name, "", rng)
+                clients.wait(30)  # a new process has grown to its size by then, as the first ones had
             assert any(f"the {name} has ended" in line for line in pair.lines)
             assert name == "decoder" or not clients.failed, "the decoder computes what the prefiller does not"
         pair.rest()
