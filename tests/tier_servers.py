@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ class Server:
     def kill(self) -> None:
         """Kill the processes as `kill -9` does: they clean up nothing."""
         for process in self._running:
-            if process.poll() is None:  # one that could not run has ended
+            with suppress(ProcessLookupError):  # one that could not run has ended; what it has started may not
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
         self._running = []
 
 
