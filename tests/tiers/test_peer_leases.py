@@ -97,7 +97,7 @@ def test_what_was_lent_to_a_peer_that_is_silent_goes_back_with_the_end_of_its_co
     lent.clock.now += LEASE_SECONDS - 0.1
     assert not late(session)
     lent.clock.now += 0.1
-    assert late(session) and not lent.put(), "its places are nobody's until the connection has ended"
+    assert late(session) and not lent.put(), "its slots are not reused before the connection has ended"
     assert ended(session) and lent.shelf.lent == 0 and lent.put()
     assert not taker.wait(1), "so it hears of it before it can take what it reads for right"
 
