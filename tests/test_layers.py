@@ -63,7 +63,7 @@ LINES = {
     "adapters inside the layers of 33 to 256 rows": 130,
     "adapters' first halves with few shuffles, by further programs where few rows have one": 50,
     "attention split for a few tokens after long contexts, fewer turns of threads for a peer's pages": 118,
-    "caches under any umask, weights read once a start, peers that break after each greeting": 31,
+    "caches under any umask, weights read once a start, peers that break after each greeting": 27,
     "copies of the host tier that are in use, as a metric; a tier that is closed twice": 19,
     "draft models, heads that draw, MTP layers": 500,
     "drafts that count where they were verified, by place": 21,

@@ -180,17 +180,17 @@ class GroupCopies(PageListener):
                 return None
             self._counts.evicted += 1
             idle.lose()
-        return self._pinned(PageCopy(self, digest, self.free.pop()))
+        return self._entered(PageCopy(self, digest, self.free.pop()))
 
     def borrow(self, digest: bytes, lease: Lease) -> PageCopy:
         """Return a copy that will be a peer's."""
-        copy = self._pinned(PageCopy(self, digest, NOWHERE, lease=lease))
+        copy = self._entered(PageCopy(self, digest, NOWHERE, lease=lease))
         lease.copies.append(copy)
         lease.left += 1
         return copy
 
-    def _pinned(self, copy: PageCopy) -> PageCopy:
-        """Enter a copy with the pin of the transfer that fills it."""
+    def _entered(self, copy: PageCopy) -> PageCopy:
+        """Enter a copy, which has the pin of the transfer that fills it, and return it."""
         self.copies[copy.digest] = copy
         self.pinned += 1
         return copy

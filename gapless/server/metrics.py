@@ -40,10 +40,7 @@ _FIELDS = {
     "gapless:depth": ("depth", "Steps in flight allowed."),
     "gapless:kv_tier_slots": ("tier_slots", "Pages of which the host tier can hold a copy."),
     "gapless:kv_tier_used": ("tier_used", "Pages of which the host tier holds a copy."),
-    "gapless:kv_tier_pinned": (
-        "tier_pinned",
-        "Copies, borrowed ones too, that transfers, tiers below or peers use.",
-    ),
+    "gapless:kv_tier_pinned": ("tier_pinned", "Copies, borrowed ones too, that transfers, tiers below or peers use."),
     "gapless:grammars_waiting": ("grammars_waiting", "Requests whose form of output is being compiled."),
     "vllm:prompt_tokens": ("admitted_tokens", "Prompt tokens of requests that left the queue, cached or not."),
     "vllm:prompt_tokens_cached": ("admitted_cached", "Of these, the ones found in the prefix cache."),

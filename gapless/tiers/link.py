@@ -173,7 +173,7 @@ class PeerLink:
         self._renew_at = 0.0
         """When the leases are renewed next"""
         self._tried = self._next_try = 0.0
-        self._answers = False
+        self._served = False
         """Whether the peer has served a request since it was connected: only then is it tried again at once"""
         self._orders: deque[LinkOrder] = deque()
         self._open: list[LinkQuestion] = []
@@ -405,9 +405,8 @@ class PeerLink:
         """Return whether the peer has closed while nothing was asked; it may be there again at once."""
         gone = self._peer is not None and not self._peer.silent
         if gone:
-            answers = self._answers
             self._lose()
-            if answers:
+            if self._served:
                 self._tried = self._next_try = 0.0
         return gone
 
@@ -421,13 +420,13 @@ class PeerLink:
         except Exception:  # also where a resolver raises no OSError: without a pause the thread would spin
             self._lose()
             raise
-        self._answers, self.error = False, ""
+        self._served, self.error = False, ""
         log.info("peer %s: connected%s", self.address, ", its pages are read where they are" if self.lends else "")
 
     def _serves(self, work: Callable[[], None]) -> bool:
         """Do it; a peer that does its part is tried again as soon as the first time."""
         if done := self._safely(work):
-            self._answers, self._back_off = True, self._first
+            self._served, self._back_off = True, self._first
         return done
 
     def _safely(self, work: Callable[[], None]) -> bool:

@@ -91,7 +91,7 @@ def test_a_peer_whose_host_cannot_be_looked_up_is_left_alone_for_a_while(error, 
     assert [link.turn() for _ in range(3)] == [True, False, False] and len(tries) == 2
 
 
-def test_a_peer_that_breaks_after_each_greeting_is_left_alone_longer_each_time(path, opened):
+def test_a_peer_that_breaks_after_each_greeting_is_left_alone_longer_each_time(path):
     """Each greeting costs the engine: the peer's memory is mapped, and made readable for the device."""
     tries, memory = [], SharedMemory(SLOT)
 
