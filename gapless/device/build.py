@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 
 from gapless.base.errors import UserError
-from gapless.base.host import cache_folder
+from gapless.base.host import cache_folder, processor_says
 from gapless.base.progress import tell
 
 log = logging.getLogger("gapless.device")
@@ -41,7 +41,6 @@ log = logging.getLogger("gapless.device")
 FLAGS = (
     "-std=c++20",
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-fPIC",
     "-fno-math-errno",
@@ -50,6 +49,8 @@ FLAGS = (
     # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",
 )
+CAPPED = ("-march=x86-64-v3", "-mtune=native")
+"""What is compiled for where ATEN_CPU_CAPABILITY=avx2 keeps torch from AVX-512 that the processor has"""
 COMPILE_SECONDS = 600
 CACHE = "native"
 """The folder of libraries in the user's cache"""
@@ -149,12 +150,20 @@ def compiler() -> str | None:
 def library_key(name: str, sources: Sequence[Path]) -> str:
     """Return a hash of everything that decides what the compiler makes of the sources."""
     key = hashlib.sha256()
-    parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, _processor()]
+    parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, *processor_flags(), _processor()]
     for part in parts:
         key.update(f"{len(part)}:{part}".encode())
     for source in sources:
         key.update(source.name.encode() + hashlib.sha256(source.read_bytes()).digest())
     return key.hexdigest()[:24]
+
+
+def processor_flags() -> tuple[str, ...]:
+    """Return the compiler's flags for this processor, or for the part of it that torch may use."""
+    has = processor_says("flags").split()
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or "avx512f" not in has:
+        return ("-march=native",)
+    return (*CAPPED, "-mavxvnni") if "avx_vnni" in has else CAPPED
 
 
 def _processor() -> str:
@@ -193,7 +202,7 @@ def _compile_flags(name: str) -> list[str]:
     folders = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     defines = [f"-DTORCH_EXTENSION_NAME={name}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
-    return [*FLAGS, *defines, *(f"-isystem{folder}" for folder in folders)]
+    return [*FLAGS, *processor_flags(), *defines, *(f"-isystem{folder}" for folder in folders)]
 
 
 def _link_flags() -> list[str]:
