@@ -112,7 +112,8 @@ inline f32x16 sums(f32x16 a, f32x16 b, f32x16 c, f32x16 d) {
   return (f32x16)_mm512_add_ps(
       _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
 #else
-  return f32x16{sum(a), sum(b), sum(c), sum(d)};
+  const float four[LANES] = {sum(a), sum(b), sum(c), sum(d)};
+  return load(four);
 #endif
 }
 
@@ -125,9 +126,9 @@ inline f32x16 join(const f32x16* four) {
   };
   return (f32x16)both(both(four[0], four[1]), both(four[2], four[3]));
 #else
-  f32x16 out;
+  float out[LANES];
   for (int i = 0; i < LANES; i++) out[i] = four[i / 4][i % 4];
-  return out;
+  return load(out);
 #endif
 }
 

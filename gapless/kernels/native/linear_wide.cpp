@@ -24,28 +24,6 @@ struct Strip {
   int64_t columns;
 };
 
-// What the processor takes at a time. GCC keeps no wider vectors in registers, though it computes with them.
-typedef float Floats __attribute__((vector_size(GAPLESS_BYTES)));
-constexpr int64_t PART = GAPLESS_BYTES / sizeof(float), PARTS = LANES / PART;
-
-inline Floats load_part(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof(x));
-  return x;
-}
-
-inline Floats load_part(const bf16* from) {
-#if GAPLESS_AVX512
-  return load(from);
-#else
-  typedef uint16_t Raw __attribute__((vector_size(GAPLESS_BYTES / 2)));
-  typedef uint32_t Wide __attribute__((vector_size(GAPLESS_BYTES)));
-  Raw raw;
-  std::memcpy(&raw, from, sizeof(raw));
-  return bits_of<Floats>(__builtin_convertvector(raw, Wide) << 16);
-#endif
-}
-
 // Vectors of columns whose sums are kept at a time: without AVX-512 there are registers for half as many, of half the
 // width. Sums without a register go to memory and back with each input.
 constexpr int together(int rows, int vectors) {
@@ -63,7 +41,7 @@ void multiply(const Strip<T, W>& strip) {
     for (int64_t i = 0; i < strip.k; i++, weight += VECTORS * LANES) {
       Floats w[WIDE];
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++) w[v] = load_part(weight + v * PART);
+      for (int v = 0; v < WIDE; v++) w[v] = load_floats(weight + v * WIDTH);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
         Floats x = Floats{} + to_float(strip.x[r * strip.x_stride + i]);

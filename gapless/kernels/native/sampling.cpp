@@ -119,8 +119,8 @@ std::vector<Contender> contenders(
     // are linear in less than its log2.
     f32x16 above[4], most = all(NONE);
     for (int v = 0; v < 4; v++) {
-      i32x16 bits = bits_of<i32x16>(__builtin_convertvector(words[v], f32x16));
-      above[v] = below[v] - __builtin_convertvector(bits, f32x16) * slope;
+      i32x16 bits = bits_of<i32x16>(to_floats(words[v]));
+      above[v] = below[v] - to_floats(bits) * slope;
       most = max(above[v], most);
     }
     float least = scale * (float(lead - DOUBT) - (127 + 32) * LN2);
