@@ -1,13 +1,15 @@
-// x @ weight.T + bias in bfloat16 with float32 sums, over a weight that was packed once.
+// x @ weight.T + bias with float32 sums, over a weight that was packed once.
 //
-// Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds for
-// each pair of inputs k, k + 1 the pairs of all its columns, as vdpbf16ps wants them: a tile is one stream of memory.
-// The order of an output's sums is the path's: one chain over ascending k, or that of AMX. A path has the same order
-// for any number of rows, and a weight has one path, so results do not depend on the batch.
+// Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds all its
+// columns input by input; of bfloat16 by pairs of inputs k, k + 1 next to each other, as vdpbf16ps and AMX want them:
+// a tile is one stream of memory. The order of an output's sums is the path's: one chain over ascending k (of pairs for
+// vdpbf16ps), or that of AMX. A path has the same order for any number of rows, and a weight has one path, so results do
+// not depend on the batch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "vec.h"
 
@@ -15,45 +17,47 @@ namespace gapless {
 
 constexpr int64_t TILE = 64;
 
-constexpr bool LINEAR_HERE = GAPLESS_BF16_DOT;
+// Whether this processor multiplies pairs of bfloat16 at once.
+constexpr bool DOTS_HERE = GAPLESS_BF16_DOT;
+
+// Inputs that lie next to each other.
+template <typename W>
+constexpr int64_t TOGETHER = std::is_same_v<W, bf16> ? 2 : 1;
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
-inline int64_t packed_elements(int64_t n, int64_t k) { return round_up(n, LANES) * round_up(k, 2); }
 
-// The place of weight[n][k] for even k; weight[n][k + 1] is next to it.
+template <typename W>
+int64_t packed_elements(int64_t n, int64_t k) {
+  return round_up(n, LANES) * round_up(k, TOGETHER<W>);
+}
+
+// Where a tile of columns begins, and how many columns it has; of whatever tile a column is in.
+template <typename W>
 struct PackedPlace {
   int64_t n, k;
-  int64_t tile(int64_t column) const { return column / TILE * TILE * round_up(k, 2); }
-  int64_t width(int64_t column) const {
-    int64_t start = column / TILE * TILE;
-    return std::min(TILE, round_up(n, LANES) - start);
-  }
+  int64_t tile(int64_t column) const { return column / TILE * TILE * round_up(k, TOGETHER<W>); }
+  int64_t width(int64_t column) const { return std::min(TILE, round_up(n, LANES) - column / TILE * TILE); }
 };
 
-void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed);
+template <typename W>
+void pack(const W* weight, int64_t n, int64_t k, W* packed);
 
 // out[i] = weight[ids[i]], the weight's row back in order.
-void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out);
+template <typename W>
+void unpack_rows(const W* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, W* out);
 
-// x [m, k] with rows `x_stride` apart, k even (the caller pads); out [m, n]. Where LINEAR_HERE.
-void linear_vectors(
+// x [m, k] with rows `x_stride` apart; out [m, n]. On any vector unit.
+template <typename T, typename W>
+void linear_floats(
+    const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
+
+// The same with k even (the caller pads), where DOTS_HERE.
+void linear_dots(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
 // The same where AMX serves (amx.h).
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
-
-// The same promise on any processor and in float32, also by a weight W in bfloat16: packed as tiles of 64 columns,
-// [k][columns] each, the last tile narrower (a multiple of 16).
-inline int64_t wide_elements(int64_t n, int64_t k) { return round_up(n, LANES) * k; }
-
-template <typename T>
-void pack_wide(const T* weight, int64_t n, int64_t k, T* packed);
-
-// x [m, k] with rows `x_stride` apart; out [m, n]. Each output is one chain of float32 sums over ascending k.
-template <typename T, typename W>
-void linear_wide(
-    const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
 
 // The product of a head that drafts, where BYTES_HERE. Weights are bytes, 128 + 127 w / the largest of their column, in
 // tiles of 64 columns (the last one is filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In

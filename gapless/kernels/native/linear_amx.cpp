@@ -156,7 +156,7 @@ void look_ahead(Part& part, const Product& all, int64_t low, int64_t rows, int64
 
 // All rows by the 64 columns from `first` on.
 void multiply_columns(const Product& all, int64_t first, bool last) {
-  const PackedPlace place{all.n, all.k};
+  const PackedPlace<bf16> place{all.n, all.k};
   const int64_t width = place.width(first), whole = all.k / INPUTS * INPUTS, left = all.k - whole;
   const bf16* weight = all.packed + place.tile(first);
   alignas(64) float sums[MOST_ROWS * TILE];

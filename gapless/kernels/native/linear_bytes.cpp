@@ -129,12 +129,12 @@ template <typename T>
 using Multiply = void (*)(const Part<T>&);
 
 // Tiles that one row takes together.
-constexpr int64_t TOGETHER = 3;
+constexpr int64_t ABREAST = 3;
 
 template <typename T>
 Multiply<T> find(int64_t rows, int64_t tiles) {
   static constexpr Multiply<T> all[MOST_ROWS] = {multiply<T, 1, 1>, multiply<T, 2, 1>, multiply<T, 3, 1>};
-  return tiles == TOGETHER ? multiply<T, 1, TOGETHER> : all[rows - 1];
+  return tiles == ABREAST ? multiply<T, 1, ABREAST> : all[rows - 1];
 }
 
 }  // namespace
@@ -159,7 +159,7 @@ void linear_bytes(
   const Rounded rows(x, x_stride, m, k);
   const bool worth = n * k * (m + 7) / 8 > WORTH, alone = !worth || threads_here() == 1;
   const int64_t tiles = (n + TILE - 1) / TILE, passes = (m + MOST_ROWS - 1) / MOST_ROWS;
-  const int64_t some = m == 1 && alone ? TOGETHER : 1, groups = tiles / some, units = groups + tiles % some;
+  const int64_t some = m == 1 && alone ? ABREAST : 1, groups = tiles / some, units = groups + tiles % some;
   share(units, worth, [&](int64_t unit, bool) {
     const int64_t tile = unit < groups ? unit * some : unit + groups * (some - 1), first = tile * TILE;
     for (int64_t pass = 0, start = 0; pass < passes; pass++) {

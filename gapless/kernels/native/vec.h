@@ -140,7 +140,9 @@ inline Sixteen<Lane> operator-(const Sixteen<Lane>& a) {
 
 #endif
 
-inline f32x16 all(float x) { return f32x16{} + x; }
+// Taking zero away changes no number, and costs nothing; adding it would turn -0 into 0.
+inline Floats spread(float x) { return x - Floats{}; }
+inline f32x16 all(float x) { return x - f32x16{}; }
 inline u32x16 all(uint32_t x) { return u32x16{} + x; }
 
 // Comparisons and choices, of Floats too. `-1` is true.
@@ -401,13 +403,13 @@ inline i32x16 upto(int64_t last, int64_t first) {
 
 // e^x to about one unit in the last place; 0 below -87, and x is taken as 88 above it. NaN gives NaN.
 inline Floats exp(Floats x) {
-  Floats low = Floats{} - 87.3f, high = Floats{} + 88.3f;
+  const Floats low = spread(-87.3f), high = spread(88.3f);
   Floats y = pick(more(low, x), low, x);
   y = pick(more(y, high), high, y);
   // Adding and taking away 1.5 * 2^23 rounds to a whole number.
   Floats n = y * 1.44269504088896341f + 12582912.0f - 12582912.0f;
   Floats r = y - n * 0.693359375f - n * -2.12194440e-4f;
-  Floats p = Floats{} + 1.9875691500e-4f;
+  Floats p = spread(1.9875691500e-4f);
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;

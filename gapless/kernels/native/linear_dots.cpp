@@ -1,39 +1,12 @@
+// The product of linear.h by vdpbf16ps.
 #include "linear.h"
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
 #include "parallel.h"
 
 namespace gapless {
-
-void pack(const bf16* weight, int64_t n, int64_t k, bf16* packed) {
-  PackedPlace place{n, k};
-  share((n + TILE - 1) / TILE, n * k > (1 << 16), [&](int64_t tile, bool) {
-    int64_t first = tile * TILE, width = place.width(first);
-    uint32_t* to = reinterpret_cast<uint32_t*>(packed + place.tile(first));
-    for (int64_t column = 0; column < width; column++) {
-      const bf16* row = weight + (first + column) * k;
-      bool real = first + column < n;
-      for (int64_t i = 0; i < k; i += 2) {
-        uint32_t low = real ? row[i].bits : 0, high = real && i + 1 < k ? row[i + 1].bits : 0;
-        to[i / 2 * width + column] = low | high << 16;
-      }
-    }
-  });
-}
-
-void unpack_rows(const bf16* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, bf16* out) {
-  PackedPlace place{n, k};
-  share(count, count > 1 && count * k > (1 << 14), [&](int64_t i, bool) {
-    int64_t width = place.width(ids[i]);
-    const bf16* from = packed + place.tile(ids[i]) + 2 * (ids[i] % TILE);
-    bf16* to = out + i * k;
-    for (int64_t j = 0; j + 1 < k; j += 2) std::memcpy(to + j, from + j * width, 2 * sizeof(bf16));
-    if (k % 2) to[k - 1] = from[(k - 1) * width];
-  });
-}
 
 #if GAPLESS_BF16_DOT
 
@@ -52,7 +25,7 @@ constexpr int64_t AHEAD = 4096, AHEAD_OF_ONE = 16384, IN_MEMORY = 1 << 20;
 const bool ONE_TOO = __builtin_cpu_is("intel");
 
 // Tiles that one row takes together: a sum goes on only 12 cycles after its last product (6 on AMD).
-constexpr int64_t TOGETHER = 3;
+constexpr int64_t ABREAST = 3;
 
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 18;
@@ -119,10 +92,10 @@ void multiply(const Part& part) {
   }
 }
 
-// One row by TOGETHER whole tiles.
+// One row by ABREAST whole tiles.
 void multiply_row(const Part& part) {
   constexpr int VECTORS = TILE / LANES;
-  __m512 sums[TOGETHER * VECTORS];
+  __m512 sums[ABREAST * VECTORS];
 #pragma GCC unroll 16
   for (auto& sum : sums) sum = _mm512_setzero_ps();
   const char* weight = reinterpret_cast<const char*>(part.weight);
@@ -132,13 +105,13 @@ void multiply_row(const Part& part) {
     std::memcpy(&pair, part.x + 2 * i, sizeof(pair));
     __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
 #pragma GCC unroll 16
-    for (int v = 0; v < TOGETHER * VECTORS; v++) {
+    for (int v = 0; v < ABREAST * VECTORS; v++) {
       __m512i w = _mm512_loadu_si512(weight + v / VECTORS * tile + 64 * (v % VECTORS));
       sums[v] = _mm512_dpbf16_ps(sums[v], both, (__m512bh)w);
     }
   }
 #pragma GCC unroll 16
-  for (int v = 0; v < TOGETHER * VECTORS; v++) {
+  for (int v = 0; v < ABREAST * VECTORS; v++) {
     f32x16 bias = part.bias ? load(part.bias + v * LANES) : f32x16{};
     store(part.out + v * LANES, (f32x16)sums[v] + bias);
   }
@@ -193,15 +166,15 @@ void tile_rows(const Part& whole, int64_t rows, int64_t width, int64_t k, bool m
 
 }  // namespace
 
-void linear_vectors(
+void linear_dots(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
-  PackedPlace place{n, k};
+  PackedPlace<bf16> place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
   bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
   bool alone = !worth || threads_here() == 1;
-  int64_t together = m == 1 && alone && !in_memory ? n / TILE / TOGETHER : 0, others = tiles - together * TOGETHER;
+  int64_t together = m == 1 && alone && !in_memory ? n / TILE / ABREAST : 0, others = tiles - together * ABREAST;
   share(together + others, worth, [&](int64_t index, bool last) {
-    int64_t first = (index < together ? index * TOGETHER : index + together * (TOGETHER - 1)) * TILE;
+    int64_t first = (index < together ? index * ABREAST : index + together * (ABREAST - 1)) * TILE;
     if (index < together) {
       Part part{};
       part.x = x;
@@ -229,7 +202,7 @@ void linear_vectors(
 
 #else
 
-void linear_vectors(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
+void linear_dots(const bf16*, int64_t, int64_t, const bf16*, int64_t, int64_t, const bf16*, bf16*) {
   __builtin_unreachable();
 }
 
