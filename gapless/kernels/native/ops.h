@@ -1,0 +1,59 @@
+// What the files of operators share: tensors of torch as the kernels' pointers, checked.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "glue.h"
+#include "vec.h"
+
+namespace gapless {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+
+inline const bf16* bf16s(const Tensor& x) { return reinterpret_cast<const bf16*>(x.const_data_ptr<at::BFloat16>()); }
+inline bf16* bf16s_to(const Tensor& x) { return reinterpret_cast<bf16*>(x.mutable_data_ptr<at::BFloat16>()); }
+
+// Calls body(null pointer of the kernels' own type) for the dtype of x.
+template <typename Body>
+inline void by_dtype(const Tensor& x, const Body& body) {
+  if (x.scalar_type() == at::kBFloat16) return body(static_cast<bf16*>(nullptr));
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "gapless: float32 or bfloat16, not ", x.scalar_type());
+  body(static_cast<float*>(nullptr));
+}
+
+// Raises where x has another dtype.
+template <typename T>
+T* data(const Tensor& x) {
+  if constexpr (std::is_same_v<T, bf16>)
+    return bf16s_to(x);
+  else
+    return x.mutable_data_ptr<T>();
+}
+
+// Rows that lie whole, maybe apart.
+inline int64_t row_stride(const Tensor& x) {
+  TORCH_CHECK(x.dim() == 2 && x.stride(1) == 1, "gapless: rows must lie whole");
+  return x.stride(0);
+}
+
+inline void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contiguous tensor is wanted"); }
+
+inline const int64_t* longs(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int64_t>();
+}
+
+inline const int32_t* ints(const Tensor& x) {
+  whole(x);
+  return x.const_data_ptr<int32_t>();
+}
+
+inline Table table(const Tensor& x) {
+  whole(x);
+  return {x.mutable_data_ptr<int32_t>(), x.size(1)};
+}
+
+}  // namespace gapless

@@ -1,0 +1,176 @@
+// The operators of what a layer does beside its products: norms, rotation, activation, adapters, attention.
+#include <algorithm>
+#include <cstring>
+
+#include "adapt.h"
+#include "amx.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "ops.h"
+#include "parallel.h"
+
+namespace gapless {
+namespace {
+
+constexpr int64_t COPIED_AT_ONCE = 1 << 16;  // bytes
+
+// The rows of a, then those of b. torch.cat has them copied by torch's threads, which then spin for a while on the cores
+// that ours need: 0.07 ms of copying can cost the next product 2 ms.
+Tensor join(const Tensor& a, const Tensor& b) {
+  whole(a), whole(b);
+  TORCH_CHECK(
+      a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1) && a.dtype() == b.dtype(), "gapless: join of other shapes");
+  Tensor out = at::empty({a.size(0) + b.size(0), a.size(1)}, a.options());
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  for (const Tensor& part : {a, b}) {
+    const char* from = static_cast<const char*>(part.const_data_ptr());
+    const int64_t bytes = part.nbytes(), pieces = (bytes + COPIED_AT_ONCE - 1) / COPIED_AT_ONCE;
+    share(pieces, pieces > 4, [&](int64_t i, bool) {
+      const int64_t at = i * COPIED_AT_ONCE;
+      std::memcpy(to + at, from + at, std::min(COPIED_AT_ONCE, bytes - at));
+    });
+    to += bytes;
+  }
+  return out;
+}
+
+Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  int64_t stride = row_stride(x);
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rms_norm<T>(data<T>(x), stride, data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
+  whole(x), whole(delta);
+  Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    add_rms_norm<T>(
+        data<T>(x), data<T>(delta), data<T>(weight), x.size(0), x.size(1), float(eps), data<T>(out));
+  });
+  return out;
+}
+
+void rope_and_write_op(
+    const Tensor& qkv, const Maybe& norm, double eps, const Tensor& positions, const Tensor& table, const Tensor& slots,
+    const Tensor& cache, int64_t layer) {
+  whole(qkv), whole(cache), whole(table);
+  RopeShape shape;
+  shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
+  shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.table_rows = table.size(0);
+  shape.layers = cache.size(1), shape.page_size = cache.size(3), shape.layer = layer;
+  by_dtype(qkv, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    rope_and_write<T>(
+        data<T>(qkv), norm ? data<T>(*norm) : nullptr, float(eps), longs(positions), table.const_data_ptr<float>(),
+        longs(slots), data<T>(cache), shape);
+  });
+}
+
+Tensor silu_mul_op(const Tensor& gate_up) {
+  whole(gate_up);
+  Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
+  by_dtype(gate_up, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    silu_mul<T>(data<T>(gate_up), out.size(0), out.size(1), data<T>(out));
+  });
+  return out;
+}
+
+void adapt_op(
+    const Tensor& x, const Tensor& y, const Tensor& slots, const Tensor& down, const Tensor& up, at::IntArrayRef ends) {
+  whole(y), whole(down), whole(up);
+  AdapterShape shape{x.size(1), y.size(1), up.size(1), ends.data(), int64_t(ends.size())};
+  TORCH_CHECK(
+      down.size(1) == shape.projections * shape.rank && down.size(1) <= MOST_RANKS && down.size(2) == shape.inputs &&
+          up.size(2) == shape.outputs && x.dtype() == down.dtype() && y.dtype() == up.dtype() && x.dtype() == y.dtype(),
+      "gapless: adapt of other shapes");
+  by_dtype(x, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    adapt<T>(data<T>(x), row_stride(x), data<T>(y), longs(slots), x.size(0), data<T>(down), data<T>(up), shape);
+  });
+}
+
+template <typename T>
+Paged<T> paged(const Tensor& cache, const Tensor& table, int64_t layer) {
+  whole(cache);
+  return {data<T>(cache), cache.size(1), cache.size(3), cache.size(4), cache.size(5), layer,
+          table.const_data_ptr<int32_t>(), row_stride(table)};
+}
+
+template <typename T>
+Queries<T> queries(const Tensor& q) {
+  TORCH_CHECK(q.stride(2) == 1 && q.stride(1) == q.size(2), "gapless: queries lie otherwise");
+  return {data<T>(q), q.stride(0), q.size(1)};
+}
+
+Tensor decode_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
+    const Tensor& kv_lens, double scale) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    decode_attention<T>(
+        queries<T>(q), q.size(0), paged<T>(cache, table, layer), longs(rows), longs(kv_lens), float(scale),
+        data<T>(out));
+  });
+  return out;
+}
+
+// INVARIANT: with the bits of decode attention, where AMX would give others.
+template <bool INVARIANT>
+Tensor prefill_attention_op(
+    const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
+    const Tensor& kv_lens, double scale, int64_t) {
+  Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
+  by_dtype(q, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    auto* attend = prefill_attention<T>;
+    if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
+      if (amx_attends(q.size(2))) attend = prefill_attention_amx;
+    attend(
+        queries<T>(q), rows.size(0), paged<T>(cache, table, layer), longs(rows), longs(starts), longs(kv_lens),
+        float(scale), data<T>(out));
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
+  m.def("join(Tensor a, Tensor b) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "rope_and_write(Tensor(a!) qkv, Tensor? qk_norm, float eps, Tensor positions, Tensor table, Tensor slots, "
+      "Tensor(b!) cache, int layer) -> ()");
+  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def("adapt(Tensor x, Tensor(a!) y, Tensor slots, Tensor down, Tensor up, int[] ends) -> ()");
+  m.def(
+      "decode_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor kv_lens, "
+      "float scale) -> Tensor");
+  m.def(
+      "prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+      "Tensor kv_lens, float scale, int max_query) -> Tensor");
+  m.def(
+      "invariant_prefill_attention(Tensor q, Tensor cache, int layer, Tensor page_table, Tensor rows, Tensor starts, "
+      "Tensor kv_lens, float scale, int max_query) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
+  m.impl("join", join);
+  m.impl("rms_norm", rms_norm_op);
+  m.impl("add_rms_norm", add_rms_norm_op);
+  m.impl("rope_and_write", rope_and_write_op);
+  m.impl("silu_mul", silu_mul_op);
+  m.impl("adapt", adapt_op);
+  m.impl("decode_attention", decode_attention_op);
+  m.impl("prefill_attention", prefill_attention_op<false>);
+  m.impl("invariant_prefill_attention", prefill_attention_op<true>);
+}
+
+}  // namespace gapless
