@@ -44,6 +44,7 @@ FLAGS = (
     "-fopenmp",
     "-fPIC",
     "-fno-math-errno",
+    "-ffp-contract=fast",
     "-fvisibility=hidden",
     # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
     # on how many rows are beside it. Clang ignores this.
@@ -160,10 +161,14 @@ def library_key(name: str, sources: Sequence[Path]) -> str:
 
 def processor_flags() -> tuple[str, ...]:
     """Return the compiler's flags for this processor, or for the part of it that torch may use."""
-    has = processor_says("flags").split()
-    if torch.backends.cpu.get_cpu_capability() != "AVX2" or "avx512f" not in has:
+    if not is_capped():
         return ("-march=native",)
-    return (*CAPPED, "-mavxvnni") if "avx_vnni" in has else CAPPED
+    return (*CAPPED, "-mavxvnni") if "avx_vnni" in processor_says("flags").split() else CAPPED
+
+
+def is_capped() -> bool:
+    """Return whether torch does without AVX-512 that the processor has: ATEN_CPU_CAPABILITY=avx2."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2" and "avx512f" in processor_says("flags").split()
 
 
 def _processor() -> str:

@@ -69,5 +69,7 @@ template void adapt(
     const float*, int64_t, float*, const int64_t*, int64_t, const float*, const float*, const AdapterShape&);
 template void adapt(
     const bf16*, int64_t, bf16*, const int64_t*, int64_t, const bf16*, const bf16*, const AdapterShape&);
+template void adapt(
+    const f16*, int64_t, f16*, const int64_t*, int64_t, const f16*, const f16*, const AdapterShape&);
 
 }  // namespace gapless

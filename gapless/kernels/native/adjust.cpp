@@ -95,7 +95,9 @@ void apply_lists(const T* raw, int64_t vocab, const Asking& row) {
 
 template void penalize(const float*, int64_t, int64_t, const Asking&);
 template void penalize(const bf16*, int64_t, int64_t, const Asking&);
+template void penalize(const f16*, int64_t, int64_t, const Asking&);
 template void apply_lists(const float*, int64_t, const Asking&);
 template void apply_lists(const bf16*, int64_t, const Asking&);
+template void apply_lists(const f16*, int64_t, const Asking&);
 
 }  // namespace gapless

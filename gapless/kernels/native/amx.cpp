@@ -33,9 +33,9 @@ bool same_bits(const std::vector<bf16>& a, const std::vector<bf16>& b) {
 
 bool multiplies(int64_t m, int64_t n, int64_t k) {
   const auto x = numbers(m * k, 2), weight = numbers(n * k, 2), bias = numbers(n, 2);
-  std::vector<bf16> packed(packed_elements(n, k)), want(m * n), got(m * n);
+  std::vector<bf16> packed(packed_elements<bf16>(n, k)), want(m * n), got(m * n);
   pack(weight.data(), n, k, packed.data());
-  linear_vectors(x.data(), k, m, packed.data(), n, k, bias.data(), want.data());
+  linear_floats(x.data(), k, m, packed.data(), n, k, bias.data(), want.data());
   linear_amx(x.data(), k, m, packed.data(), n, k, bias.data(), got.data());
   return same_bits(want, got);
 }

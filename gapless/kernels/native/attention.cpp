@@ -493,9 +493,13 @@ template void decode_attention(
     const Queries<float>&, int64_t, const Paged<float>&, const int64_t*, const int64_t*, float, float*);
 template void decode_attention(
     const Queries<bf16>&, int64_t, const Paged<bf16>&, const int64_t*, const int64_t*, float, bf16*);
+template void decode_attention(
+    const Queries<f16>&, int64_t, const Paged<f16>&, const int64_t*, const int64_t*, float, f16*);
 template void prefill_attention(
     const Queries<float>&, int64_t, const Paged<float>&, const int64_t*, const int64_t*, const int64_t*, float, float*);
 template void prefill_attention(
     const Queries<bf16>&, int64_t, const Paged<bf16>&, const int64_t*, const int64_t*, const int64_t*, float, bf16*);
+template void prefill_attention(
+    const Queries<f16>&, int64_t, const Paged<f16>&, const int64_t*, const int64_t*, const int64_t*, float, f16*);
 
 }  // namespace gapless

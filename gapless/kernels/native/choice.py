@@ -1,6 +1,6 @@
-"""Chooses between AMX and the vectors for a weight, by one measurement that is kept beside the native build.
+"""Chooses how a weight is multiplied, by one measurement that is kept beside the native build.
 
-One answer for every number of rows: the two add in different orders, and a row's bits must not depend on how many
+One answer for every number of rows: two ways add in different orders, and a row's bits must not depend on how many
 rows are beside it. So the answer weighs several numbers of rows, alike.
 """
 
@@ -10,7 +10,9 @@ import json
 import logging
 import math
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from enum import IntEnum
 from pathlib import Path
 from time import perf_counter
 
@@ -21,6 +23,15 @@ from gapless.device import build
 
 log = logging.getLogger("gapless.kernels")
 
+class Way(IntEnum):
+    """A way to multiply by a packed weight, by the number that the operators know it by."""
+
+    FLOATS = 0
+    """Weights are widened to float32 in registers; any vector unit, every dtype"""
+    AVX512_BF16 = 1
+    AMX = 2
+
+
 ROWS = (1, 8, 32, 128)
 TURNS = 3
 SAMPLE = 1 << 22
@@ -28,9 +39,9 @@ SAMPLE = 1 << 22
 COLUMNS = 64
 """A packed weight may be cut at multiples of these."""
 MEASURING_SECONDS = 0.3
-"""Seconds that a process measures at most, but for the last shape. Shapes after that get AMX."""
+"""Seconds that a process measures at most, but for the last shape. Shapes after that get the first way."""
 CLEAR = 1.1
-"""Vectors serve where AMX takes this many times their time: a difference that a busy moment does not make."""
+"""The second way serves where the first takes this many times its time: a difference that a busy moment does not make."""
 
 LOCK = "choices.lock"
 """The file in the cache folder that the process which measures holds."""
@@ -42,16 +53,20 @@ _answers: dict[tuple[Path, str], list[float]] = {}
 """Answers that this process has read or measured. It keeps them even if the file changes."""
 
 
-def serves_amx(packed: Tensor, outputs: int, inputs: int, kept: Path) -> bool:
-    """Return whether AMX rather than the vectors multiplies by this packed weight [outputs, inputs]."""
+def fastest(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> Way:
+    """Return which of two ways multiplies by this packed weight [outputs, inputs]; of one, that."""
+    if len(ways) == 1:
+        return ways[0]
     name = f"{outputs} x {inputs}, {torch.get_num_threads()} threads"
     if (kept, name) not in _answers:
         found = read(kept).get(name)
-        _answers[kept, name] = _settled(name, packed, outputs, inputs, kept) if found is None else found
-    return faster(_answers[kept, name])
+        _answers[kept, name] = _settled(name, ways, packed, outputs, inputs, kept) if found is None else found
+    return ways[0 if serves_first(_answers[kept, name]) else 1]
 
 
-def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
+def _settled(
+    name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path
+) -> list[float]:
     """Return the answer of the first process to ask. Processes measure in turn, or one would slow the other.
 
     Raises UserError when another process keeps the lock for LOCK_SECONDS.
@@ -61,13 +76,13 @@ def _settled(name: str, packed: Tensor, outputs: int, inputs: int, kept: Path) -
             turn.enter_context(build.only_one(kept.parent / LOCK, LOCK_SECONDS))
         shapes = read(kept)
         if name not in shapes:
-            shapes[name] = measured_ratios(packed, outputs, inputs)
+            shapes[name] = measured_ratios(ways, packed, outputs, inputs)
             _write(kept, shapes)
         return shapes[name]
 
 
-def faster(ratios: list[float]) -> bool:
-    """Return whether AMX is faster, by its times over those of the vectors; True if nothing was measured."""
+def serves_first(ratios: list[float]) -> bool:
+    """Return whether the first way serves, by its times over those of the second; True if nothing was measured."""
     return typical(ratios) < CLEAR
 
 
@@ -77,8 +92,8 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """Returns, by shape and threads, AMX's time over that of the vectors for each of ROWS; an empty list where time was
-    short."""
+    """Return, by shape and threads, the first way's time over that of the second for each of ROWS; an empty list where
+    time was short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())
     except OSError:  # none yet, or not ours to read
@@ -96,7 +111,7 @@ def _write(kept: Path, shapes: dict[str, list[float]]) -> None:
         Path(file.name).replace(kept)
 
 
-def measured_ratios(packed: Tensor, outputs: int, inputs: int) -> list[float]:
+def measured_ratios(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int) -> list[float]:
     global spent
     if spent > MEASURING_SECONDS:
         return []
@@ -104,18 +119,18 @@ def measured_ratios(packed: Tensor, outputs: int, inputs: int) -> list[float]:
     columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
     if columns < outputs:
         packed, outputs = packed[: columns * (inputs + inputs % 2)], columns
-    ratios = [round(_ratio(packed, outputs, inputs, rows), 3) for rows in ROWS]
+    ratios = [round(_ratio(ways, packed, outputs, inputs, rows), 3) for rows in ROWS]
     spent += perf_counter() - start
     return ratios
 
 
-def _ratio(packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
-    """Return AMX's time over that of the vectors, the least of a few each, in turns."""
-    x = torch.ones(rows, inputs, dtype=torch.bfloat16)
-    times: dict[bool, list[float]] = {True: [], False: []}
+def _ratio(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
+    """Return the first way's time over that of the second, the least of a few each, in turns."""
+    x = torch.ones(rows, inputs, dtype=packed.dtype)
+    times: dict[Way, list[float]] = {way: [] for way in ways}
     for _ in range(TURNS):
-        for amx, seconds in times.items():
+        for way, seconds in times.items():
             start = perf_counter()
-            torch.ops.gapless.linear_packed.default(x, packed, outputs, None, amx)
+            torch.ops.gapless.linear.default(x, packed, outputs, None, way)
             seconds.append(perf_counter() - start)
-    return min(times[True]) / min(times[False])
+    return min(times[ways[0]]) / min(times[ways[1]])

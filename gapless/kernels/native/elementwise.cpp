@@ -119,6 +119,7 @@ void silu_mul(const T* gate_up, int64_t rows, int64_t size, T* out) {
   template void silu_mul(const T*, int64_t, int64_t, T*);
 GAPLESS_FOR(float)
 GAPLESS_FOR(bf16)
+GAPLESS_FOR(f16)
 #undef GAPLESS_FOR
 
 }  // namespace gapless

@@ -14,12 +14,56 @@ namespace gapless {
 
 namespace {
 
+constexpr int32_t MIDDLE = 128;
+
 constexpr int MOST_ROWS = 3;
-constexpr int VECTORS = TILE / LANES;
-constexpr int32_t STEPS = 127, MIDDLE = 128;
+constexpr int32_t STEPS = 127;
 constexpr float LEAST = 1e-30f;  // what is smaller everywhere rounds to zero
 // Weights, times rows / 8, from which a second thread helps.
 constexpr int64_t WORTH = 1 << 19;
+// Tiles that one row takes together: a sum goes on some cycles after its last product.
+constexpr int64_t ABREAST = GAPLESS_AVX512 ? 3 : 1;
+
+// Registers of columns whose sums are kept at a time.
+constexpr int together(int rows) { return GAPLESS_AVX512 || rows == 1 ? TILE / WIDTH : rows == 2 ? 4 : 2; }
+
+// Products of four bytes each, added to sums. `OFFSET` is what a weight's byte has too much in them.
+#if defined(__AVX512VNNI__) && GAPLESS_AVX512
+constexpr int32_t OFFSET = MIDDLE;
+typedef Ints Bytes;
+inline Bytes prepared(Ints w) { return w; }
+inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
+}
+#elif defined(__AVXVNNI__)
+constexpr int32_t OFFSET = MIDDLE;
+typedef Ints Bytes;
+inline Bytes prepared(Ints w) { return w; }
+inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+}
+#elif GAPLESS_BYTES == 32
+// Sums of two products have 16 bits: those of 127 x 127 fit, those of 255 x 127 would not.
+constexpr int32_t OFFSET = 0;
+struct Bytes {
+  __m256i magnitude, sign;
+};
+inline Bytes prepared(Ints w) {
+  const __m256i sign = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(char(MIDDLE)));
+  return {_mm256_abs_epi8(sign), sign};
+}
+inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
+  const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8((__m256i)x, w.sign));
+  return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+constexpr int32_t OFFSET = 0;
+typedef int8x16_t Bytes;
+inline Bytes prepared(Ints w) { return vreinterpretq_s8_u32(bits_of<uint32x4_t>(w) ^ 0x80808080u); }
+inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
+  return (Ints)vdotq_s32((int32x4_t)sums, w, bits_of<int8x16_t>(x));
+}
+#endif
 
 float largest_of(const float* x, int64_t count) {
   f32x16 top{};
@@ -53,17 +97,17 @@ struct Rounded {
  private:
   void round(const float* from, int64_t group) {
     const float top = largest_of(from, INPUT_GROUP), per_unit = top > LEAST ? STEPS / top : 0;
-    __m512i sum = _mm512_setzero_si512();
-    i32x16 odd{};
-    for (int64_t i = 0; i < INPUT_GROUP; i += LANES) {
-      f32x16 some = load(from + i);
-      odd |= ~same(some, some);
-      __m128i narrow = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)(some * per_unit)));
-      sum = _mm512_add_epi32(sum, _mm512_cvtepi8_epi32(narrow));
-      std::memcpy(steps.data() + group * INPUT_GROUP + i, &narrow, sizeof(narrow));
+    int32_t sum = 0;
+    bool odd = false;
+    for (int64_t i = 0; i < INPUT_GROUP; i++) {
+      odd |= from[i] != from[i];
+      const int32_t whole = int32_t(__builtin_rintf(from[i] * per_unit));
+      const int8_t narrow = int8_t(std::clamp(whole, -STEPS, STEPS));
+      steps[group * INPUT_GROUP + i] = narrow;
+      sum += narrow;
     }
-    scales[group] = any(odd) ? std::numeric_limits<float>::quiet_NaN() : top / STEPS;
-    sums[group] = _mm512_reduce_add_epi32(sum);
+    scales[group] = odd ? std::numeric_limits<float>::quiet_NaN() : top / STEPS;
+    sums[group] = sum;
   }
 };
 
@@ -79,62 +123,66 @@ struct Part {
   int64_t columns;
 };
 
-// ROWS rows by TILES tiles. A sum goes on some cycles after its last product, so one row takes several tiles.
-template <typename T, int ROWS, int TILES>
-void multiply(const Part<T>& part) {
-  constexpr int WIDE = TILES * VECTORS;
+// ROWS rows by WIDE registers of columns from `first` on, which may reach into the next tiles.
+template <typename T, int ROWS, int WIDE>
+void multiply(const Part<T>& part, int64_t first) {
   const int64_t width = part.x.width, groups = part.x.groups, tile = width * TILE;
   const int8_t* x = part.x.steps.data() + part.row * width;
-  const uint8_t* weight = part.weight;
-  f32x16 found[ROWS][WIDE] = {};
+  const uint8_t* weight = part.weight + 4 * first;
+  Floats found[ROWS][WIDE] = {};
   for (int64_t g = 0; g < groups; g++) {
-    __m512i sums[ROWS][WIDE];
+    Ints sums[ROWS][WIDE];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
-      for (int v = 0; v < WIDE; v++) sums[r][v] = _mm512_set1_epi32(-MIDDLE * part.x.sums[(part.row + r) * groups + g]);
+      for (int v = 0; v < WIDE; v++) sums[r][v] = Ints{} - OFFSET * part.x.sums[(part.row + r) * groups + g];
     for (int64_t i = g * INPUT_GROUP; i < (g + 1) * INPUT_GROUP; i += 4, weight += 4 * TILE) {
-      __m512i four[ROWS];
+      Ints four[ROWS];
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
         int32_t bytes;
         std::memcpy(&bytes, x + r * width + i, sizeof(bytes));
-        four[r] = _mm512_set1_epi32(bytes);
+        four[r] = Ints{} + bytes;
       }
 #pragma GCC unroll 16
       for (int v = 0; v < WIDE; v++) {
-        __m512i w = _mm512_loadu_si512(weight + v / VECTORS * tile + 64 * (v % VECTORS));
+        Ints w;
+        std::memcpy(&w, weight + v * WIDTH / TILE * tile + 4 * (v * WIDTH % TILE), sizeof(w));
+        const Bytes factor = prepared(w);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], w, four[r]);
+        for (int r = 0; r < ROWS; r++) sums[r][v] = add_products(sums[r][v], factor, four[r]);
       }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 16
       for (int v = 0; v < WIDE; v++)
-        found[r][v] += (f32x16)_mm512_cvtepi32_ps(sums[r][v]) * part.x.scales[(part.row + r) * groups + g];
+        found[r][v] += __builtin_convertvector(sums[r][v], Floats) * part.x.scales[(part.row + r) * groups + g];
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 16
-    for (int v = 0; v < WIDE; v++) {
-      int count = int(std::clamp<int64_t>(part.columns - v * LANES, 0, LANES));
-      f32x16 result = found[r][v] * load(part.scales + v * LANES);
-      if (part.bias && count) result += load_some(part.bias + v * LANES, count);
-      store_some(part.out + r * part.out_stride + v * LANES, result, count);
-    }
+  float results[ROWS][WIDE * WIDTH];
+  std::memcpy(results, found, sizeof(found));
+  for (int64_t c = 0; c < WIDE * WIDTH && first + c < part.columns; c += std::min(LANES, WIDE * WIDTH)) {
+    const int count = int(std::min<int64_t>({part.columns - first - c, LANES, WIDE * WIDTH}));
+    const f32x16 scales = load_some(part.scales + first + c, count);
+    const f32x16 bias = part.bias ? load_some(part.bias + first + c, count) : f32x16{};
+    for (int r = 0; r < ROWS; r++)
+      store_some(
+          part.out + r * part.out_stride + first + c, load_some(results[r] + c, count) * scales + bias, count);
+  }
+}
+
+// All columns of a tile, or of ABREAST tiles.
+template <typename T, int ROWS, int WIDE>
+void multiply_all(const Part<T>& part) {
+  constexpr int64_t COLUMNS = std::max<int64_t>(TILE, WIDE * WIDTH);
+  for (int64_t first = 0; first < COLUMNS; first += WIDE * WIDTH) multiply<T, ROWS, WIDE>(part, first);
 }
 
 template <typename T>
-using Multiply = void (*)(const Part<T>&);
-
-// Tiles that one row takes together.
-constexpr int64_t ABREAST = 3;
-
-template <typename T>
-Multiply<T> find(int64_t rows, int64_t tiles) {
-  static constexpr Multiply<T> all[MOST_ROWS] = {multiply<T, 1, 1>, multiply<T, 2, 1>, multiply<T, 3, 1>};
-  return tiles == ABREAST ? multiply<T, 1, ABREAST> : all[rows - 1];
+auto find(int64_t rows, int64_t tiles) {
+  static constexpr void (*all[MOST_ROWS])(const Part<T>&) = {
+      multiply_all<T, 1, together(1)>, multiply_all<T, 2, together(2)>, multiply_all<T, 3, together(3)>};
+  return tiles == ABREAST && rows == 1 ? multiply_all<T, 1, int(ABREAST) * together(1)> : all[rows - 1];
 }
 
 }  // namespace
@@ -187,5 +235,7 @@ template void linear_bytes(
     const float*, int64_t, int64_t, const uint8_t*, const float*, int64_t, int64_t, const float*, float*);
 template void linear_bytes(
     const bf16*, int64_t, int64_t, const uint8_t*, const float*, int64_t, int64_t, const bf16*, bf16*);
+template void linear_bytes(
+    const f16*, int64_t, int64_t, const uint8_t*, const float*, int64_t, int64_t, const f16*, f16*);
 
 }  // namespace gapless

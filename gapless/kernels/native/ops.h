@@ -13,14 +13,12 @@ namespace gapless {
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
 
-inline const bf16* bf16s(const Tensor& x) { return reinterpret_cast<const bf16*>(x.const_data_ptr<at::BFloat16>()); }
-inline bf16* bf16s_to(const Tensor& x) { return reinterpret_cast<bf16*>(x.mutable_data_ptr<at::BFloat16>()); }
-
 // Calls body(null pointer of the kernels' own type) for the dtype of x.
 template <typename Body>
 inline void by_dtype(const Tensor& x, const Body& body) {
   if (x.scalar_type() == at::kBFloat16) return body(static_cast<bf16*>(nullptr));
-  TORCH_CHECK(x.scalar_type() == at::kFloat, "gapless: float32 or bfloat16, not ", x.scalar_type());
+  if (x.scalar_type() == at::kHalf) return body(static_cast<f16*>(nullptr));
+  TORCH_CHECK(x.scalar_type() == at::kFloat, "gapless: float32, bfloat16 or float16, not ", x.scalar_type());
   body(static_cast<float*>(nullptr));
 }
 
@@ -28,7 +26,9 @@ inline void by_dtype(const Tensor& x, const Body& body) {
 template <typename T>
 T* data(const Tensor& x) {
   if constexpr (std::is_same_v<T, bf16>)
-    return bf16s_to(x);
+    return reinterpret_cast<T*>(x.mutable_data_ptr<at::BFloat16>());
+  else if constexpr (std::is_same_v<T, f16>)
+    return reinterpret_cast<T*>(x.mutable_data_ptr<at::Half>());
   else
     return x.mutable_data_ptr<T>();
 }

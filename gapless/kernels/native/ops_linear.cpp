@@ -8,57 +8,63 @@
 namespace gapless {
 namespace {
 
+// Which product: the same numbers are in choice.py.
+enum Path { FLOATS, DOTS, AMX };
+
 Tensor linear_pack(const Tensor& weight) {
-  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack wants a contiguous matrix");
-  int64_t n = weight.size(0), k = weight.size(1);
-  Tensor packed = at::empty({packed_elements(n, k)}, weight.options());
-  pack(bf16s(weight), n, k, bf16s_to(packed));
-  return packed;
-}
-
-void linear_packed_to(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx, const Tensor& out) {
-  TORCH_CHECK(LINEAR_HERE, "gapless: this processor has no bfloat16 dot product");
-  TORCH_CHECK(!amx || amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
-  int64_t m = x.size(0), k = x.size(1);
-  TORCH_CHECK(x.dim() == 2 && packed.numel() == packed_elements(n, k), "gapless: linear_packed of other shapes");
-  TORCH_CHECK(
-      out.is_contiguous() && out.sizes() == at::IntArrayRef({m, n}) && out.dtype() == x.dtype(),
-      "gapless: linear_packed_to another shape or dtype");
-  Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x.stride(1) == 1 ? x : x.contiguous();
-  const bf16* add = bias ? bf16s(*bias) : nullptr;
-  (amx ? linear_amx : linear_vectors)(bf16s(rows), rows.stride(0), m, bf16s(packed), n, k + k % 2, add, bf16s_to(out));
-}
-
-Tensor linear_packed(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, bool amx) {
-  Tensor out = at::empty({x.size(0), n}, x.options());
-  linear_packed_to(x, packed, n, bias, amx, out);
-  return out;
-}
-
-Tensor linear_pack_wide(const Tensor& weight) {
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "gapless: linear_pack_wide wants a contiguous matrix");
-  int64_t n = weight.size(0), k = weight.size(1);
-  Tensor packed = at::empty({wide_elements(n, k)}, weight.options());
+  whole(weight);
+  TORCH_CHECK(weight.dim() == 2, "gapless: linear_pack wants a matrix");
+  const int64_t n = weight.size(0), k = weight.size(1);
+  Tensor packed;
   by_dtype(weight, [&](auto* t) {
-    using T = std::remove_pointer_t<decltype(t)>;
-    pack_wide<T>(data<T>(weight), n, k, data<T>(packed));
+    using W = std::remove_pointer_t<decltype(t)>;
+    packed = at::empty({packed_elements<W>(n, k)}, weight.options());
+    pack(data<W>(weight), n, k, data<W>(packed));
   });
   return packed;
 }
 
-Tensor linear_wide_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias) {
-  int64_t m = x.size(0), k = x.size(1), stride = row_stride(x);
-  TORCH_CHECK(packed.numel() == wide_elements(n, k), "gapless: linear_wide of other shapes");
-  Tensor out = at::empty({m, n}, x.options());
+// By the units that multiply bfloat16.
+void multiply_pairs(
+    const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, int64_t path, const Tensor& out) {
+  TORCH_CHECK(DOTS_HERE, "gapless: this processor has no bfloat16 dot product");
+  TORCH_CHECK(path != AMX || amx_missing().empty(), "gapless: AMX does not serve here: ", amx_missing());
+  const int64_t m = x.size(0), k = x.size(1);
+  const Tensor rows = k % 2 ? at::constant_pad_nd(x, {0, 1}) : x;
+  (path == AMX ? linear_amx : linear_dots)(
+      data<bf16>(rows), row_stride(rows), m, data<bf16>(packed), n, k + k % 2, bias ? data<bf16>(*bias) : nullptr,
+      data<bf16>(out));
+}
+
+void multiply_floats(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, const Tensor& out) {
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    const T* shift = bias ? data<T>(*bias) : nullptr;
-    if (std::is_same_v<T, float> && packed.scalar_type() == at::kBFloat16)
-      linear_wide(data<T>(x), stride, m, data<bf16>(packed), n, k, shift, data<T>(out));
-    else
-      linear_wide(data<T>(x), stride, m, data<T>(packed), n, k, shift, data<T>(out));
+    auto multiply = [&](const auto* weight) {
+      linear_floats(
+          data<T>(x), row_stride(x), x.size(0), weight, n, x.size(1), bias ? data<T>(*bias) : nullptr, data<T>(out));
+    };
+    if (packed.scalar_type() == at::kBFloat16) return multiply(data<bf16>(packed));
+    if constexpr (!std::is_same_v<T, bf16>) multiply(data<T>(packed));
+    else TORCH_CHECK(false, "gapless: bfloat16 is multiplied by bfloat16");
   });
+}
+
+void linear_to(
+    const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, int64_t path, const Tensor& out) {
+  TORCH_CHECK(x.dim() == 2, "gapless: linear wants a matrix");
+  const int64_t k = round_up(x.size(1), packed.scalar_type() == at::kBFloat16 ? 2 : 1);
+  TORCH_CHECK(packed.numel() == round_up(n, LANES) * k, "gapless: linear of other shapes");
+  TORCH_CHECK(
+      out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
+      "gapless: linear_to another shape or dtype");
+  const Tensor rows = x.stride(1) == 1 ? x : x.contiguous();
+  if (path == FLOATS) multiply_floats(rows, packed, n, bias, out);
+  else multiply_pairs(rows, packed, n, bias, path, out);
+}
+
+Tensor linear_op(const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, int64_t path) {
+  Tensor out = at::empty({x.size(0), n}, x.options());
+  linear_to(x, packed, n, bias, path, out);
   return out;
 }
 
@@ -86,24 +92,26 @@ Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, const Tensor& scal
 }
 
 Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int64_t k) {
-  TORCH_CHECK(packed.numel() == packed_elements(n, k), "gapless: embedding_packed of other shapes");
   for (int64_t i = 0; i < ids.size(0); i++)
     TORCH_CHECK_INDEX(longs(ids)[i] >= 0 && longs(ids)[i] < n, "gapless: there is no row ", longs(ids)[i]);
   Tensor out = at::empty({ids.size(0), k}, packed.options());
-  unpack_rows(bf16s(packed), n, k, longs(ids), ids.size(0), bf16s_to(out));
+  by_dtype(packed, [&](auto* t) {
+    using W = std::remove_pointer_t<decltype(t)>;
+    TORCH_CHECK(packed.numel() == packed_elements<W>(n, k), "gapless: embedding_packed of other shapes");
+    unpack_rows(data<W>(packed), n, k, longs(ids), ids.size(0), data<W>(out));
+  });
   return out;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
-  m.def("has_bf16_dot() -> bool", [] { return LINEAR_HERE; });
+  m.def("vector_unit() -> str", [] { return std::string(VECTOR_UNIT); });
+  m.def("has_bf16_dot() -> bool", [] { return DOTS_HERE; });
   m.def("amx_missing() -> str", [] { return amx_missing(); });
   m.def("linear_pack(Tensor weight) -> Tensor");
-  m.def("linear_packed(Tensor x, Tensor packed, int n, Tensor? bias, bool amx) -> Tensor");
-  m.def("linear_packed_to(Tensor x, Tensor packed, int n, Tensor? bias, bool amx, Tensor(a!) out) -> ()");
-  m.def("linear_pack_wide(Tensor weight) -> Tensor");
-  m.def("linear_wide(Tensor x, Tensor packed, int n, Tensor? bias) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, int n, Tensor? bias, int path) -> Tensor");
+  m.def("linear_to(Tensor x, Tensor packed, int n, Tensor? bias, int path, Tensor(a!) out) -> ()");
   m.def("has_byte_dot() -> bool", [] { return BYTES_HERE; });
   m.def("linear_pack_bytes(Tensor weight) -> (Tensor, Tensor)");
   m.def("linear_bytes(Tensor x, Tensor packed, Tensor scales, int n, Tensor? bias) -> Tensor");
@@ -112,10 +120,8 @@ TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
 
 TORCH_LIBRARY_IMPL(GAPLESS_LIBRARY, CPU, m) {
   m.impl("linear_pack", linear_pack);
-  m.impl("linear_packed", linear_packed);
-  m.impl("linear_packed_to", linear_packed_to);
-  m.impl("linear_pack_wide", linear_pack_wide);
-  m.impl("linear_wide", linear_wide_op);
+  m.impl("linear", linear_op);
+  m.impl("linear_to", linear_to);
   m.impl("linear_pack_bytes", linear_pack_bytes);
   m.impl("linear_bytes", linear_bytes_op);
   m.impl("embedding_packed", embedding_packed);

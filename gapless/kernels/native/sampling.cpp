@@ -290,9 +290,12 @@ Cut cut_of(const T* row, int64_t vocab, const Filters& filters, bool spread) {
 
 template Best best_of(const float*, int64_t);
 template Best best_of(const bf16*, int64_t);
+template Best best_of(const f16*, int64_t);
 template Cut cut_of(const float*, int64_t, const Filters&, bool);
 template Cut cut_of(const bf16*, int64_t, const Filters&, bool);
+template Cut cut_of(const f16*, int64_t, const Filters&, bool);
 template std::vector<Contender> contenders(const float*, int64_t, float, float, const Cut&, const Stream&);
 template std::vector<Contender> contenders(const bf16*, int64_t, float, float, const Cut&, const Stream&);
+template std::vector<Contender> contenders(const f16*, int64_t, float, float, const Cut&, const Stream&);
 
 }  // namespace gapless

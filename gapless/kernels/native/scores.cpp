@@ -130,5 +130,6 @@ void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines) {
 
 template void score(const Scored<float>&, Table, int64_t, int32_t*);
 template void score(const Scored<bf16>&, Table, int64_t, int32_t*);
+template void score(const Scored<f16>&, Table, int64_t, int32_t*);
 
 }  // namespace gapless

@@ -9,6 +9,9 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+#ifdef __ARM_NEON
+#include <arm_neon.h>
+#endif
 
 #include "variant.h"
 
@@ -29,7 +32,7 @@
 #else
 #define GAPLESS_BF16_DOT 0
 #endif
-#if defined(__AVX512VNNI__) && GAPLESS_AVX512
+#if GAPLESS_BYTES == 32 || (defined(__AVX512VNNI__) && GAPLESS_AVX512) || defined(__ARM_FEATURE_DOTPROD)
 #define GAPLESS_BYTE_DOT 1
 #else
 #define GAPLESS_BYTE_DOT 0
@@ -47,6 +50,17 @@ struct f16 {
 
 constexpr int LANES = 16;
 constexpr int WIDTH = GAPLESS_BYTES / 4, PARTS = LANES / WIDTH;
+
+// The compiler's flags chose it; the baseline of x86-64 is sse2.
+#if GAPLESS_AVX512
+constexpr const char* VECTOR_UNIT = "avx512";
+#elif GAPLESS_BYTES == 32
+constexpr const char* VECTOR_UNIT = "avx2";
+#elif defined(__ARM_NEON)
+constexpr const char* VECTOR_UNIT = "neon";
+#else
+constexpr const char* VECTOR_UNIT = "sse2";
+#endif
 
 typedef float Floats __attribute__((vector_size(GAPLESS_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(GAPLESS_BYTES)));
