@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from gapless.lab import environment
 from gapless.lab.arrivals import burstiness_of
 from gapless.lab.records import ClientUse, LoadRun, Sample
 
@@ -203,6 +204,32 @@ def test_the_table_says_where_ours_is_behind(modules):
     # Its figures are no others' aims, and a mixed row of the same size is not the plain one.
     assert table.runs_of(result, "tiny", 8) == {}
     assert table.runs_of({"cases": [{**case, "kind": "plain"}]}, "tiny", 8) is runs
+
+
+@pytest.mark.parametrize(
+    ("flags", "bounded", "told"),
+    [
+        ("avx2 avx512f amx_bf16", (), "A Chip, 4 cores (avx2 avx512f amx_bf16)"),
+        ("avx2 avx512f amx_bf16", ("ATEN", "ONEDNN", "MKL"), "A Chip, kept to AVX2, 4 cores (avx2)"),
+        (
+            "avx2 avx512f amx_bf16",
+            ("ATEN", "MKL"),
+            "A Chip, kept to AVX2 but for oneDNN, 4 cores (avx2 avx512f amx_bf16)",
+        ),
+        ("avx2", ("ATEN", "ONEDNN", "MKL"), "A Chip, 4 cores (avx2)"),  # it has no more
+    ],
+)
+def test_the_table_says_that_the_processor_is_kept_to_avx2(modules, monkeypatch, flags, bounded, told):
+    bounds = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    for variable, value in bounds.items():
+        monkeypatch.delenv(variable, raising=False)
+        if variable.startswith(bounded):
+            monkeypatch.setenv(variable, value)
+    words = {"flags": flags, "model name": "A Chip"}
+    monkeypatch.setattr(environment, "processor_says", lambda name: words.get(name, ""))
+    monkeypatch.setattr(environment, "usable_cores", lambda: 4)
+    host = environment.describe_host()
+    assert modules[2].machine({"host": host, "sides": {"ours": ""}}) == f"On {told}: ours."
 
 
 def fake_servers(tmp_path, monkeypatch, *words):
