@@ -42,6 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(LOG + "-prompts", "a") as told:
+            told.write(f"{len(asked['prompt'])}\\n")
         length = asked["max_tokens"] - SHORT * (answers_left() < 0)
         events = [{"choices": [{"text": "a", "finish_reason": None}]} for _ in range(length - 1)]
         events.append({"choices": [{"text": "a", "finish_reason": "length"}]})
@@ -266,6 +268,15 @@ def test_open_and_shared_rows_are_measured(modules, tmp_path, monkeypatch, capsy
     assert [shared["runs"][name][0]["prefix_hits"] for name in ("ours", "vllm")] == [0.75, 0.75]
     printed = capsys.readouterr().out
     assert "tiny shared 4 | ours | " in printed and "TTFT 10000 ms" in printed and "not measured" not in printed
+
+
+def test_long_prompts_are_sent_in_the_rounds_alone(modules, tmp_path, monkeypatch):
+    """One may take a peer many minutes."""
+    words = ["--model", "long=none", "--ours", fake(tmp_path, 0), "--case", "long:1:1:2", "--warm-up", "0"]
+    fake_servers(tmp_path, monkeypatch, *words, "--same-prompts", "0", "--input-len", "900", "--output-len", "4")
+    modules[0].main()
+    lengths = [int(line) for line in (tmp_path / "children-prompts").read_text().split()]
+    assert lengths[-2:] == [900, 900] and max(lengths[:-2]) == 128
 
 
 def test_runs_of_several_clients_are_one_run(modules):
