@@ -65,6 +65,9 @@ CAPACITY_SEED = 1 << 41
 KIND_SEEDS = 1 << 24
 FILL_AT_ONCE = 64
 SAME_TOKENS = 24
+FIRST_TOKENS = 128
+"""Of the prompts that only ask whether a server answers: there are several, and a long one may take minutes."""
+ANSWER_SECONDS = 3600.0
 
 
 class Bench:
@@ -169,14 +172,14 @@ class Bench:
             say(f"{name} {model}: {text} {found['first'] or ''}")
 
     def target(self, server: Server) -> Target:
-        return Target(server.url, self.args.model_name, timeout=600.0)
+        return Target(server.url, self.args.model_name, timeout=ANSWER_SECONDS)
 
     def first_answer(self, server: Server) -> None:
         """Also finds out that it takes what will be sent. Raises RuntimeError."""
 
         async def ask() -> None:
             async with Client(self.target(server)) as client:
-                content = self.prompts(1, WARM_UP_SEED)[0].content
+                content = self.prompts(1, WARM_UP_SEED)[0].content[:FIRST_TOKENS]
                 _, reply = await one_reply(client, content, 2)
                 if reply.error or (await try_fields(client, content, 2)).omit:
                     raise RuntimeError(f"{server.spec.name} refuses the load: {reply.error or 'ignore_eos or usage'}")
@@ -200,7 +203,7 @@ class Bench:
         record: dict[str, Any] = {"model": case.model, "kind": case.kind, "concurrency": case.concurrency}
         record |= {"requests": case.requests, "problems": [], "runs": {name: [] for name, _ in sides}}
         self.result["cases"].append(record)
-        for _, server in sides:
+        for _, server in sides if self.args.warm_up else ():
             self.play(server, self.warm_up(case), case.concurrency)
         if case.kind == OPEN and not self.find_capacity(case, record):
             return
@@ -221,7 +224,7 @@ class Bench:
             record["roofline"] = {"before_gb_s": before, "after_gb_s": bandwidth(), "bytes_per_token": size}
 
     def warm_up(self, case: Case) -> list[Prompt]:
-        count, seed = max(4, case.concurrency), WARM_UP_SEED + case.concurrency
+        count, seed = max(self.args.warm_up, case.concurrency), WARM_UP_SEED + case.concurrency
         return self.prompts(count, seed, 16) if case.kind == PLAIN else self.drawn(case, count, seed)
 
     def drawn(self, case: Case, count: int, seed: int) -> list[Prompt]:
@@ -421,6 +424,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--roofline", nargs="*", default=["small"], metavar="MODEL")
     parser.add_argument("--fill", nargs="*", default=["small"], metavar="MODEL", help="fill the KV cache, then memory")
     parser.add_argument("--same-prompts", type=int, default=4, help="first tokens of so many are held against ours")
+    parser.add_argument("--warm-up", type=int, default=4, metavar="N", help="requests to each side first; 0: none")
     parser.add_argument("--minutes", type=float, default=60.0, help="no round begins that would end later")
     parser.add_argument("--rounds", type=int, help="of every case")
     parser.add_argument("--kv-gib", type=float, default=2.0)

@@ -111,6 +111,7 @@ LINES = {
     "what tiers hold and do, on the page, in traces and metrics; prompt tokens that they gave": 212,
     "transfers that wake the loop, and pages of a peer that travel while it computes the rest": 117,
     "replays of steps after which prompts go on, and searches in order on a CPU": 26,
+    "the name of a processor kept to AVX2, and by what": 13,
     "tiers below host memory: disk, Redis, plug-ins, whatever these answer; vain trials; no passwords": 1_678,
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tiers larger than what they are to be kept in, a server of a tier that comes back": 16,

@@ -19,20 +19,33 @@ _VECTOR = (
     *("asimd", "sve", "i8mm", "bf16"),
 )
 """Instruction sets that decide how fast a model runs, as Linux names them on x86 and on ARM."""
+_ALL_KEPT = ", kept to AVX2"
+_LIBRARIES = {"oneDNN": "ONEDNN_MAX_CPU_ISA", "MKL": "MKL_ENABLE_INSTRUCTIONS"}
+"""Parts of torch that choose instructions by themselves, with the variable that bounds each."""
 
 
 def describe_host() -> dict[str, Any]:
     """What of this machine matters to figures. No names: reports are published."""
     has = (processor_says("flags") or processor_says("Features")).split()
+    kept = _kept_to_avx2() if "avx512f" in has else ""
+    left = [name for name in has if not (kept == _ALL_KEPT and name.startswith(("avx512", "amx")))]
     return {
-        "cpu": processor_says("model name") or platform.processor() or platform.machine(),
-        "vector": [name for name in _VECTOR if name in has],
+        "cpu": (processor_says("model name") or platform.processor() or platform.machine()) + kept,
+        "vector": [name for name in _VECTOR if name in left],
         "cores": usable_cores(),
         "memory_bytes": memory()[1],
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
         "gpus": [state["name"] for state in gpu_states()],
     }
+
+
+def _kept_to_avx2() -> str:
+    """Return what the environment keeps from AVX-512 and AMX, to follow the processor's name; empty for nothing."""
+    if os.environ.get("ATEN_CPU_CAPABILITY") != "avx2":  # which torch obeys, and with it our C++
+        return ""
+    free = [name for name, variable in _LIBRARIES.items() if os.environ.get(variable, "").upper() != "AVX2"]
+    return f"{_ALL_KEPT} but for {' and '.join(free)}" if free else _ALL_KEPT
 
 
 def load_average() -> float | None:

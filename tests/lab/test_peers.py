@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from gapless.lab import environment
 from gapless.lab.arrivals import burstiness_of
 from gapless.lab.records import ClientUse, LoadRun, Sample
 
@@ -41,6 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(LOG + "-prompts", "a") as told:
+            told.write(f"{len(asked['prompt'])}\\n")
         length = asked["max_tokens"] - SHORT * (answers_left() < 0)
         events = [{"choices": [{"text": "a", "finish_reason": None}]} for _ in range(length - 1)]
         events.append({"choices": [{"text": "a", "finish_reason": "length"}]})
@@ -205,6 +208,32 @@ def test_the_table_says_where_ours_is_behind(modules):
     assert table.runs_of({"cases": [{**case, "kind": "plain"}]}, "tiny", 8) is runs
 
 
+@pytest.mark.parametrize(
+    ("flags", "bounded", "told"),
+    [
+        ("avx2 avx512f amx_bf16", (), "A Chip, 4 cores (avx2 avx512f amx_bf16)"),
+        ("avx2 avx512f amx_bf16", ("ATEN", "ONEDNN", "MKL"), "A Chip, kept to AVX2, 4 cores (avx2)"),
+        (
+            "avx2 avx512f amx_bf16",
+            ("ATEN", "MKL"),
+            "A Chip, kept to AVX2 but for oneDNN, 4 cores (avx2 avx512f amx_bf16)",
+        ),
+        ("avx2", ("ATEN", "ONEDNN", "MKL"), "A Chip, 4 cores (avx2)"),  # it has no more
+    ],
+)
+def test_the_table_says_that_the_processor_is_kept_to_avx2(modules, monkeypatch, flags, bounded, told):
+    bounds = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    for variable, value in bounds.items():
+        monkeypatch.delenv(variable, raising=False)
+        if variable.startswith(bounded):
+            monkeypatch.setenv(variable, value)
+    words = {"flags": flags, "model name": "A Chip"}
+    monkeypatch.setattr(environment, "processor_says", lambda name: words.get(name, ""))
+    monkeypatch.setattr(environment, "usable_cores", lambda: 4)
+    host = environment.describe_host()
+    assert modules[2].machine({"host": host, "sides": {"ours": ""}}) == f"On {told}: ours."
+
+
 def fake_servers(tmp_path, monkeypatch, *words):
     """Call peers.py with these words, without its pauses and its longer measurements."""
     (tmp_path / "fake.py").write_text(FAKE)
@@ -239,6 +268,15 @@ def test_open_and_shared_rows_are_measured(modules, tmp_path, monkeypatch, capsy
     assert [shared["runs"][name][0]["prefix_hits"] for name in ("ours", "vllm")] == [0.75, 0.75]
     printed = capsys.readouterr().out
     assert "tiny shared 4 | ours | " in printed and "TTFT 10000 ms" in printed and "not measured" not in printed
+
+
+def test_long_prompts_are_sent_in_the_rounds_alone(modules, tmp_path, monkeypatch):
+    """One may take a peer many minutes."""
+    words = ["--model", "long=none", "--ours", fake(tmp_path, 0), "--case", "long:1:1:2", "--warm-up", "0"]
+    fake_servers(tmp_path, monkeypatch, *words, "--same-prompts", "0", "--input-len", "900", "--output-len", "4")
+    modules[0].main()
+    lengths = [int(line) for line in (tmp_path / "children-prompts").read_text().split()]
+    assert lengths[-2:] == [900, 900] and max(lengths[:-2]) == 128
 
 
 def test_runs_of_several_clients_are_one_run(modules):
