@@ -88,6 +88,8 @@ inline __attribute__((always_inline)) f32x16 dot(const float* a, const float* b,
   return wide_dot(a, b, dim);
 }
 
+inline __attribute__((always_inline)) f32x16 dot(const f16* a, const f16* b, int64_t dim) { return wide_dot(a, b, dim); }
+
 inline __attribute__((always_inline)) f32x16 dot(const bf16* a, const bf16* b, int64_t dim) {
 #if GAPLESS_BF16_DOT
   __m512 total = _mm512_setzero_ps();

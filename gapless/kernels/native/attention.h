@@ -43,10 +43,16 @@ void prefill_attention(
     const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
     const int64_t* kv_lens, float scale, T* out);
 
-// Whether prefill_attention_amx serves heads of this size, here.
+// Whether the functions below serve heads of this size, here. They do as prefill_attention, each in an order of sums of
+// its own, which is the same in any chunk.
+bool floats_attend(int64_t dim);
 bool amx_attends(int64_t dim);
 
-// As prefill_attention, in an order of sums of its own, which is the same in any chunk.
+template <typename T>
+void prefill_attention_floats(
+    const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
+    const int64_t* kv_lens, float scale, T* out);
+
 void prefill_attention_amx(
     const Queries<bf16>& q, int64_t chunks, const Paged<bf16>& kv, const int64_t* rows, const int64_t* starts,
     const int64_t* kv_lens, float scale, bf16* out);

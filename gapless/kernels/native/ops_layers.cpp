@@ -121,7 +121,7 @@ Tensor decode_attention_op(
   return out;
 }
 
-// INVARIANT: with the bits of decode attention, where AMX would give others.
+// INVARIANT: with the bits of decode attention, where other ways would give others.
 template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
@@ -130,6 +130,7 @@ Tensor prefill_attention_op(
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     auto* attend = prefill_attention<T>;
+    if (!INVARIANT && floats_attend(q.size(2))) attend = prefill_attention_floats<T>;
     if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
       if (amx_attends(q.size(2))) attend = prefill_attention_amx;
     attend(
