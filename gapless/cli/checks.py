@@ -136,7 +136,7 @@ def cuda() -> Iterator[Check]:
 def native() -> Iterator[Check]:
     """Builds what is not built yet, so that the first engine need not."""
     from gapless.cli.native import build_all
-    from gapless.device import build, compiling
+    from gapless.device import compiling
     from gapless.kernels import native
 
     tool = compiling.compiler()

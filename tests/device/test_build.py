@@ -112,8 +112,8 @@ def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monk
     source(tmp_path, PLAIN.replace("42", "43"))
     keys.append(build.library_key("plain", [path]))
     for where, name, value in (
-        (build, "FLAGS", (*compiling.FLAGS, "-g")), (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
-        (build, "levels", lambda: [("-march=another",)]),
+        (build, "FLAGS", (*compiling.FLAGS, "-g")), (build, "levels", lambda: [("-march=another",)]),
+        (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, name, value)
