@@ -16,6 +16,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.progress import in_bytes
 
 if TYPE_CHECKING:
+    from gapless.device.build import Outcome
     from gapless.kernels.native import Product
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
@@ -135,23 +136,31 @@ def cuda() -> Iterator[Check]:
 def native() -> Iterator[Check]:
     """Builds what is not built yet, so that the first engine need not."""
     from gapless.cli.native import build_all
-    from gapless.device import build
+    from gapless.device import compiling
     from gapless.kernels import native
 
-    tool = build.compiler()
-    yield Check("compiler", "ok" if tool else "warn", tool or "no g++ or clang++: the CPU computes in Python, slower")
+    tool = compiling.compiler()
+    with_flags = f"{tool}, for {compiling.aim()}"
+    lacking = "no g++ or clang++: the CPU computes in Python, slower"
+    yield Check("compiler", "ok" if tool else "warn", with_flags if tool else lacking)
     without = {
         "cpu streams": "a Python thread runs the steps, without graphs",
         "cpu kernels": "plain torch computes",
         "mask threads": "Python makes the masks of forms of output, slower",
     }
     for name, built in zip(without, build_all(), strict=True):
-        if built.library:
-            text = f"built now, in {built.seconds:.0f} s" if built.seconds else "built"
-            yield Check(name, "ok", f"native: {text}, in {built.library.parent}")
-        else:
-            yield Check(name, "warn", f"not built, {without[name]}: {built.reason}")
+        yield cpu_library(name, built, without[name])
     yield cpu_products(native.product(), native.chosen())
+
+
+def cpu_library(name: str, built: Outcome, without: str) -> Check:
+    """What became of a library of C++. One that is compiled for less than this processor has is a warning."""
+    if built.library is None:
+        return Check(name, "warn", f"not built, {without}: {built.reason}")
+    text = f"native: built{f' now, in {built.seconds:.0f} s' if built.seconds else ''}, {built.flags}"
+    if built.fallback:
+        return Check(name, "warn", f"{text}; {built.fallback}; remove {built.library} to try another compiler")
+    return Check(name, "ok", f"{text}, in {built.library.parent}")
 
 
 def cpu_products(product: Product, chosen: Sequence[str]) -> Check:

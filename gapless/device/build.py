@@ -2,7 +2,6 @@
 
 One builder for the whole package: `operators` for files that register operators with TORCH_LIBRARY, `module` for a
 Python extension module. Without a compiler both give a reason instead; `outcomes` keeps the outcome of each.
-The compiler is called directly, by torch's own flags: that needs neither ninja nor setuptools.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import importlib.util
 import logging
 import os
 import platform
-import shlex
 import shutil
 import struct
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -33,26 +29,12 @@ from typing import NamedTuple
 import torch
 
 from gapless.base.errors import UserError
-from gapless.base.host import cache_folder, processor_says
+from gapless.base.host import cache_folder
 from gapless.base.progress import tell
+from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, compiler, levels, make, shown
 
 log = logging.getLogger("gapless.device")
 
-FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-fopenmp",
-    "-fPIC",
-    "-fno-math-errno",
-    "-ffp-contract=fast",
-    "-fvisibility=hidden",
-    # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
-    # on how many rows are beside it. Clang ignores this.
-    "--param=avoid-fma-max-bits=0",
-)
-CAPPED = ("-march=x86-64-v3", "-mtune=native")
-"""What is compiled for where ATEN_CPU_CAPABILITY=avx2 keeps torch from AVX-512 that the processor has"""
-COMPILE_SECONDS = 600
 CACHE = "native"
 """The folder of libraries in the user's cache"""
 LOCK_SECONDS = 2 * COMPILE_SECONDS
@@ -69,6 +51,10 @@ class Outcome(NamedTuple):
     """Why there is no library; empty when there is one."""
     seconds: float
     """Time spent compiling it in this process; 0 when the cache had it."""
+    flags: str = ""
+    """What it was compiled for: the compiler's flags"""
+    fallback: str = ""
+    """Why it was not compiled for all of this processor; empty when it was."""
 
 
 outcomes: dict[str, Outcome] = {}
@@ -119,21 +105,24 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
         if _is_whole(library):
             with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
-            return Outcome(library, "", 0.0)
+            return _made(library, 0.0)
         if compiler():
             tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
         with only_one(folder / f"{name}.lock", LOCK_SECONDS):
             start = time.monotonic()
             reason = "" if _is_whole(library) else _compile(name, sources, library)
-            return Outcome(None if reason else library, reason, time.monotonic() - start)
+            seconds = time.monotonic() - start
+        return Outcome(None, reason, seconds) if reason else _made(library, seconds)
     except (OSError, RuntimeError) as error:  # the second: this user has no home
         return Outcome(None, f"{type(error).__name__}: {error}: set XDG_CACHE_HOME to a folder of yours", 0.0)
 
 
 def _is_whole(library: Path) -> bool:
     """Whether it is there up to the table that ends it: loading a library that was cut off kills the process."""
-    if sys.platform != "linux" or not library.exists():
-        return library.exists()
+    if not (library.exists() and _flags(library).exists()):
+        return False
+    if sys.platform != "linux":
+        return True
     with library.open("rb") as file:
         head, size = file.read(64), library.stat().st_size
     if len(head) < 64 or not head.startswith(b"\x7fELF"):
@@ -142,33 +131,15 @@ def _is_whole(library: Path) -> bool:
     return bool(size >= table + entry * count)
 
 
-def compiler() -> str | None:
-    """Return the path of the C++ compiler: what CXX names, or c++, g++, clang++."""
-    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
 def library_key(name: str, sources: Sequence[Path]) -> str:
     """Return a hash of everything that decides what the compiler makes of the sources."""
     key = hashlib.sha256()
-    parts = [name, torch.__version__, sys.version, str(torch._C._GLIBCXX_USE_CXX11_ABI), *FLAGS, *processor_flags(), _processor()]
-    for part in parts:
+    abi = str(torch._C._GLIBCXX_USE_CXX11_ABI)
+    for part in (name, torch.__version__, sys.version, abi, *FLAGS, GLUE, *levels()[0], _processor()):
         key.update(f"{len(part)}:{part}".encode())
     for source in sources:
         key.update(source.name.encode() + hashlib.sha256(source.read_bytes()).digest())
     return key.hexdigest()[:24]
-
-
-def processor_flags() -> tuple[str, ...]:
-    """Return the compiler's flags for this processor, or for the part of it that torch may use."""
-    if not is_capped():
-        return ("-march=native",)
-    return (*CAPPED, "-mavxvnni") if "avx_vnni" in processor_says("flags").split() else CAPPED
-
-
-def is_capped() -> bool:
-    """Return whether torch does without AVX-512 that the processor has: ATEN_CPU_CAPABILITY=avx2."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX2" and "avx512f" in processor_says("flags").split()
 
 
 def _processor() -> str:
@@ -181,58 +152,39 @@ def _processor() -> str:
 
 
 def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
-    """Compile and link into `library`; returns what went wrong, if anything did."""
+    """Make `library` for the most of this processor that compiles; returns what went wrong, if nothing does.
+
+    What is beside the library then says which flags served, and why none of those before them did.
+    """
     tool = compiler()
     if tool is None:
         return "there is no C++ compiler (g++ or clang++)"
     for left in filter(Path.is_dir, library.parent.glob(f"{name}-*")):
         shutil.rmtree(left, ignore_errors=True)  # of a process that was killed while it compiled: we have its lock
-    files = [source for source in sources if source.suffix == ".cpp"]
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
-        objects = [Path(scratch) / f"{source.stem}.o" for source in files]
-        commands = [
-            [tool, *_compile_flags(name), "-c", str(source), "-o", str(made)]
-            for source, made in zip(files, objects, strict=True)
-        ]
-        made = Path(scratch) / library.name
-        reason = _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(made)]])
-        if not reason:
-            made.replace(library)
-            _forget_old(name, library.parent)
-    return reason
+    reasons: list[str] = []
+    for level in levels():
+        with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
+            made = Path(scratch) / library.name
+            reason = make(tool, name, sources, level, made)
+            if not reason:
+                if reasons:
+                    log.warning("C++ (%s) is not compiled for all of this processor: %s", name, reasons[0])
+                _flags(library).write_text("\n".join([shown(level), *reasons]), encoding="utf-8")
+                made.replace(library)
+                _forget_old(name, library.parent)
+                return ""
+        reasons.append(f"{shown(level)}: {reason}")
+    return reasons[0]
 
 
-def _compile_flags(name: str) -> list[str]:
-    headers = Path(torch.__file__).parent / "include"
-    folders = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    defines = [f"-DTORCH_EXTENSION_NAME={name}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
-    return [*FLAGS, *processor_flags(), *defines, *(f"-isystem{folder}" for folder in folders)]
+def _flags(library: Path) -> Path:
+    return library.with_suffix(".flags")
 
 
-def _link_flags() -> list[str]:
-    home = Path(torch.__file__).parent
-    # The OpenMP that torch brought along: a second one in the process would be a second pool of threads.
-    own = [*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")]
-    openmp = [str(own[0])] if own else ["-fopenmp"]
-    return [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", *openmp]
-
-
-def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run the commands side by side; return the errors of the first that failed, or its last three lines."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
-    started = [subprocess.Popen(command, text=True, **pipes) for command in commands]  # type: ignore[call-overload]
-    reasons = []
-    for command, process in zip(commands, started, strict=True):
-        try:
-            said, _ = process.communicate(timeout=COMPILE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-        if process.returncode:
-            errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()[-3:]
-            reasons.append(f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or process.returncode}")
-    return reasons[0] if reasons else ""
+def _made(library: Path, seconds: float) -> Outcome:
+    """Return what became of a library that is there."""
+    flags, *reasons = _flags(library).read_text(encoding="utf-8").split("\n")
+    return Outcome(library, "", seconds, flags, reasons[0] if reasons else "")
 
 
 @contextmanager
@@ -269,7 +221,8 @@ def _forget_old(name: str, folder: Path) -> None:
     builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in builds[KEPT_BUILDS:]:
         path.unlink(missing_ok=True)
-        path.with_suffix(".json").unlink(missing_ok=True)  # what was measured with it
+        for suffix in (".flags", ".json"):  # the latter: what was measured with it
+            path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _import(name: str, library: str) -> None:

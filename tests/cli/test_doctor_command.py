@@ -16,7 +16,7 @@ from gapless.base import host
 from gapless.cli import checks
 from gapless.cli.checks import Check
 from gapless.cli.main import main
-from gapless.device import build
+from gapless.device import build, compiling
 from gapless.kernels import native
 from gapless.kernels.native import Product
 
@@ -66,7 +66,7 @@ def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert list(found) == ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
     for name in ("cpu streams", "cpu kernels", "mask threads"):
         assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
-    monkeypatch.setattr(build, "compiler", lambda: None)
+    monkeypatch.setattr(compiling, "compiler", lambda: None)
     reason = build.Outcome(None, "there is no C++ compiler", 0.0)
     monkeypatch.setattr(build, "outcomes", dict.fromkeys(("gapless_stream", "kernels", "gapless_masks"), reason))
     found = {check.name: check for check in checks.native()}
@@ -74,6 +74,20 @@ def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) 
     assert found["cpu streams"].detail == (
         "not built, a Python thread runs the steps, without graphs: there is no C++ compiler"
     )
+
+
+def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_of_the_processor() -> None:
+    built = build.Outcome(Path("cache/kernels-1.so"), "", 12.4, "-march=native")
+    assert checks.cpu_library("cpu kernels", built, "slow") == Check(
+        "cpu kernels", "ok", "native: built now, in 12 s, -march=native, in cache"
+    )
+    less = built._replace(
+        seconds=0.0, flags="-march=x86-64-v3 -mtune=native", fallback="-march=native: g++ failed: old"
+    )
+    assert checks.cpu_library("cpu kernels", less, "slow") == Check(
+        "cpu kernels", "warn", "native: built, -march=x86-64-v3 -mtune=native; -march=native: g++ failed: old; remove "
+        "cache/kernels-1.so to try another compiler",
+    )  # fmt: skip
 
 
 def test_the_product_that_runs_is_named() -> None:

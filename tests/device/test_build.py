@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ import torch
 from gapless.base.errors import CaptureError, UserError
 from gapless.base.host import cache_folder
 from gapless.cli import native as native_setup
-from gapless.device import CpuDevice, build, cpu_native
+from gapless.device import CpuDevice, build, compiling, cpu_native
 from gapless.kernels import native
 from gapless.loop import mask_threads
 
@@ -28,7 +29,7 @@ PLAIN = 'extern "C" int answer() { return 42; }\n'
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The real compiler behind a script that keeps count, with a cache of its own; gives the file with its calls."""
-    real = build.compiler()
+    real = compiling.compiler()
     if real is None:
         pytest.skip("there is no C++ compiler")
     calls, script = tmp_path / "calls", tmp_path / "cxx"
@@ -53,7 +54,7 @@ def test_the_cache_has_it_the_second_time(compiler: Path, tmp_path: Path) -> Non
     assert first.reason == "" and first.library is not None and first.seconds > 0
     assert first.library.parent == tmp_path / "cache" / "gapless" / "native"
     assert len(compiler.read_text().splitlines()) == 2, "compiled and linked"
-    assert build.build("plain", [source(tmp_path)]) == build.Outcome(first.library, "", 0.0)
+    assert build.build("plain", [source(tmp_path)]) == first._replace(seconds=0.0)
     assert len(compiler.read_text().splitlines()) == 2
 
 
@@ -111,7 +112,8 @@ def test_what_matters_makes_another_library(compiler: Path, tmp_path: Path, monk
     source(tmp_path, PLAIN.replace("42", "43"))
     keys.append(build.library_key("plain", [path]))
     for where, name, value in (
-        (build, "FLAGS", (*build.FLAGS, "-g")), (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
+        (build, "FLAGS", (*compiling.FLAGS, "-g")), (build, "levels", lambda: [("-march=another",)]),
+        (build, "_processor", lambda: "another"), (torch, "__version__", "9.9"),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(where, name, value)
@@ -128,6 +130,63 @@ def test_an_error_of_the_compiler_is_the_reason(
     assert outcome.library is None and "error" in outcome.reason and "nowhere" in outcome.reason
     assert caplog.messages == [f"C++ (plain) is not there, and work on the CPU is slower: {outcome.reason}"]
     assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
+
+
+def refusing(compiler: Path, flag: str, calls: str = "calls") -> None:
+    """Make the compiler one that does not know a flag."""
+    script = compiler.parent / "cxx"
+    first, *rest = script.read_text().splitlines()
+    script.write_text(
+        "\n".join([first, f'case " $* " in *" {flag} "*) echo "error: unknown {flag}"; exit 1;; esac', *rest])
+    )
+
+
+def test_what_does_not_compile_for_all_of_the_processor_is_compiled_for_less_of_it(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "levels", lambda: [("-Dmost",), ("-Dless",), ()])
+    refusing(compiler, "-Dmost")
+    built = build.build("plain", [source(tmp_path)])
+    assert built.library is not None and built.reason == "" and built.flags == "-Dless"
+    assert built.fallback.startswith("-Dmost: ") and built.fallback.endswith("failed: error: unknown -Dmost")
+    assert caplog.messages == [f"C++ (plain) is not compiled for all of this processor: {built.fallback}"]
+    calls = len(compiler.read_text().splitlines())
+    assert build.build("plain", [source(tmp_path)]) == built._replace(seconds=0.0), "the cache knows why"
+    assert len(compiler.read_text().splitlines()) == calls
+
+
+def test_what_compiles_for_no_processor_has_the_reason_of_the_first_try(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "levels", lambda: [("-Dmost",), ("-Dless",)])
+    refusing(compiler, "-Dmost"), refusing(compiler, "-Dless")
+    assert "unknown -Dmost" in build.build("plain", [source(tmp_path)]).reason
+
+
+def test_files_that_include_torch_are_compiled_as_one(compiler: Path, tmp_path: Path) -> None:
+    texts = {
+        "one.cpp": '#include "ours.h"\nextern "C" int one() { return 1; }\n',
+        "two.cpp": '#include <pybind11/pybind11.h>\nextern "C" int two() { return 2; }\n',
+        "ours.h": "#pragma once\n#include <c10/macros/Macros.h>\n",
+    }
+    sources = [source(tmp_path), *(source(tmp_path, text, name) for name, text in texts.items())]
+    assert build.build("plain", sources).reason == ""
+    glue, plain, linked = compiler.read_text().splitlines()
+    assert "glue.cpp" in glue and compiling.GLUE in glue and "plain.cpp" in plain and compiling.GLUE not in plain
+    assert linked.count(".o ") == 2
+
+
+def test_no_more_is_compiled_at_once_than_there_are_cores(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "usable_cores", lambda: 2)
+    script, lines = compiler.parent / "cxx", compiler.parent / "lines"
+    script.write_text(script.read_text().replace("exec", f"echo + >> {lines}; sleep 0.1; echo - >> {lines}; exec"))
+    texts = [PLAIN.replace("answer", f"answer_{i}") for i in range(5)]
+    files = [source(tmp_path, text, f"{i}.cpp") for i, text in enumerate(texts)]
+    assert build.build("plain", files).reason == ""
+    running = list(itertools.accumulate(1 if sign == "+" else -1 for sign in lines.read_text().split()))
+    assert len(running) == 12 and max(running) == 2
 
 
 def test_what_cannot_be_loaded_is_a_reason(compiler: Path, tmp_path: Path) -> None:
@@ -197,7 +256,7 @@ def test_a_cache_that_cannot_be_written_still_serves(
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(os, "utime", refuse)
-    assert build.build("plain", [source(tmp_path)]) == build.Outcome(first.library, "", 0.0)
+    assert build.build("plain", [source(tmp_path)]) == first._replace(seconds=0.0)
 
 
 def test_a_user_without_a_home_gets_a_reason(compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +274,15 @@ def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
     for number in range(12):
         old = folder / f"plain-{number}.so"
         old.touch()
-        old.with_suffix(".json").touch()  # what was measured with it
+        for suffix in (".flags", ".json"):
+            old.with_suffix(suffix).touch()
         os.utime(old, (number, number))
     outcome = build.build("plain", [source(tmp_path)])
     left = {path.name for path in folder.glob("*.so")}
     assert outcome.library is not None
     assert left == {outcome.library.name, *(f"plain-{number}.so" for number in range(5, 12))}
     assert {path.stem for path in folder.glob("*.json")} == {f"plain-{number}" for number in range(5, 12)}
+    assert {path.stem for path in folder.glob("*.flags")} == {Path(name).stem for name in left}
 
 
 def test_setting_up_says_what_came_of_it(

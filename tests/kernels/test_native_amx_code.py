@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gapless.device import build
+from gapless.device import compiling
 from gapless.kernels import native
 
 KNOWN = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "amx-tile", "amx-bf16")
@@ -43,10 +43,10 @@ def stem(request):
 def instructions(tmp_path, stem):
     if platform.machine() != "x86_64":
         pytest.skip(f"AMX is no part of {platform.machine()}")
-    tool, dump = build.compiler(), shutil.which("objdump")
+    tool, dump = compiling.compiler(), shutil.which("objdump")
     if tool is None or dump is None:
         pytest.skip("no C++ compiler here" if tool is None else "no objdump here")
-    flags = [*build.FLAGS, *(f"-m{name}" for name in KNOWN)]
+    flags = [*compiling.FLAGS, *(f"-m{name}" for name in KNOWN)]
     (tmp_path / "empty.cpp").touch()
     if subprocess.run([tool, *flags, "-c", tmp_path / "empty.cpp", "-o", tmp_path / "empty.o"]).returncode:
         pytest.skip(f"{tool} does not know AMX")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gapless.base import host
-from gapless.device import build
+from gapless.device import build, compiling
 from gapless.kernels import pages, unpack
 from gapless.kernels.native import choice
 from gapless.kernels.native.choice import Way
@@ -109,7 +109,7 @@ def product(dtype: torch.dtype = torch.bfloat16) -> Product:
 
 def _missing(best: Way) -> str:
     has = host.processor_says("flags").split()
-    if build.is_capped():
+    if compiling.is_capped():
         return "ATEN_CPU_CAPABILITY=avx2 keeps AVX-512 from it"
     if best is Way.FLOATS and "avx512_bf16" in has:
         return "avx512_bf16: unknown to the compiler"

@@ -4,13 +4,12 @@
 
 #include "masks.h"
 #include "ops.h"
+#include "pages.h"
 #include "scores.h"
 #include "suffixes.h"
 
 namespace gapless {
 namespace {
-
-constexpr uint32_t PAGE_FACTOR = 0x1E3779B1, PAGE_MASK = (1u << 30) - 1;
 
 // Copies rows, and adds the checksums of what has arrived: gapless/kernels/pages.py says what they are. On the thread
 // that asks, beside the steps.
@@ -27,14 +26,9 @@ void copy_pages(const Tensor& src, const Tensor& dst, const Tensor& places, cons
     TORCH_CHECK(
         from[page] >= 0 && from[page] < src.size(0) && to[page] >= 0 && to[page] < dst.size(0),
         "gapless: copy_pages of a page that is not there");
+    const int32_t* one = src.const_data_ptr<int32_t>() + from[page] * src.stride(0);
     int32_t* arrived = dst.mutable_data_ptr<int32_t>() + to[page] * dst.stride(0);
-    std::memcpy(arrived, src.const_data_ptr<int32_t>() + from[page] * src.stride(0), words * sizeof(int32_t));
-    uint64_t sum = uint64_t(totals[page]);
-    for (uint32_t i = 0; i < uint32_t(words); i++) {
-      const int32_t weight = int32_t((i * PAGE_FACTOR & PAGE_MASK) * 2 + 1);
-      sum += uint64_t(int64_t(arrived[i]) * weight);
-    }
-    totals[page] = int64_t(sum);
+    totals[page] = int64_t(uint64_t(totals[page]) + copy_page(one, words, arrived));
   }
 }
 

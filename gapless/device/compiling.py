@@ -1,0 +1,185 @@
+"""Calls the C++ compiler: no more processes at once than cores, for the processor at hand or for less of it.
+
+The compiler is called directly, by torch's own flags: that needs neither ninja nor setuptools.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from gapless.base.host import processor_says, usable_cores
+
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fopenmp",
+    "-fPIC",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
+    # on how many rows are beside it. Clang ignores this.
+    "--param=avoid-fma-max-bits=0",
+)
+GLUE = "-O2"
+"""For files that include torch or pybind11: they check arguments and call what the others do, so loops have no use."""
+NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native"), ()
+V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
+COMPILE_SECONDS = 600
+_INCLUDES = re.compile(r'^ *# *include +[<"]([^>"]+)[>"]', re.MULTILINE)
+_HEAVY = ("torch/", "ATen/", "c10/", "pybind11/")
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler: what CXX names, or c++, g++, clang++."""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def levels() -> list[tuple[str, ...]]:
+    """Return the compiler's flags for this processor, or for the part of it that torch may use, then for less of it.
+
+    ATEN_CPU_CAPABILITY=avx2 keeps torch, and so this, from AVX-512 that the processor has.
+    """
+    has = set(processor_says("flags").split())
+    if is_capped():
+        return [(*V3, "-mavxvnni"), V3, BASELINE] if "avx_vnni" in has else [V3, BASELINE]
+    return [NATIVE, V3, BASELINE] if has >= V3_NEEDS else [NATIVE, BASELINE]
+
+
+def is_capped() -> bool:
+    """Return whether torch does without AVX-512 that the processor has: ATEN_CPU_CAPABILITY=avx2."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX2" and "avx512f" in processor_says("flags").split()
+
+
+def aim() -> str:
+    """Return what is compiled for: the first level, and why it is less than this processor has where it is."""
+    first = levels()[0]
+    return shown(first) + ("" if first == NATIVE else ", since ATEN_CPU_CAPABILITY keeps torch from AVX-512")
+
+
+def shown(level: tuple[str, ...]) -> str:
+    """Return what a level is called."""
+    return " ".join(level) or f"the least of {platform.machine()}"
+
+
+def make(tool: str, name: str, sources: Sequence[Path], level: tuple[str, ...], library: Path) -> str:
+    """Compile the sources with `level`'s flags and link them into `library`, beside it everything that is made on the
+    way; return what went wrong, if anything did."""
+    units = _units(sources, library.parent)
+    flags = [*_torch_flags(name), *level]
+    objects = [library.parent / f"{unit.stem}.o" for unit, _ in units]
+    commands = [
+        [tool, *FLAGS, *optimized, *flags, "-c", str(unit), "-o", str(made)]
+        for (unit, optimized), made in zip(units, objects, strict=True)
+    ]
+    return _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(library)]])
+
+
+def _units(sources: Sequence[Path], scratch: Path) -> list[tuple[Path, tuple[str, ...]]]:
+    """Return what to compile, and with which flags of its own; what takes longest comes first.
+
+    Files that include torch or pybind11 are one unit: to parse those takes several times longer than all that they say
+    themselves.
+    """
+    files = [source for source in sources if source.suffix == ".cpp"]
+    ours = {source.name: source.read_text() for source in sources}
+    glue = [file for file in files if _is_heavy(file.name, ours)]
+    rest = sorted((file for file in files if file not in glue), key=lambda file: file.stat().st_size, reverse=True)
+    units: list[tuple[Path, tuple[str, ...]]] = [(file, ()) for file in rest]
+    if glue:
+        together = scratch / "glue.cpp"
+        together.write_text("".join(f'#include "{file.resolve()}"\n' for file in glue))
+        units.insert(0, (together, (GLUE,)))
+    return units
+
+
+def _is_heavy(name: str, ours: dict[str, str]) -> bool:
+    """Whether the file, or one of ours that it includes, includes torch or pybind11."""
+    included = _INCLUDES.findall(ours.get(name, ""))
+    return any(other.startswith(_HEAVY) or (other != name and _is_heavy(other, ours)) for other in included)
+
+
+def _torch_flags(name: str) -> list[str]:
+    headers = Path(torch.__file__).parent / "include"
+    folders = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    defines = [f"-DTORCH_EXTENSION_NAME={name}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
+    return [*defines, *(f"-isystem{folder}" for folder in folders)]
+
+
+def _link_flags() -> list[str]:
+    home = Path(torch.__file__).parent
+    # The OpenMP that torch brought along: a second one in the process would be a second pool of threads.
+    own = [*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")]
+    openmp = [str(own[0])] if own else ["-fopenmp"]
+    return [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", *openmp]
+
+
+def _run(commands: Sequence[Sequence[str]]) -> str:
+    """Run the commands, the first ones first; return the errors of one that failed, or its last three lines."""
+    failed = threading.Event()
+
+    def run(command: Sequence[str]) -> str:
+        with _TURNS.one(commands.index(command)):
+            reason = "" if failed.is_set() else _run_one(command)
+        if reason:
+            failed.set()
+        return reason
+
+    with ThreadPoolExecutor(max(1, len(commands))) as pool:
+        return next(filter(None, pool.map(run, commands)), "")
+
+
+def _run_one(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=COMPILE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} has not ended after {COMPILE_SECONDS} s"
+    if not done.returncode:
+        return ""
+    errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()[-3:]
+    return f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or done.returncode}"
+
+
+class _Turns:
+    """As many at once as there are cores, of all libraries that are being built; those of the lowest place first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[int] = []
+        self._running = 0
+
+    @contextmanager
+    def one(self, place: int) -> Iterator[None]:
+        with self._changed:
+            self._waiting.append(place)
+            self._changed.wait_for(lambda: self._running < usable_cores() and place == min(self._waiting))
+            self._waiting.remove(place)
+            self._running += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+
+_TURNS = _Turns()

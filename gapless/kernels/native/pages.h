@@ -1,0 +1,11 @@
+// Pages of KV as whole numbers.
+#pragma once
+
+#include <cstdint>
+
+namespace gapless {
+
+// Copies a page and returns the checksum of what has arrived: gapless/kernels/pages.py says what that is.
+uint64_t copy_page(const int32_t* from, int64_t words, int32_t* to);
+
+}  // namespace gapless
