@@ -164,6 +164,15 @@ class EngineConfig:
         low=0,
         high=2**24,
     )
+    max_itl: float | None = _scheduling(
+        None,
+        "milliseconds that a step in which requests decode shall take at most: as many prompt tokens run beside them "
+        "as fit by measured times, 16 at least; steps that take longer all the same are counted by cause; default: on "
+        "a CPU 20, or three times what the decoding requests take if that is more, with max-num-batched-tokens and on "
+        "a GPU no bound",
+        low=1,
+        high=10**6,
+    )
     block_size: int = _scheduling(
         16, "tokens of one KV page", aliases=("--page-size", "--cb-block-size"), low=1, high=2**16
     )

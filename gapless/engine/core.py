@@ -288,6 +288,7 @@ def _build_on(
                 by_priority=config.scheduling_policy == "priority",
                 # A budget that the user chose is kept. A GPU takes less than 0.1 s for a usual one.
                 bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
+                max_itl_ns=int((config.max_itl or 0) * 1e6),
                 kernels=kernels,
                 buckets=_buckets(config, sizes),
                 mixed=_mixed(device.kind, parameters(model_config), sizes.step_tokens),

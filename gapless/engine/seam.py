@@ -121,6 +121,11 @@ class Stats(NamedTuple):
     """Outbox entries whose (row, generation) no longer matched."""
     held_rows: int = 0
     """Rows that a step held since their masks were late."""
+    over_itl_rows: int = 0
+    """Steps in which rows decode and that took longer than max_itl. These rows alone took as long here, and the least
+    chunk beside them, or chunks that were expected to fit, in the next two."""
+    over_itl_chunk: int = 0
+    over_itl_late: int = 0
     masks: int = 0
     """Masks written for rows whose matchers decide."""
     mask_ns: int = 0

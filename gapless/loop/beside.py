@@ -1,41 +1,120 @@
-"""Limit on prompt tokens that run beside decoding rows, which get no token before the step ends."""
+"""Limit on prompt tokens that run beside decoding rows, which get no token before the step ends.
+
+What such a limit costs: a step has a price of its own, whatever runs in it, and smaller chunks are more steps, in which
+the rows whose prompts still wait do not take part. What it brings: rows that decode get their tokens as evenly as that.
+`tests/loop/test_waves.py` plays loads on machines of several speeds, and holds the constants to 5 % of the tokens.
+"""
 
 from __future__ import annotations
 
-UNNOTICED_NS = 100_000_000
-"""A step with chunks may take this long in any case: text that halts for a tenth of a second still reads as flowing."""
-STALL = 8
-"""A step with chunks may also take this many times the time of one without."""
-LEAST_TOKENS = 256
-"""Prompt tokens of a step, at least, so that every prompt ends. Fewer cost more time each: with Qwen3-0.6B's shape on
-two EPYC cores a prompt of 1,500 tokens beside four rows takes 11 % longer in chunks of 256, and 40 % in chunks of 128.
-"""
-_WEIGHT = 1 / 8
+from typing import Literal
+
+import numpy as np
+
+UNNOTICED_NS = 20_000_000
+"""A step with chunks may take this long in any case: fifty tokens a second still read as flowing text."""
+STALL = 3
+"""A step with chunks may also take this many times what its decoding rows take in it: prompts get two thirds of the
+time."""
+SOON = 12
+"""Steps in which all prompts that could have a row shall have run. Where more of them come than STALL lets through,
+they would queue, and few rows decode."""
+LONGEST = 8
+"""A step takes at most this many times what its decoding rows take in it, for the sake of SOON."""
+LEAST_TOKENS = 128
+"""Prompt tokens of a step, at least, so that every prompt ends, in chunks that products are efficient with."""
+LEAST_BOUNDED = 16
+"""Where a bound was asked for it has the say, and these are enough."""
+SPREADS = 3
+"""Mean deviations of measured from expected times that a bound leaves room for"""
+MARGIN = 0.03
+"""Share of a bound that is left for what the terms leave out"""
+_WEIGHT = 1 / 16
+_KEEP = 1 - 1 / 16
+_UNITS = np.array([1.0, 16.0, 256.0])
+"""What the terms of a step's time are counted in: steps, rows, tokens."""
+_RIDGE = np.diag([1e-4, 1e-4, 1e-6])
+"""What speaks for smaller terms, as a share of what was measured: little to choose from counts as the tokens' time."""
+
+Cause = Literal["rows", "chunk", "late"]
+"""Why a step took longer than the bound: its rows alone do, the least chunk beside them does, or it was foreseen to
+take less."""
 
 
-class Beside:
-    """`tokens` for which a step takes no longer than the bound, as far as measured times tell.
+class StepTimes:
+    """The time of a step with prompt tokens: a price of its own, one for each decoding row, and one for each token.
 
-    A step with chunks is taken to last as long as one of decoding rows alone, and a time for each prompt token. Both
-    are means over the last steps, so they follow longer contexts, more rows and a busier machine. Steps of fewer than
-    LEAST_TOKENS prompt tokens say little of each token, and are left out.
+    Learnt from the latest such steps, each by the share by which it is off. Steps without prompt tokens are another
+    kind, often captured, and are left out: under steady load there may be none for a long time.
     """
 
     def __init__(self) -> None:
-        self.tokens = LEAST_TOKENS
-        self._step_ns = self._token_ns = 0.0
+        self._products = np.zeros((3, 3))
+        self._moments = np.zeros(3)
+        self._terms = np.zeros(3)
+        self.token_ns = 0.0
+        """Time of a prompt token; 0 until a step has been learnt."""
+        self.spread_ns = 0.0
+        """Mean deviation of a step's time from what was expected"""
 
-    def learn(self, decode: int, chunk_tokens: int, ns: int) -> None:
-        """Take in a measured step of `decode` rows and `chunk_tokens` prompt tokens."""
-        if not chunk_tokens:
-            self._step_ns = _mean(self._step_ns, ns)
-        elif chunk_tokens >= LEAST_TOKENS:
-            rest = ns - self._step_ns if decode else ns
-            self._token_ns = _mean(self._token_ns, max(rest, 1) / chunk_tokens)
-        if self._token_ns:
-            spare = max(UNNOTICED_NS, STALL * self._step_ns) - self._step_ns
-            self.tokens = max(LEAST_TOKENS, int(spare / self._token_ns))
+    def learn(self, rows: int, tokens: int, ns: int) -> None:
+        """Take in a measured step of `rows` decoding rows and `tokens` prompt tokens."""
+        ns = max(ns, 1)
+        if self.token_ns:
+            off = abs(ns - self.rows_ns(rows) - tokens * self.token_ns)
+            self.spread_ns += (off - self.spread_ns) * _WEIGHT
+        step = np.array([1.0, rows, tokens]) / _UNITS / ns
+        self._products = _KEEP * self._products + np.outer(step, step)
+        self._moments = _KEEP * self._moments + step
+        ridge = _RIDGE * np.trace(self._products) / 3
+        self._terms = np.linalg.solve(self._products + ridge, self._moments) / _UNITS
+        token_ns = float(self._terms[2])
+        if token_ns > 0:  # else all steps were alike, and noise decided
+            self.token_ns = token_ns
+        elif not self.token_ns:
+            self.token_ns = ns / tokens
+
+    def rows_ns(self, rows: int) -> float:
+        """Return what a step takes without the time of its prompt tokens."""
+        return max(0.0, float(self._terms[0] + self._terms[1] * rows))
 
 
-def _mean(before: float, value: float) -> float:
-    return before + (value - before) * _WEIGHT if before else value
+class Beside:
+    """How many prompt tokens may run in a step in which rows decode, by measured times.
+
+    Without a bound a step takes UNNOTICED_NS, or STALL times what its rows take, whichever is longer, and up to LONGEST
+    times that where many prompts wait. With the bound `most_ns`, which is a user's, as many tokens run as fit. At least
+    LEAST_TOKENS, or LEAST_BOUNDED, run in any case.
+    """
+
+    def __init__(self, most_ns: int = 0) -> None:
+        self.most_ns = most_ns
+        """Time that steps in which rows decode shall take at most; 0: no such bound."""
+        self._least = LEAST_BOUNDED if most_ns else LEAST_TOKENS
+        self._times = StepTimes()
+
+    def tokens(self, rows: int, waiting: int) -> int:
+        """Return how many prompt tokens may run beside `rows` decoding rows, of the `waiting` ones that could."""
+        times = self._times
+        if not times.token_ns:
+            return self._least
+        rows_ns = times.rows_ns(rows)
+        if self.most_ns:
+            most = (1 - MARGIN) * self.most_ns - SPREADS * times.spread_ns
+        else:
+            soon = rows_ns + waiting / SOON * times.token_ns
+            most = max(UNNOTICED_NS, STALL * rows_ns, min(soon, LONGEST * rows_ns))
+        return max(self._least, int((most - rows_ns) / times.token_ns))
+
+    def learn(self, rows: int, chunk_tokens: int, ns: int) -> None:
+        """Take in a measured step of `rows` decoding rows and `chunk_tokens` prompt tokens."""
+        if chunk_tokens:
+            self._times.learn(rows, chunk_tokens, ns)
+
+    def over(self, rows: int, chunk_tokens: int, ns: int) -> Cause | None:
+        """Return why a step took longer than the bound; None where it did not, no row decoded, or there is none."""
+        if not rows or not self.most_ns or ns <= self.most_ns:
+            return None
+        if not chunk_tokens or self._times.rows_ns(rows) > self.most_ns:
+            return "rows"
+        return "chunk" if chunk_tokens <= self._least else "late"

@@ -86,6 +86,7 @@ def build_loop(
     prefix_caching: bool = True,
     by_priority: bool = False,
     bounds_stalls: bool = False,
+    max_itl_ns: int = 0,
     kernels: Kernels | None = None,
     buckets: Iterable[int] | None = None,
     patience: int = MISSES_BEFORE_CAPTURE,
@@ -103,7 +104,8 @@ def build_loop(
     `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
     empty for none. `mixed` are the steps with chunks that are captured too, None for the usual ones on CUDA. `chain` is
     how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
-    prompt tokens run beside decoding rows where they take long. `program` is another one for tests, in which rows get
+    prompt tokens run beside decoding rows where they take long; `max_itl_ns` is a bound for steps in which rows decode,
+    0 for none. `program` is another one for tests, in which rows get
     several tokens in a step. `follow` takes what the executors of other devices are to run. `adapters` are those that
     rows may ask for. `speculation` is how rows get drafts, None for none. `processors` are those that requests may ask
     for, by their places. `host` is memory of the host for copies of pages, where prefixes are shared.
@@ -158,7 +160,7 @@ def build_loop(
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = Beside() if bounds_stalls else None
+    bounds = Beside(max_itl_ns) if bounds_stalls or max_itl_ns else None
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Pools
@@ -32,6 +33,7 @@ from gapless.step.speculation import Verify, most_drafts
 from gapless.step.transfers import Transfers
 from gapless.step.wishes import wish_words
 
+log = logging.getLogger("gapless.loop")
 NEWS_SECONDS = 1.0
 """How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
 
@@ -72,6 +74,9 @@ class Loop:
         """Copies of KV pages in host memory, where there are some."""
         if beside is not None:
             planner.beside = beside.tokens
+        self._warns = False
+        """Whether a first step that breaks a user's bound is worth a warning: from the start's end until there was one.
+        """
         self.flights: deque[Flight] = deque()
         """Steps in flight, the oldest first."""
         self.requests: dict[int, Request] = {}
@@ -375,9 +380,24 @@ class Loop:
         if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
             self.launcher.gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
-        if self._beside is not None and not scores:  # such a prompt's tokens take longer than others
-            self._beside.learn(len(flight.plan.decode), flight.plan.chunk_tokens, measured.device)
-            self.planner.beside = self._beside.tokens
+        if self._beside is not None:
+            self._weigh(self._beside, flight.plan, measured.device, learns=not scores)
+
+    def _weigh(self, beside: Beside, plan: StepPlan, ns: int, learns: bool) -> None:
+        """A step has taken `ns`. Prompts whose tokens are scored take longer than others, and teach nothing."""
+        rows, chunk_tokens = len(plan.decode), plan.chunk_tokens
+        cause = beside.over(rows, chunk_tokens, ns)
+        if cause is not None:
+            self.log.over_max_itl(cause)
+            if self._warns:
+                self._warns = False
+                log.warning(
+                    "a step of %d decoding rows and %d prompt tokens took %.0f ms, and max_itl is %g (cause: %s); "
+                    "further ones are only counted, by gapless:steps_over_max_itl_total",
+                    rows, chunk_tokens, ns / 1e6, beside.most_ns / 1e6, cause,
+                )  # fmt: skip
+        if learns:
+            beside.learn(rows, chunk_tokens, ns)
 
     # Commit.
 
@@ -466,6 +486,7 @@ class Loop:
         self.log.forget()
         self._forgotten = self.rows.appended
         self.counters.captures_refused = refused
+        self._warns = True
 
     def account(self) -> Timeline:
         return self.log.account(at_rest=not self.flights and not self.planner.wanting)

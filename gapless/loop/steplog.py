@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
+from gapless.loop.beside import Cause
 from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.step.launcher import Flight
@@ -36,6 +37,9 @@ class Counters:
         self.chained_steps = 0
         self.dropped_identity = 0
         self.held_rows = 0
+        self.over_itl_rows = 0
+        self.over_itl_chunk = 0
+        self.over_itl_late = 0
 
 
 class Measured(NamedTuple):
@@ -149,6 +153,11 @@ class StepLog:
         self.counters.held_rows += rows
         self._held_rows = rows
         self._in_vain = in_vain
+
+    def over_max_itl(self, cause: Cause) -> None:
+        """A step in which rows decode took longer than the user's bound."""
+        name = f"over_itl_{cause}"
+        setattr(self.counters, name, getattr(self.counters, name) + 1)
 
     def committed(self, flight: Flight) -> Measured:
         """The observed step is committed, and what it held is retired."""

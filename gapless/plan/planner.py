@@ -7,6 +7,7 @@ harmless. A steady decode step compares columns, and looks at single rows only w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Pools
 
 from gapless.base.records import Admission, PageWrite, StepPlan
@@ -42,8 +43,9 @@ class Planner:
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
         self.by_key: dict[int, Sequence] = {}
         self.preemptions = 0
-        self.beside = limits.tokens
-        """Prompt tokens of a step in which rows decode, at most: they get no token before it ends."""
+        self.beside: Callable[[int, int], int] | None = None
+        """Bounds the prompt tokens of a step in which rows decode, who get none before it ends: by the number of these
+        rows, and of the prompt tokens that could run."""
         self.index = index
         self._limits = limits
         self.pools = pools
@@ -157,8 +159,9 @@ class Planner:
         joining = self.queued and self._rows.available()  # preempted ones among them
         if self.prefill or joining:
             budget = self._limits.tokens - len(self.decode)
-            if self.decode:
-                budget = min(budget, self.beside)
+            if self.decode and self.beside:
+                waiting = self.prefill.tokens() + self.waiting.tokens(self._rows.available())
+                budget = min(budget, self.beside(len(self.decode), waiting))
             budget = self.prefill.begin(budget, joining > 0)
             # Pages go to running rows first, so a step that preempts, or starves a row, admits no request.
             starved = self.entering or self.leaving or self._starved or self.preemptions > preemptions

@@ -28,6 +28,10 @@ class Prefill:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def tokens(self) -> int:
+        """Return how many known tokens the rows have left to run."""
+        return sum([seq.length - seq.computed for seq in self._rows.values()])
+
     def remove(self, seq: Sequence) -> None:
         """The row's known tokens are all planned, or it leaves."""
         del self._rows[seq.row]

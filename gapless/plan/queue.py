@@ -23,6 +23,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._live
 
+    def tokens(self, most: int) -> int:
+        """Return how many known tokens about the first `most` sequences have, without what they may find cached."""
+        return sum([seq.length for _, _, seq in self.heap[:most] if seq.state is State.WAITING])
+
     def add(self, seq: Sequence, free: int = 0) -> None:
         """Raises QueueFullError at the limit, which counts those that find none of the `free` rows."""
         if self._live >= self.limit + free:

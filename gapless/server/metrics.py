@@ -287,6 +287,8 @@ class _Page(Collector):
         yield self._by("kind", COUNTER, "gapless:steps", "Steps settled.", steps)
         declined = self._fields("declined", "depth", "ring", "capture", "queue")
         yield self._by("cause", COUNTER, "gapless:declined_launches", "Launches put off.", declined)
+        over, text = self._fields("over_itl", "rows", "chunk", "late"), "Steps of decoding rows longer than max_itl."
+        yield self._by("cause", COUNTER, "gapless:steps_over_max_itl", text, over)
         pages = self._fields("pages", "free", "cached", "owned", "fenced")
         yield self._by("state", GAUGE, "gapless:kv_pages", "KV pages by state.", pages)
         cached, loaded = stats.admitted_cached, stats.admitted_loaded

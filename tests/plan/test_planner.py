@@ -464,7 +464,8 @@ def test_admission_leaves_room_for_rows_to_grow():
 
 def test_fewer_prompt_tokens_run_beside_decoding_rows():
     drive = Drive(rows=4, max_len=400, pages=400, size=4, tokens=200, prefix=False)
-    drive.planner.beside = 7
+    asked = []
+    drive.planner.beside = lambda *numbers: asked.append(numbers) or 7
     drive.add(job(0, 250, 30))
     alone = [drive.turn().chunk_tokens for _ in range(2)]
     assert alone == [200, 50], "no row waits for these"
@@ -475,4 +476,5 @@ def test_fewer_prompt_tokens_run_beside_decoding_rows():
     assert sum(plan.chunk_tokens for plan in plans) == 49
     assert all(plan.chunk_tokens <= 7 for plan in plans if plan.decode)
     assert [plan.chunk_tokens for plan in plans].count(7) >= 6, "the bound is used up"
+    assert asked[:2] == [(1, 49), (1, 42)] and asked[-1][1] <= 7, "rows that decode, and prompt tokens that could run"
     drive.drain()
