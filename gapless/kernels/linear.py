@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from gapless.kernels.seam import Linear
+
+SIZES = 4
+"""Numbers of rows that oneDNN meets between a power of two and the next. It keeps a quarter to half a megabyte for each
+of them and each shape of a weight: without filling up, short streams on the demo took a gigabyte."""
 
 
 class TorchLinear:
     """A layer x [N, in] -> x @ weight.T + bias [N, out].
 
     On a CPU the weight is copied into oneDNN's blocked layout, where that exists: a step of one to eight rows then
-    takes about half the time. The packed tensor is opaque: it has no storage that others could look at.
+    takes about half the time. The packed tensor is opaque: it has no storage that others could look at. Rows are filled
+    up with zeros to one of few numbers of them: oneDNN compiles code for every number that it meets, and keeps it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -23,7 +28,7 @@ class TorchLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if self.packed:
-            packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+            packed = self._product(x)
             return packed if out is None else out.copy_(packed)
         if out is None:
             return linear(x, self.weight, self.bias)
@@ -31,6 +36,19 @@ class TorchLinear:
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def _product(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        added = filled_up(rows) - rows
+        x = pad(x, (0, 0, 0, added)) if added else x
+        packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+        return packed[:rows] if added else packed
+
+
+def filled_up(rows: int) -> int:
+    """Round up to a power of two, or to one of the SIZES numbers from there to the next."""
+    step = max(1, (1 << (rows - 1).bit_length()) // (2 * SIZES))
+    return -(-rows // step) * step
 
 
 def weights(layer: Linear) -> tuple[Tensor, Tensor | None]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gapless.kernels import linear
-from gapless.kernels.linear import TorchLinear
+from gapless.kernels.linear import TorchLinear, filled_up
+from gapless.step.graphs import BUCKETS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -25,3 +26,19 @@ def test_a_torch_without_the_operators_uses_the_plain_layout(monkeypatch):
     layer = TorchLinear(weight)
     assert not layer.packed and layer.weight is weight
     assert torch.equal(layer(torch.eye(4)), weight.T)
+
+
+def test_rows_are_filled_up_to_few_numbers_of_them_and_decode_steps_to_none():
+    sizes = {filled_up(rows) for rows in range(1, 1025)}
+    assert len(sizes) == 36 and set(BUCKETS) <= sizes
+    assert all(rows <= filled_up(rows) <= rows * 5 / 4 for rows in range(1, 1025))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9, 17, 65, 129])
+def test_rows_that_are_filled_up_give_the_plain_product(rows):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(rows, 16)
+    expected = torch.nn.functional.linear(x, weight, bias)
+    layer, out = TorchLinear(weight, bias), torch.empty(rows, 24)
+    for got in (layer(x), layer(x, out), out):
+        torch.testing.assert_close(got, expected)
