@@ -101,7 +101,7 @@ def _units(sources: Sequence[Path], scratch: Path) -> list[tuple[Path, tuple[str
     rest = sorted((file for file in files if file not in glue), key=lambda file: file.stat().st_size, reverse=True)
     units: list[tuple[Path, tuple[str, ...]]] = [(file, ()) for file in rest]
     if glue:
-        together = scratch / "glue.cpp"
+        together = scratch / "torch_glue.cpp"
         together.write_text("".join(f'#include "{file.resolve()}"\n' for file in glue))
         units.insert(0, (together, (GLUE,)))
     return units
