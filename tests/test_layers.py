@@ -108,6 +108,7 @@ LINES = {
     "waits of jobs for others, what is malformed inside tools and messages": 40,
     "tools of responses that OpenAI's servers run, spellings of forms, reasoning sent back": 21,
     "speculative configurations of vLLM, methods by the config of a checkpoint": 32,
+    "C++ by one process a core, for less of a processor where not all of it compiles, and told by doctor": 100,
     "what tiers hold and do, on the page, in traces and metrics; prompt tokens that they gave": 212,
     "transfers that wake the loop, and pages of a peer that travel while it computes the rest": 117,
     "replays of steps after which prompts go on, and searches in order on a CPU": 26,

@@ -1,0 +1,211 @@
+// Every kernel that needs no torch, against a direct computation in double precision. Prints a line for each and, with
+// status 1, what was wrong. tests/kernels/test_native_qemu.py builds it for processors that are not here.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "sampling.h"
+
+using namespace gapless;
+
+static bool good = true;
+
+// A unit in the last place of 1, after rounding to nearest.
+template <typename T>
+constexpr double HALF = std::is_same_v<T, float> ? 0x1p-24 : std::is_same_v<T, bf16> ? 0x1p-8 : 0x1p-11;
+template <typename T>
+constexpr const char* NAME = std::is_same_v<T, float> ? "float32" : std::is_same_v<T, bf16> ? "bfloat16" : "float16";
+
+template <typename T>
+std::vector<T> numbers(int64_t count) {
+  static uint32_t random = 1;
+  std::vector<T> found(count);
+  for (T& x : found) {
+    random = random * 1664525 + 1013904223;
+    assign(x, float(int32_t(random) * 0x1p-31));
+  }
+  return found;
+}
+
+// The worst of what was found, as a part of what it may be off.
+struct Worst {
+  std::string name;
+  double part = 0;
+  bool same = true;
+
+  void take(double found, double want, double bound) { part = std::max(part, std::isfinite(found) ? std::fabs(found - want) / bound : 1e9); }
+  ~Worst() {
+    std::printf("%s: %.3f of the bound%s\n", name.c_str(), part, same ? "" : ", rows depend on others");
+    good = good && part <= 1 && same;
+  }
+};
+
+template <typename T>
+bool same_bits(const T* a, const T* b, int64_t count) {
+  return !std::memcmp(a, b, count * sizeof(T));
+}
+
+template <typename T, typename W>
+void check_product() {
+  Worst worst{std::string("product ") + NAME<T> + " by " + NAME<W>};
+  for (int64_t n : {5, 64, 131})
+    for (int64_t k : {1, 16, 70, 129})
+      for (int64_t m : {1, 2, 3, 4, 5, 7, 20, 33}) {
+        const int64_t stride = k + 3;
+        const auto x = numbers<T>(m * stride), bias = numbers<T>(n);
+        const auto weight = numbers<W>(n * k);
+        std::vector<W> packed(packed_elements<W>(n, k));
+        std::vector<T> out(m * n), alone(n);
+        pack(weight.data(), n, k, packed.data());
+        linear_floats(x.data(), stride, m, packed.data(), n, k, bias.data(), out.data());
+        for (int64_t r = 0; r < m; r++) {
+          linear_floats(x.data() + r * stride, stride, 1, packed.data(), n, k, bias.data(), alone.data());
+          worst.same = worst.same && same_bits(alone.data(), out.data() + r * n, n);
+          for (int64_t c = 0; c < n; c++) {
+            double want = to_float(bias[c]), size = std::fabs(want);
+            for (int64_t i = 0; i < k; i++) {
+              const double one = double(to_float(x[r * stride + i])) * to_float(weight[c * k + i]);
+              want += one, size += std::fabs(one);
+            }
+            worst.take(to_float(out[r * n + c]), want, (k + 2) * 0x1p-24 * size + HALF<T> * std::fabs(want) * 1.01 + 1e-7);
+          }
+        }
+        const int64_t ids[] = {n - 1, 0};
+        std::vector<W> back(2 * k);
+        unpack_rows(packed.data(), n, k, ids, 2, back.data());
+        worst.same = worst.same && same_bits(back.data(), weight.data() + (n - 1) * k, k);
+      }
+}
+
+void check_bytes() {
+  if (!BYTES_HERE) return;
+  Worst worst{"product of bytes"};
+  for (int64_t n : {5, 131})
+    for (int64_t k : {3, 64, 200})
+      for (int64_t m : {1, 2, 7}) {
+        const auto x = numbers<float>(m * k), weight = numbers<float>(n * k);
+        std::vector<uint8_t> packed(byte_elements(n, k));
+        std::vector<float> scales(round_up(n, TILE)), out(m * n), alone(n);
+        pack_bytes(weight.data(), n, k, packed.data(), scales.data());
+        linear_bytes<float>(x.data(), k, m, packed.data(), scales.data(), n, k, nullptr, out.data());
+        for (int64_t r = 0; r < m; r++) {
+          linear_bytes<float>(x.data() + r * k, k, 1, packed.data(), scales.data(), n, k, nullptr, alone.data());
+          worst.same = worst.same && same_bits(alone.data(), out.data() + r * n, n);
+          for (int64_t c = 0; c < n; c++) {
+            double want = 0, size = 0;  // numbers are below 1: a factor is off by half of 1 / 127
+            for (int64_t i = 0; i < k; i++) {
+              want += double(x[r * k + i]) * weight[c * k + i];
+              size += std::fabs(x[r * k + i]) + std::fabs(weight[c * k + i]) + 0.5 / 127;
+            }
+            worst.take(out[r * n + c], want, 0.505 / 127 * size);
+          }
+        }
+      }
+}
+
+template <typename T>
+using Prompts = void (*)(
+    const Queries<T>&, int64_t, const Paged<T>&, const int64_t*, const int64_t*, const int64_t*, float, T*);
+
+// Two chunks over pages that lie in no order; the query at `position` of a chunk reads the keys up to its own.
+template <typename T>
+void check_prompts(const std::string& name, int64_t dim, Prompts<T> attend, bool by_decode) {
+  constexpr int64_t HEADS = 4, KV_HEADS = 2, PAGE = 16, PAGES = 12, LAYERS = 2, LAYER = 1, TABLE = 6;
+  const int32_t table[2 * TABLE] = {3, 0, 7, 11, 5, 9, 8, 2, 10, 1, 6, 4};
+  const int64_t rows[] = {1, 0}, starts[] = {0, 37, 42}, lens[] = {37, 83}, tokens = 42;
+  const auto queries = numbers<T>(tokens * HEADS * dim);
+  const auto cache = numbers<T>(PAGES * LAYERS * 2 * PAGE * KV_HEADS * dim);
+  const Queries<T> q{queries.data(), HEADS * dim, HEADS};
+  const Paged<T> kv{cache.data(), LAYERS, PAGE, KV_HEADS, dim, LAYER, table, TABLE};
+  const float scale = 1 / std::sqrt(float(dim));
+  std::vector<T> out(queries.size()), alone(HEADS * dim);
+  attend(q, 2, kv, rows, starts, lens, scale, out.data());
+  Worst worst{name + " " + NAME<T> + ", " + std::to_string(dim)};
+  for (int64_t chunk = 0; chunk < 2; chunk++)
+    for (int64_t token = starts[chunk]; token < starts[chunk + 1]; token++) {
+      const int64_t length = lens[chunk] - (starts[chunk + 1] - 1 - token);
+      decode_attention(
+          Queries<T>{queries.data() + token * HEADS * dim, HEADS * dim, HEADS}, 1, kv, rows + chunk, &length, scale,
+          alone.data());
+      if (by_decode) worst.same = worst.same && same_bits(alone.data(), out.data() + token * HEADS * dim, HEADS * dim);
+      for (int64_t head = 0; head < HEADS; head++) {
+        const T* query = queries.data() + (token * HEADS + head) * dim;
+        std::vector<double> values(dim);
+        double total = 0;
+        for (int64_t key = 0; key < length; key++) {
+          const T* one = kv.key(table + rows[chunk] * TABLE, key, head / (HEADS / KV_HEADS));
+          double score = 0;
+          for (int64_t d = 0; d < dim; d++) score += double(to_float(query[d])) * to_float(one[d]);
+          const double weight = std::exp(score * scale);
+          total += weight;
+          for (int64_t d = 0; d < dim; d++) values[d] += weight * to_float(one[kv.value_offset() + d]);
+        }
+        // Values are below 1. A weight, and for some units a query, may be rounded to T; so is the result.
+        for (int64_t d = 0; d < dim; d++) {
+          worst.take(to_float(out[(token * HEADS + head) * dim + d]), values[d] / total, 3 * HALF<T> + 1e-5);
+          worst.take(to_float(alone[head * dim + d]), values[d] / total, 3 * HALF<T> + 1e-5);
+        }
+      }
+    }
+}
+
+template <typename T>
+void check_attention() {
+  for (int64_t dim : {16, 64, 80, 128}) {
+    check_prompts<T>("attention as in decode", dim, prefill_attention<T>, true);
+    if (floats_attend(dim)) check_prompts<T>("attention of prompts", dim, prefill_attention_floats<T>, false);
+  }
+}
+
+template <typename T>
+void check_elements() {
+  Worst norm{std::string("norm ") + NAME<T>}, gate{std::string("gate ") + NAME<T>};
+  for (int64_t size : {8, 70, 256}) {
+    const auto x = numbers<T>(3 * size), weight = numbers<T>(size), both = numbers<T>(3 * 2 * size);
+    std::vector<T> out(3 * size), gated(3 * size);
+    rms_norm(x.data(), size, weight.data(), 3, size, 1e-6f, out.data());
+    silu_mul(both.data(), 3, 2 * size, gated.data());
+    for (int64_t r = 0; r < 3; r++) {
+      double squares = 0;
+      for (int64_t i = 0; i < size; i++) squares += std::pow(to_float(x[r * size + i]), 2);
+      for (int64_t i = 0; i < size; i++) {
+        const double a = to_float(both[r * 2 * size + i]), b = to_float(both[r * 2 * size + size + i]);
+        const double want = to_float(x[r * size + i]) / std::sqrt(squares / size + 1e-6) * to_float(weight[i]);
+        norm.take(to_float(out[r * size + i]), want, 3 * HALF<T> * std::fabs(want) + 1e-5);
+        gate.take(to_float(gated[r * size + i]), a / (1 + std::exp(-a)) * b, 3 * HALF<T> + 1e-6);
+      }
+    }
+  }
+}
+
+template <typename T>
+void check_choices() {
+  Worst best{std::string("best ") + NAME<T>}, cut{std::string("cut ") + NAME<T>};
+  for (int64_t vocab : {5, 64, 1003}) {
+    auto row = numbers<T>(vocab);
+    row[vocab / 2] = row[vocab - 1];
+    const auto most = std::max_element(row.begin(), row.end(), [](T a, T b) { return to_float(a) < to_float(b); });
+    best.take(best_of(row.data(), vocab).index, most - row.begin(), 0.5);
+    std::vector<float> sorted;
+    for (T x : row) sorted.push_back(to_float(x));
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    cut.take(cut_of(row.data(), vocab, {1.0f, 3, 1.0f, 0.0f}, false).value, sorted[2], 1e-9);
+  }
+}
+
+int main() {
+  std::printf("%s%s\n", VECTOR_UNIT, BYTES_HERE ? ", bytes" : "");
+  check_product<float, float>(), check_product<float, bf16>(), check_product<bf16, bf16>();
+  check_product<f16, f16>(), check_product<f16, bf16>();
+  check_bytes();
+  check_attention<float>(), check_attention<bf16>(), check_attention<f16>();
+  check_elements<float>(), check_elements<bf16>();
+  check_choices<float>(), check_choices<bf16>();
+  return good ? 0 : 1;
+}
