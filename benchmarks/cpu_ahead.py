@@ -64,7 +64,7 @@ def linear_cases() -> Iterator[Case]:
         size = outputs * inputs * DTYPE.itemsize
         packed = [native.NativeLinear(randn(outputs, inputs)).weight for _ in range(max(1, COLD_BYTES // size))]
         weights, x = itertools.cycle(packed), randn(1, inputs)
-        call = lambda ops, w=weights, x=x, n=outputs: ops.linear_packed(x, next(w), n, None, False)  # noqa: E731
+        call = lambda ops, w=weights, x=x, n=outputs: ops.linear(x, next(w), n, None, native.Way.AVX512_BF16)  # noqa: E731
         yield Case(f"linear {name}, 1 row", call, size)
 
 

@@ -1,4 +1,4 @@
-"""The choice between AMX and the vectors: measured once for each shape, kept, and the same for any number of rows."""
+"""The choice between two ways to multiply, here AMX and the vectors: measured once for each shape, kept, and the same for any number of rows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import torch
 from gapless.base.errors import UserError
 from gapless.device import build
 from gapless.kernels import native
-from gapless.kernels.native import choice
+from gapless.kernels.native import Way, choice
 
 FAST, SLOW = 1 / 2048, 1 / 512
 """Seconds, which sum up without rounding."""
+WAYS = (Way.AMX, Way.AVX512_BF16)
 
 
 class Products:
     """Stands in for torch.ops.gapless, and for the clock: each path takes its seconds, by rows."""
 
     def __init__(self, amx=lambda rows: FAST, vectors=lambda rows: SLOW):
-        self.seconds, self.calls, self.now = {True: amx, False: vectors}, [], 0.0
-        self.linear_packed = self
+        self.seconds, self.calls, self.now = {Way.AMX: amx, Way.AVX512_BF16: vectors}, [], 0.0
+        self.linear = self
         self.default = self
 
-    def __call__(self, x, packed, outputs, bias, amx):
-        self.calls.append((len(x), len(packed), outputs, amx))
-        self.now += self.seconds[amx](len(x))
+    def __call__(self, x, packed, outputs, bias, way):
+        self.calls.append((len(x), len(packed), outputs, way))
+        self.now += self.seconds[way](len(x))
 
 
 @pytest.fixture
@@ -50,7 +51,8 @@ def kept(tmp_path):
 
 
 def asked(kept, outputs=96, inputs=33):
-    return choice.serves_amx(torch.zeros(outputs * (inputs + 1), dtype=torch.bfloat16), outputs, inputs, kept)
+    packed = torch.zeros(outputs * (inputs + 1), dtype=torch.bfloat16)
+    return choice.fastest(WAYS, packed, outputs, inputs, kept) is Way.AMX
 
 
 def test_the_faster_one_serves(products, kept, tmp_path):
@@ -71,7 +73,7 @@ def test_one_answer_weighs_all_numbers_of_rows(products, kept, tmp_path):
 def test_both_are_measured_in_turns_at_each_number_of_rows(products, kept):
     made = products()
     asked(kept)
-    want = [(rows, 96 * 34, 96, amx) for rows in choice.ROWS for _ in range(choice.TURNS) for amx in (True, False)]
+    want = [(rows, 96 * 34, 96, way) for rows in choice.ROWS for _ in range(choice.TURNS) for way in WAYS]
     assert made.calls == want
 
 
@@ -84,6 +86,11 @@ def test_a_shape_is_measured_once_and_the_answer_kept(products, kept):
     four = len(choice.ROWS)
     assert list(json.loads(kept.read_text()).values()) == [[SLOW / FAST] * four, [FAST / SLOW] * four]
     assert {path.name for path in kept.parent.iterdir()} == {kept.name, choice.LOCK}
+
+
+def test_the_only_way_is_not_measured(products, kept):
+    made = products()
+    assert choice.fastest([Way.FLOATS], torch.zeros(0), 96, 33, kept) is Way.FLOATS and not made.calls
 
 
 def test_other_threads_are_another_shape(products, kept):
@@ -123,7 +130,7 @@ def test_the_time_of_measuring_is_bounded(products, kept):
 A_PROCESS = """
 import sys, time
 from pathlib import Path
-from gapless.kernels.native import choice
+from gapless.kernels.native import Way, choice
 import torch
 
 def measured(*weight):
@@ -133,7 +140,7 @@ def measured(*weight):
 choice.measured_ratios = measured
 print("ready", flush=True)
 for outputs in map(int, sys.stdin.readline().split()):
-    print(choice.serves_amx(torch.zeros(0), outputs, 8, Path(sys.argv[1])), flush=True)
+    print(choice.fastest((2, 1), torch.zeros(0), outputs, 8, Path(sys.argv[1])) == 2, flush=True)
 """
 
 
@@ -148,7 +155,7 @@ def test_processes_of_one_start_use_the_same_answers(kept):
             process.stdin.flush()
         one, other = (process.communicate(timeout=60)[0].split() for process in two)
     assert len(one) == 3 and one == other
-    assert [str(choice.faster(ratios)) for ratios in choice.read(kept).values()] == one
+    assert [str(choice.serves_first(ratios)) for ratios in choice.read(kept).values()] == one
 
 
 def test_a_process_that_never_ends_its_measuring_is_an_error(products, kept, monkeypatch):
@@ -179,28 +186,30 @@ def test_a_layer_takes_what_serves(monkeypatch, missing):
 
     class Ops:
         linear_pack = type("", (), {"default": staticmethod(lambda weight: weight.flatten())})
-        linear_packed = type("", (), {"default": staticmethod(lambda *given: seen.append(given[-1]))})
+        linear = type("", (), {"default": staticmethod(lambda *given: seen.append(given[-1]))})
         amx_missing = staticmethod(lambda: missing)
+        has_bf16_dot = staticmethod(lambda: True)
 
     monkeypatch.setattr(native.torch.ops, "gapless", Ops, raising=False)
     monkeypatch.setattr(native, "choices_file", lambda: None)
-    monkeypatch.setattr(choice, "serves_amx", lambda *shape: True)
+    monkeypatch.setattr(choice, "fastest", lambda ways, *shape: ways[0])
     layer = native.NativeLinear(torch.zeros(16, 32, dtype=torch.bfloat16))
     for rows in (1, 200):
         layer(torch.zeros(rows, 32, dtype=torch.bfloat16))
-    assert seen == [not missing] * 2
+    assert seen == [Way.AVX512_BF16 if missing else Way.AMX] * 2
 
 
 def test_the_choices_are_described(monkeypatch, kept, tmp_path):
-    monkeypatch.setattr(native, "product", lambda: native.Product("amx", ""))
+    monkeypatch.setattr(native, "load", lambda: object())
+    monkeypatch.setattr(native, "ways", lambda dtype: WAYS)
     monkeypatch.setattr(build, "outcomes", {native.NAME: build.Outcome(tmp_path / "kernels-1.so", "", 0.0)})
     assert native.chosen() == []
     shapes = {"64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25], "8 x 64, 2 threads": [2.0] * 4, "8 x 8, 2 threads": []}
     (tmp_path / "kernels-1.json").write_text(json.dumps(shapes))
     assert native.chosen() == [
-        "64 x 8, 2 threads: amx, amx takes 0.35 of the vectors' time",
-        "8 x 64, 2 threads: avx512_bf16, amx takes 2.00 of the vectors' time",
+        "64 x 8, 2 threads: amx, amx takes 0.35 of the time of avx512_bf16",
+        "8 x 64, 2 threads: avx512_bf16, amx takes 2.00 of the time of avx512_bf16",
         "8 x 8, 2 threads: amx, not measured",
     ]
-    monkeypatch.setattr(native, "product", lambda: native.Product("avx512_bf16", ""))
+    monkeypatch.setattr(native, "ways", lambda dtype: [Way.FLOATS])
     assert native.chosen() == []
