@@ -8,7 +8,7 @@
 using namespace gapless;
 #define SEEN extern "C" __attribute__((visibility("default")))
 
-SEEN int64_t packed_size(int64_t n, int64_t k) { return packed_elements(n, k); }
+SEEN int64_t packed_size(int64_t n, int64_t k) { return packed_elements<bf16>(n, k); }
 SEEN void pack_weight(const bf16* weight, int64_t n, int64_t k, bf16* packed) { pack(weight, n, k, packed); }
 
 // What a processor would have refused; empty for nothing.

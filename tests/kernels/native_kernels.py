@@ -15,7 +15,9 @@ from gapless.device import build
 from gapless.kernels import native
 from gapless.kernels.seam import Kernels
 
-EMULATED = ("amx", "attention", "attention_amx", "linear", "linear_amx", "parallel")
+EMULATED = (
+    "amx", "attention", "attention_amx", "attention_floats", "linear_amx", "linear_floats", "linear_pack", "parallel",
+)  # fmt: skip
 """The sources that emulated tiles are built with"""
 
 
