@@ -99,7 +99,8 @@ class EngineConfig:
     )
     dtype: str = flag(
         "auto",
-        "arithmetic of weights and KV cache; auto follows the checkpoint",
+        "arithmetic of weights and KV cache; auto follows the checkpoint, or is float32 on a CPU without our C++ that "
+        "computes it clearly faster",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     load_format: str = flag(

@@ -151,6 +151,10 @@ def native() -> Iterator[Check]:
     for name, built in zip(without, build_all(), strict=True):
         yield cpu_library(name, built, without[name])
     yield cpu_products(native.product(), native.chosen())
+    if native.load() is None:
+        yield without_cpp()
+    else:
+        yield from cpu_speeds()
 
 
 def cpu_library(name: str, built: Outcome, without: str) -> Check:
@@ -167,11 +171,36 @@ def cpu_products(product: Product, chosen: Sequence[str]) -> Check:
     """What multiplies bfloat16. Something faster that this processor has, but that does not serve, is a warning."""
     if product.missing:
         return Check("cpu products", "warn", f"bfloat16: {product.path}; {product.missing}")
-    text = f"bfloat16: {product.path}; there is nothing faster for this processor"
+    text = f"bfloat16: {product.path}"
     if product.path == "amx":
         measured = "; ".join(chosen) or "the first load of a model measures it against avx512_bf16 for each shape"
-        text = f"bfloat16: amx (GAPLESS_AMX=0 turns it off); {measured}"
+        text += f" (GAPLESS_AMX=0 turns it off); {measured}"
     return Check("cpu products", "ok", text)
+
+
+def cpu_speeds() -> Iterator[Check]:
+    """How much of what the processor can do prompts get, by dtype."""
+    from gapless.kernels.native.speeds import speeds
+
+    for speed in speeds():
+        name = str(speed.dtype).removeprefix("torch.")
+        yield Check(
+            f"cpu {name}",
+            "ok",
+            f"products of prompts: {speed.product}, {speed.product_share:.2f} of the vector unit's peak in float32; "
+            f"attention: {speed.attention}, {speed.attention_share:.2f}",
+        )
+
+
+def without_cpp() -> Check:
+    """What torch multiplies fastest where our own products are not there."""
+    import torch
+
+    from gapless.kernels.dtypes import CLEAR, float32_gains
+
+    gain = float32_gains(torch.bfloat16)
+    text = f"torch multiplies float32 {gain:.1f} x as fast as bfloat16"
+    return Check("cpu dtype", "warn", f"{text}: --dtype auto takes float32" if gain >= CLEAR else text)
 
 
 def free_port(port: int) -> Iterator[Check]:

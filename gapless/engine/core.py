@@ -30,7 +30,7 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.processors import import_processors, try_out
 from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
-from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, step_bytes
+from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
 from gapless.grammar.compiler import Compiler
@@ -259,6 +259,7 @@ def build_core(
 def _build_on(
     device: Device, config: EngineConfig, model_config: ModelConfig, spent: list[tuple[str, float]]
 ) -> EngineCore:
+    config = on_device(device, lambda: settle_dtype(config, model_config, device.kind))
     tiers = EngineTiers(config)
     Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from gapless.base import host
 from gapless.cli import checks
@@ -19,6 +20,7 @@ from gapless.cli.main import main
 from gapless.device import build, compiling
 from gapless.kernels import native
 from gapless.kernels.native import Product
+from gapless.kernels.native.speeds import Speed
 
 
 def test_doctor_reports_every_check_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,14 +65,16 @@ def test_a_python_built_without_optimizations_is_a_warning(
 
 def test_native_parts_are_told_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {check.name: check for check in checks.native()}
-    assert list(found) == ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
+    told = ["compiler", "cpu streams", "cpu kernels", "mask threads", "cpu products"]
+    speeds = ["cpu float32", "cpu bfloat16", "cpu float16"] if native.load() else ["cpu dtype"]
+    assert list(found) == told + speeds
     for name in ("cpu streams", "cpu kernels", "mask threads"):
         assert found[name].detail.startswith("native: built" if found[name].status == "ok" else "not built, ")
     monkeypatch.setattr(compiling, "compiler", lambda: None)
     reason = build.Outcome(None, "there is no C++ compiler", 0.0)
     monkeypatch.setattr(build, "outcomes", dict.fromkeys(("gapless_stream", "kernels", "gapless_masks"), reason))
     found = {check.name: check for check in checks.native()}
-    assert {check.status for check in found.values()} == {"warn"}
+    assert list(found) == [*told, "cpu dtype"] and {check.status for check in found.values()} == {"warn"}
     assert found["cpu streams"].detail == (
         "not built, a Python thread runs the steps, without graphs: there is no C++ compiler"
     )
@@ -93,7 +97,7 @@ def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_o
 def test_the_product_that_runs_is_named() -> None:
     vectors = checks.cpu_products(Product("avx512_bf16", ""), [])
     assert vectors.status == "ok"
-    assert vectors.detail == "bfloat16: avx512_bf16; there is nothing faster for this processor"
+    assert vectors.detail == "bfloat16: avx512_bf16"
     fresh, measured = (checks.cpu_products(Product("amx", ""), shapes) for shapes in ([], ["8 x 8: amx", "8 x 9: amx"]))
     assert fresh.status == measured.status == "ok" and "GAPLESS_AMX=0 turns it off" in fresh.detail
     assert "the first load of a model measures it" in fresh.detail
@@ -106,14 +110,37 @@ def test_a_faster_product_that_does_not_serve_is_a_warning() -> None:
     assert check.detail == "bfloat16: avx512_bf16; amx: refused by Linux: Operation not permitted"
 
 
+def test_the_speed_of_each_dtype_is_told_as_a_share_of_the_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Speed(torch.bfloat16, "amx", 6.25, "avx512", 0.514)
+    monkeypatch.setattr("gapless.kernels.native.speeds.speeds", lambda: [found])
+    assert list(checks.cpu_speeds()) == [
+        Check(
+            "cpu bfloat16", "ok",
+            "products of prompts: amx, 6.25 of the vector unit's peak in float32; attention: avx512, 0.51",
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gain", "ends"),
+    [(2.25, "2.2 x as fast as bfloat16: --dtype auto takes float32"), (1.2, "1.2 x as fast as bfloat16")],
+)
+def test_float32_that_is_faster_than_torchs_bfloat16_is_told(
+    monkeypatch: pytest.MonkeyPatch, gain: float, ends: str
+) -> None:
+    monkeypatch.setattr("gapless.kernels.dtypes.float32_gains", lambda dtype: gain)
+    check = checks.without_cpp()
+    assert check.status == "warn" and check.detail == f"torch multiplies float32 {ends}"
+
+
 UNKNOWN = "unknown to the compiler"
 
 
 @pytest.mark.parametrize(
     ("flags", "dot", "missing", "expected"),
     [
-        ("avx2", False, UNKNOWN, Product("torch, avx512", "")),
-        ("avx512_bf16", False, UNKNOWN, Product("torch, avx512", "avx512_bf16: unknown to the compiler")),
+        ("avx2", False, UNKNOWN, Product("avx512", "")),
+        ("avx512_bf16", False, UNKNOWN, Product("avx512", "avx512_bf16: unknown to the compiler")),
         ("avx512_bf16", True, UNKNOWN, Product("avx512_bf16", "")),
         ("avx512_bf16 amx_bf16", True, "gave wrong sums", Product("avx512_bf16", "amx: gave wrong sums")),
         ("avx512_bf16 amx_bf16", True, "", Product("amx", "")),
@@ -122,12 +149,20 @@ UNKNOWN = "unknown to the compiler"
 def test_an_instruction_set_that_is_missing_has_its_reason(
     monkeypatch: pytest.MonkeyPatch, flags: str, dot: bool, missing: str, expected: Product
 ) -> None:
-    ops = SimpleNamespace(has_bf16_dot=lambda: dot, amx_missing=lambda: missing)
+    ops = SimpleNamespace(has_bf16_dot=lambda: dot, amx_missing=lambda: missing, vector_unit=lambda: "avx512")
     monkeypatch.setattr(native, "load", lambda: object())
     monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
     monkeypatch.setattr("gapless.base.host.processor_says", lambda name: flags)
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     assert native.product() == expected
+
+
+def test_a_processor_that_the_environment_keeps_to_avx2_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = SimpleNamespace(has_bf16_dot=lambda: False, vector_unit=lambda: "avx2")
+    monkeypatch.setattr(native, "load", lambda: object())
+    monkeypatch.setattr("torch.ops.gapless", ops, raising=False)
+    monkeypatch.setattr(compiling, "is_capped", lambda: True)
+    assert native.product() == Product("avx2", "ATEN_CPU_CAPABILITY=avx2 keeps AVX-512 from it")
 
 
 def test_the_cpu_device_computes() -> None:

@@ -1,4 +1,5 @@
-"""The choice between two ways to multiply, here AMX and the vectors: measured once for each shape, kept, and the same for any number of rows."""
+"""The choice between two ways to multiply, here AMX and AVX512-BF16: measured once for each shape, kept, and the same
+for any number of rows."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from gapless.device import build
 
 log = logging.getLogger("gapless.kernels")
 
+
 class Way(IntEnum):
     """A way to multiply by a packed weight, by the number that the operators know it by."""
 
@@ -41,7 +42,7 @@ COLUMNS = 64
 MEASURING_SECONDS = 0.3
 """Seconds that a process measures at most, but for the last shape. Shapes after that get the first way."""
 CLEAR = 1.1
-"""The second way serves where the first takes this many times its time: a difference that a busy moment does not make."""
+"""The second way serves where the first takes this many times its time: a busy moment makes no such difference."""
 
 LOCK = "choices.lock"
 """The file in the cache folder that the process which measures holds."""
@@ -64,9 +65,7 @@ def fastest(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept
     return ways[0 if serves_first(_answers[kept, name]) else 1]
 
 
-def _settled(
-    name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path
-) -> list[float]:
+def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
     """Return the answer of the first process to ask. Processes measure in turn, or one would slow the other.
 
     Raises UserError when another process keeps the lock for LOCK_SECONDS.

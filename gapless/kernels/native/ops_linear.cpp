@@ -4,6 +4,7 @@
 #include "amx.h"
 #include "linear.h"
 #include "ops.h"
+#include "peak.h"
 
 namespace gapless {
 namespace {
@@ -107,6 +108,7 @@ Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int6
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("vector_unit() -> str", [] { return std::string(VECTOR_UNIT); });
+  m.def("vector_peak() -> float", [] { return vector_peak(); });
   m.def("has_bf16_dot() -> bool", [] { return DOTS_HERE; });
   m.def("amx_missing() -> str", [] { return amx_missing(); });
   m.def("linear_pack(Tensor weight) -> Tensor");

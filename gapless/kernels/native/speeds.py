@@ -1,0 +1,65 @@
+"""Measures products and attention against the peak of the processor's vector unit, for `gapless doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from gapless.kernels import native
+from gapless.kernels.native.choice import Way
+
+TURNS = 5
+TOKENS, WIDTH = 192, 1024
+"""Rows of a product [TOKENS, WIDTH] @ [WIDTH, WIDTH], which no memory holds back"""
+PROMPT, HEADS, DIM, PAGE = 512, 4, 128, 16
+
+
+class Speed(NamedTuple):
+    """What computes prompts in one dtype, and how fast: 1 is the peak of the vector unit in float32."""
+
+    dtype: torch.dtype
+    product: str
+    product_share: float
+    attention: str
+    attention_share: float
+
+
+def speeds() -> list[Speed]:
+    """Measure each dtype, about 0.2 s in all. The operators are loaded."""
+    unit, peak = torch.ops.gapless.vector_unit(), max(torch.ops.gapless.vector_peak() for _ in range(TURNS))
+    found = []
+    for dtype in native.DTYPES:
+        layer = native.NativeLinear(torch.ones(WIDTH, WIDTH, dtype=dtype))
+        x = torch.ones(TOKENS, WIDTH, dtype=dtype)
+        product = 2 * TOKENS * WIDTH**2 / _seconds(partial(layer, x))
+        attention = 2 * HEADS * DIM * PROMPT**2 / _seconds(_attention(dtype))  # half of the pairs, two products
+        amx = Way.AMX in native.ways(dtype)
+        ways = unit if layer.way is Way.FLOATS else layer.way.name.lower(), "amx" if amx else unit
+        found.append(Speed(dtype, ways[0], product / peak, ways[1], attention / peak))
+    return found
+
+
+def _attention(dtype: torch.dtype) -> Callable[[], object]:
+    """Return a call of the attention of one prompt."""
+    pages = PROMPT // PAGE
+    q = torch.ones(PROMPT, HEADS, DIM, dtype=dtype)
+    cache = torch.ones(pages, 1, 2, PAGE, HEADS, DIM, dtype=dtype)
+    table = torch.arange(pages, dtype=torch.int32)[None]
+    row, starts, lens = torch.tensor([0]), torch.tensor([0, PROMPT]), torch.tensor([PROMPT])
+    attend = torch.ops.gapless.prefill_attention.default
+    return lambda: attend(q, cache, 0, table, row, starts, lens, DIM**-0.5, PROMPT)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the least time of a few calls, the first left out."""
+    call()
+    times = []
+    for _ in range(TURNS):
+        start = perf_counter()
+        call()
+        times.append(perf_counter() - start)
+    return min(times)
