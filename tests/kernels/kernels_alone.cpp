@@ -159,7 +159,7 @@ template <typename T>
 void check_attention() {
   for (int64_t dim : {16, 64, 80, 128}) {
     check_prompts<T>("attention as in decode", dim, prefill_attention<T>, true);
-    if (floats_attend(dim)) check_prompts<T>("attention of prompts", dim, prefill_attention_floats<T>, false);
+    if (floats_attend<T>(dim)) check_prompts<T>("attention of prompts", dim, prefill_attention_floats<T>, false);
   }
 }
 

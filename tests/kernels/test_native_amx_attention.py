@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from kernels.test_native_amx import arguments
 from kernels.test_native_attention import (
     CHUNKS,
     LAYER,
-    LENGTHS,
     TOLERANCE,
+    check_any_cut,
     check_prefill,
     check_wild,
     made,
@@ -63,22 +62,7 @@ def test_it_agrees_with_float64(prefill, kv_heads, grouped, dim):
 
 @pytest.mark.parametrize(("kv_heads", "grouped", "dim"), [(1, 1, 64), (2, 2, 64), (1, 3, 96), (1, 8, 32)])
 def test_a_query_has_the_same_bits_in_any_chunk_and_among_others(prefill, kv_heads, grouped, dim):
-    case = made(kv_heads, dim, torch.bfloat16)
-    length = 700
-    index = LENGTHS.index(length)
-    q, row = queries(length, kv_heads, grouped, dim, torch.bfloat16), case.rows[index : index + 1]
-
-    def chunks(borders):
-        """Attend the prompt cut at these places, all chunks in one call."""
-        ends = torch.tensor(borders)
-        batch = RowBatch(row.repeat(len(borders) - 1), ends[1:], ends - ends[0])
-        return prefill(q[borders[0] : borders[-1]], case.kv, batch, dim**-0.5, length)
-
-    whole = chunks([0, length])
-    for cuts in ([1], [15, 16, 17], [31, 64, 65, 127, 200], [500, 699]):
-        borders = [0, *cuts, length]
-        assert torch.equal(chunks(borders), whole), cuts
-        assert torch.equal(torch.cat([chunks(list(pair)) for pair in itertools.pairwise(borders)]), whole), cuts
+    check_any_cut(prefill, kv_heads, grouped, dim, torch.bfloat16)
 
 
 def test_threads_give_the_same_bits(prefill):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernels.native_kernels import load_native, load_plain_variant
+from kernels.native_kernels import check_threads, load_native, load_plain_variant
 from torch import Tensor
 
 from gapless.kernels import unpack
@@ -21,7 +21,7 @@ CHUNKS = [1, 5, 9, 17, 1, 33, 100, 200, 2]
 """This many of the last tokens of each length are a prefill chunk"""
 HEADS = [(2, 1, 64), (2, 2, 128), (1, 4, 80), (2, 8, 64), (1, 7, 128), (1, 3, 16), (2, 2, 20), (1, 1, 256)]
 """(KV heads, query heads for each, head size)"""
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """bfloat16: the result is rounded (2**-9 of up to 4), and so are the products' inputs, which both sides share."""
 
 
@@ -167,19 +167,54 @@ def test_a_value_that_is_no_number_stays_with_those_who_read_it(grouped, dtype):
 
 
 def test_threads_give_the_same_bits():
-    op, before = load_native().decode_attention, torch.get_num_threads()
-    case = made(2, 128, torch.bfloat16)
-    q = queries(len(LENGTHS), 2, 2, 128, torch.bfloat16)
-    try:
-        torch.set_num_threads(1)
-        alone = op(q, case.kv, case.batch, 0.1)
-        torch.set_num_threads(3)
-        assert torch.equal(op(q, case.kv, case.batch, 0.1), alone)
-    finally:
-        torch.set_num_threads(before)
+    kernels, case = load_native(), made(2, 128, torch.bfloat16)
+    check_threads(
+        lambda q: kernels.decode_attention(q, case.kv, case.batch, 0.1), queries(9, 2, 2, 128, torch.bfloat16)
+    )
+    prompts = case.batch._replace(starts=torch.tensor([0, *CHUNKS]).cumsum(0))
+    check_threads(
+        lambda q: kernels.prefill_attention(q, case.kv, prompts, 0.1, max(CHUNKS)),
+        queries(sum(CHUNKS), 2, 2, 128, torch.bfloat16),
+    )
+
+
+def check_any_cut(op, kv_heads: int, grouped: int, dim: int, dtype: torch.dtype) -> None:
+    """A query has the same bits in any chunk and among others."""
+    case = made(kv_heads, dim, dtype)
+    length = 700
+    index = LENGTHS.index(length)
+    q, row = queries(length, kv_heads, grouped, dim, dtype), case.rows[index : index + 1]
+
+    def chunks(borders):
+        """Attend the prompt cut at these places, all chunks in one call."""
+        ends = torch.tensor(borders)
+        batch = RowBatch(row.repeat(len(borders) - 1), ends[1:], ends - ends[0])
+        return op(q[borders[0] : borders[-1]], case.kv, batch, dim**-0.5, length)
+
+    whole = chunks([0, length])
+    for cuts in ([1], [15, 16, 17], [31, 64, 65, 127, 200], [500, 699]):
+        borders = [0, *cuts, length]
+        assert torch.equal(chunks(borders), whole), cuts
+        assert torch.equal(torch.cat([chunks(list(pair)) for pair in itertools.pairwise(borders)]), whole), cuts
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), [(1, 1, 64), (2, 2, 128), (1, 7, 80), (1, 3, 20)])
+def test_a_query_of_a_prompt_has_the_same_bits_in_any_chunk_and_among_others(kv_heads, grouped, dim, dtype):
+    check_any_cut(load_native().prefill_attention, kv_heads, grouped, dim, dtype)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 15, 17, 31, 33, 63, 100, 129, 250, 255, 257, 300])
+def test_heads_of_any_size_equal_the_direct_computation(dim):
+    kernels, lengths, sizes = load_native(), (130, 70), [130, 3]
+    for dtype in TOLERANCE:
+        case = made(1, dim, dtype, lengths=lengths)
+        check_prefill(kernels.prefill_attention, case, sizes, 1, 3, dim, dtype)
+        check_decode(kernels.decode_attention, case, queries(2, 1, 3, dim, dtype))
 
 
 def test_attention_without_the_bfloat16_dot_product_equals_the_direct_computation(tmp_path):
+    """And without AVX-512, by what else the processor has."""
     ops = load_plain_variant(tmp_path)
     case = made(2, 80, torch.bfloat16)
     decode, prefill = (
@@ -188,6 +223,8 @@ def test_attention_without_the_bfloat16_dot_product_equals_the_direct_computatio
     )
     check_decode(decode, case, queries(len(LENGTHS), 2, 2, 80, torch.bfloat16))
     check_prefill(prefill, case, CHUNKS, 2, 2, 80, torch.bfloat16)
+    check_any_cut(prefill, 1, 3, 80, torch.bfloat16)
+    check_wild(prefill, 3, torch.bfloat16)
 
 
 def test_no_rows_at_all_give_an_empty_result():

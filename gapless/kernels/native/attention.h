@@ -45,6 +45,7 @@ void prefill_attention(
 
 // Whether the functions below serve heads of this size, here. They do as prefill_attention, each in an order of sums of
 // its own, which is the same in any chunk.
+template <typename T>
 bool floats_attend(int64_t dim);
 bool amx_attends(int64_t dim);
 

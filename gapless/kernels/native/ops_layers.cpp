@@ -130,7 +130,7 @@ Tensor prefill_attention_op(
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     auto* attend = prefill_attention<T>;
-    if (!INVARIANT && floats_attend(q.size(2))) attend = prefill_attention_floats<T>;
+    if (!INVARIANT && floats_attend<T>(q.size(2))) attend = prefill_attention_floats<T>;
     if constexpr (std::is_same_v<T, bf16> && !INVARIANT)
       if (amx_attends(q.size(2))) attend = prefill_attention_amx;
     attend(
