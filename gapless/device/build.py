@@ -165,7 +165,10 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
     for level in levels():
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
             made = Path(scratch) / library.name
-            reason = make(tool, name, sources, level, made)
+            try:
+                reason = make(tool, name, sources, level, made)
+            except TimeoutError as error:  # less of the processor would take as long
+                return str(error)
             if not reason:
                 if reasons:
                     log.warning("C++ (%s) is not compiled for all of this processor: %s", name, reasons[0])

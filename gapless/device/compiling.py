@@ -78,7 +78,7 @@ def shown(level: tuple[str, ...]) -> str:
 
 def make(tool: str, name: str, sources: Sequence[Path], level: tuple[str, ...], library: Path) -> str:
     """Compile the sources with `level`'s flags and link them into `library`, beside it everything that is made on the
-    way; return what went wrong, if anything did."""
+    way; return what went wrong, if anything did. Raises TimeoutError after COMPILE_SECONDS for a file."""
     units = _units(sources, library.parent)
     flags = [*_torch_flags(name), *level]
     objects = [library.parent / f"{unit.stem}.o" for unit, _ in units]
@@ -135,10 +135,16 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
 
     def run(command: Sequence[str]) -> str:
         with _TURNS.one(commands.index(command)):
-            reason = "" if failed.is_set() else _run_one(command)
-        if reason:
-            failed.set()
-        return reason
+            if failed.is_set():
+                return ""
+            try:
+                reason = _run_one(command)
+            except TimeoutError:
+                failed.set()
+                raise
+            if reason:
+                failed.set()
+            return reason
 
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
         return next(filter(None, pool.map(run, commands)), "")
@@ -151,7 +157,7 @@ def _run_one(command: Sequence[str]) -> str:
             timeout=COMPILE_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"{command[0]} has not ended after {COMPILE_SECONDS} s"
+        raise TimeoutError(f"{command[0]} has not ended after {COMPILE_SECONDS} s") from None
     if not done.returncode:
         return ""
     errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()[-3:]

@@ -163,6 +163,16 @@ def test_what_compiles_for_no_processor_has_the_reason_of_the_first_try(
     assert "unknown -Dmost" in build.build("plain", [source(tmp_path)]).reason
 
 
+def test_a_compiler_that_does_not_end_is_not_asked_again(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.2)
+    script = compiler.parent / "cxx"
+    script.write_text(script.read_text().replace("exec", "exec sleep 2 #"))
+    reason = build.build("plain", [source(tmp_path)]).reason
+    assert reason == f"{script} has not ended after 0.2 s" and len(compiler.read_text().splitlines()) == 1
+
+
 def test_files_that_include_torch_are_compiled_as_one(compiler: Path, tmp_path: Path) -> None:
     texts = {
         "one.cpp": '#include "ours.h"\nextern "C" int one() { return 1; }\n',

@@ -170,7 +170,7 @@ void check_elements() {
     const auto x = numbers<T>(3 * size), weight = numbers<T>(size), both = numbers<T>(3 * 2 * size);
     std::vector<T> out(3 * size), gated(3 * size);
     rms_norm(x.data(), size, weight.data(), 3, size, 1e-6f, out.data());
-    silu_mul(both.data(), 3, 2 * size, gated.data());
+    silu_mul(both.data(), 3, size, gated.data());
     for (int64_t r = 0; r < 3; r++) {
       double squares = 0;
       for (int64_t i = 0; i < size; i++) squares += std::pow(to_float(x[r * size + i]), 2);
@@ -200,6 +200,7 @@ void check_choices() {
 }
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was printed before a signal is seen
   std::printf("%s%s\n", VECTOR_UNIT, BYTES_HERE ? ", bytes" : "");
   check_product<float, float>(), check_product<float, bf16>(), check_product<bf16, bf16>();
   check_product<f16, f16>(), check_product<f16, bf16>();
