@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,11 @@ holds as many on average. With 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
 """Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
 WARM_UP_KEY = -1 << 62
+WARM_UP_TOKENS = 2
+"""Tokens of a prompt of which one is scored: a slow processor takes a second for a few more of a large model."""
+CAPTURE_SECONDS = 2.0
+"""How long a start records steps on a CPU, where recording one takes as long as running it, and an eager one only a few
+milliseconds more than a replay. On a GPU a capture would stall all requests, for as long as many of their steps."""
 MATCHER_SECONDS = 1.0
 """How long a turn without other work waits for a matcher at most: then requests that are late are refused."""
 
@@ -332,7 +338,7 @@ def _build_on(
         with _timed(spent, "warm-up", "warming up"):
             _warm_up(loop, sizes, largest=device.kind == "cuda")
         with _timed(spent, "graphs"):
-            loop.capture()
+            loop.capture(CAPTURE_SECONDS if device.kind == "cpu" else inf)
         if loop.masks is not None and device.kind != "sim":
             loop.masks.threads = mask_threads.start(loop.masks.mail, polls=device.kind == "cuda")
         tiers.attach(loop)
@@ -398,7 +404,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
     together = ([longest] * whole + [rest] * (rest > 0))[: min(sizes.rows, sizes.queue)] if largest else []
     params = SamplingParams(temperature=0.5, top_k=5, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
     key = WARM_UP_KEY
-    for lengths in ([min(8, longest)], together):
+    for lengths in ([min(WARM_UP_TOKENS, longest)], together):
         for length in lengths:
             loop.submit(Request(key, np.zeros(length, np.int32), params, 0, (), 0, length + 1))
             key += 1

@@ -23,13 +23,15 @@ class TorchLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)
+        self.half = not self.packed and weight.device.type == "cpu" and weight.dtype == torch.float16
+        """oneDNN's too, in the plain layout"""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if self.packed:
-            packed = self._product(x)
-            return packed if out is None else out.copy_(packed)
+        if self.packed or self.half:
+            found = self._filled_up(x)
+            return found if out is None else out.copy_(found)
         if out is None:
             return linear(x, self.weight, self.bias)
         # What `linear` calls, which takes no `out`.
@@ -37,12 +39,15 @@ class TorchLinear:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
-    def _product(self, x: Tensor) -> Tensor:
+    def _filled_up(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         added = filled_up(rows) - rows
         x = pad(x, (0, 0, 0, added)) if added else x
-        packed: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
-        return packed[:rows] if added else packed
+        if self.packed:
+            found: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+        else:
+            found = linear(x, self.weight, self.bias)
+        return found[:rows] if added else found
 
 
 def filled_up(rows: int) -> int:

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Pools
+from math import inf
 
 import numpy as np
 
@@ -480,9 +481,10 @@ class Loop:
     def records(self) -> StepRing:
         return self.log.records
 
-    def capture(self) -> None:
-        """Capture the steps that are likely to come. Nothing is in flight. All numbers begin again after it."""
-        refused = self.launcher.graphs.warm()
+    def capture(self, seconds: float = inf) -> None:
+        """Capture the steps that are likely to come, as many as fit into `seconds`. Nothing is in flight. All numbers
+        begin again after it."""
+        refused = self.launcher.graphs.warm(seconds)
         self.log.forget()
         self._forgotten = self.rows.appended
         self.counters.captures_refused = refused

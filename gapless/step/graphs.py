@@ -8,9 +8,11 @@ meant to be a replay: one without chunks, in an engine that captures any, or one
 from __future__ import annotations
 
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from math import inf
 from operator import ge
 from typing import NamedTuple
 
@@ -231,16 +233,22 @@ class StepGraphs:
             self.misses.pop(key, None)
         return made.count(False)
 
-    def warm(self) -> int:
+    def warm(self, seconds: float = inf, clock: Callable[[], float] = time.monotonic) -> int:
         """Capture what is likely to come, the largest first, whose memory serves the others; returns the refusals.
 
-        Forwards that depend on a bound of the lengths are captured only when they are missed.
+        Bounded to `seconds` of the `clock`, the smallest come first, as long as there is time for another one like the
+        last. The others are captured only when they are missed, and so are forwards that depend on a bound of the
+        lengths.
         """
-        keys = self.likely()
+        keys = self.likely() if seconds == inf else self.likely()[::-1]
         count, refused = tell("capturing graphs", len(keys)), 0
+        began = before = clock()
         for key in keys:
             refused += self.capture((key,))
             count(1)
+            last, before = clock() - before, clock()
+            if before + last - began > seconds:
+                break
         return refused
 
     def likely(self) -> tuple[ProgramKey, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.kernels import linear
 from gapless.kernels.linear import TorchLinear, filled_up
@@ -34,11 +35,35 @@ def test_rows_are_filled_up_to_few_numbers_of_them_and_decode_steps_to_none():
     assert all(rows <= filled_up(rows) <= rows * 5 / 4 for rows in range(1, 1025))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("rows", [0, 1, 9, 17, 65, 129])
-def test_rows_that_are_filled_up_give_the_plain_product(rows):
+def test_rows_that_are_filled_up_give_the_plain_product(rows, dtype):
     torch.manual_seed(0)
-    weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(rows, 16)
+    weight, bias, x = torch.randn(24, 16, dtype=dtype), torch.randn(24, dtype=dtype), torch.randn(rows, 16, dtype=dtype)
     expected = torch.nn.functional.linear(x, weight, bias)
-    layer, out = TorchLinear(weight, bias), torch.empty(rows, 24)
+    layer, out = TorchLinear(weight, bias), torch.empty(rows, 24, dtype=dtype)
     for got in (layer(x), layer(x, out), out):
         torch.testing.assert_close(got, expected)
+
+
+class Seen(TorchDispatchMode):
+    """Collects the numbers of rows that oneDNN is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "_linear_pointwise" in str(func):
+            self.rows.add(args[0].shape[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_onednn_meets_none_but_those_numbers_of_rows():
+    layer = TorchLinear(torch.randn(8, 4))
+    if not layer.packed:
+        pytest.skip("torch has no blocked layout of oneDNN here")
+    with torch.inference_mode(), Seen() as seen:
+        shapes = [layer(torch.zeros(rows, 4)).shape for rows in range(1, 65)]
+    assert shapes == [(rows, 8) for rows in range(1, 65)]
+    assert seen.rows == {filled_up(rows) for rows in range(1, 65)}

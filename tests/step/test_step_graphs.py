@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 import numpy as np
 import pytest
@@ -24,8 +25,16 @@ from gapless.loop.build import Sizes, build_loop
 from gapless.memory.ledger import Ledger
 from gapless.memory.rows import RowTable
 from gapless.model.loader import load_model
-from gapless.step.graphs import BUCKETS, MISSES_BEFORE_CAPTURE, ON_GPU, StepGraphs, bucket_key, buckets_up_to
-from gapless.step.keys import SampleKey
+from gapless.step.graphs import (
+    BUCKETS,
+    MISSES_BEFORE_CAPTURE,
+    ON_GPU,
+    GraphShapes,
+    StepGraphs,
+    bucket_key,
+    buckets_up_to,
+)
+from gapless.step.keys import ForwardKey, SampleKey
 from gapless.step.packet import Packer, PacketShape
 from gapless.testing.sim import SimDevice
 
@@ -254,6 +263,56 @@ def test_an_engine_without_graphs_misses_none():
 def test_the_buckets_of_an_engine_are_those_of_its_rows():
     assert build_loop(SimDevice(2), WaryModel(VOCAB, 40), WIDE).launcher.graphs.buckets == (1, 2, 3, 4, 6, 8)
     assert MISSES_BEFORE_CAPTURE > 1
+
+
+# A start on a slow processor.
+
+
+class SlowCaptures:
+    """Captures that take `row_seconds` for each row of a forward, and no time for anything else."""
+
+    def __init__(self, row_seconds):
+        self.row_seconds, self.now, self.rows = row_seconds, 0.0, []
+        self.graphs = StepGraphs(GraphShapes(buckets_up_to(64), None, False, 16, 4096, 1, 1), self.capture, 2)
+
+    def capture(self, order):
+        for key in order.capture:
+            if isinstance(key, ForwardKey):
+                self.rows.append(key.samples)
+                self.now += key.samples * self.row_seconds
+        return [True] * len(order.capture)
+
+    def warm(self, seconds):
+        self.graphs.warm(seconds, lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("row_seconds", "seconds", "rows"),
+    [
+        (0.01, 2.0, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48]),
+        (0.1, 2.0, [1, 2, 3, 4, 6]),
+        (9.0, 2.0, [1]),
+        (0.0, 2.0, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]),
+        (9.0, inf, [64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1]),
+    ],
+)
+def test_a_start_with_bounded_time_captures_the_smallest_forwards_that_fit(row_seconds, seconds, rows):
+    slow = SlowCaptures(row_seconds)
+    slow.warm(seconds)
+    assert slow.rows == rows
+    assert slow.now <= max(seconds, row_seconds), "but for one row, without which nothing would be learnt"
+    likely = [key for key in slow.graphs.likely() if not isinstance(key, ForwardKey)]
+    assert all(map(slow.graphs.has, likely)), "what is small in every model"
+
+
+def test_a_forward_for_which_a_start_had_no_time_is_captured_when_it_is_missed():
+    slow = SlowCaptures(0.1)
+    slow.warm(2.0)
+    key = slow.graphs.decode_key(60, 1)
+    assert not slow.graphs.find((key,)) and not slow.graphs.due
+    assert slow.graphs.rest()
+    slow.graphs.capture_due()
+    assert slow.rows[-1] == 64 and slow.graphs.find((key,)) and not slow.graphs.rest()
 
 
 # Rows that begin several pages in a step.
