@@ -118,6 +118,7 @@ LINES = {
     "tiers of LMCache, Mooncake and NIXL": 870,
     "tiers larger than what they are to be kept in, a server of a tier that comes back": 16,
     "tools and reasoning": 1_750,
+    "chunks by measured times of steps with prompts, and a bound on them that is kept or counted": 150,
     "weights that change while an engine runs, and come back with a process that follows": 440,
     "weights read whole for the name of their KV, once a file": 30,
 }

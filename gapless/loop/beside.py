@@ -24,7 +24,7 @@ LONGEST = 8
 LEAST_TOKENS = 128
 """Prompt tokens of a step, at least, so that every prompt ends, in chunks that products are efficient with."""
 LEAST_BOUNDED = 16
-"""Where a bound was asked for it has the say, and these are enough."""
+"""Prompt tokens of a step with a user's bound, at least: it has the say."""
 SPREADS = 3
 """Mean deviations of measured from expected times that a bound leaves room for"""
 MARGIN = 0.03
@@ -34,7 +34,8 @@ _KEEP = 1 - 1 / 16
 _UNITS = np.array([1.0, 16.0, 256.0])
 """What the terms of a step's time are counted in: steps, rows, tokens."""
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])
-"""What speaks for smaller terms, as a share of what was measured: little to choose from counts as the tokens' time."""
+"""What speaks for smaller terms, as a share of what was measured. Where steps were alike, tokens took the
+time."""
 
 Cause = Literal["rows", "chunk", "late"]
 """Why a step took longer than the bound: its rows alone do, the least chunk beside them does, or it was foreseen to
