@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.native_kernels import check_threads, load_native
+from kernels.native_kernels import check_threads, load_native, load_plain_variant
 from torch import Tensor
 
 from gapless.kernels import native
@@ -169,3 +169,31 @@ def test_a_drafter_s_layer_is_a_hundredth_off():
     weight, x = torch.randn(300, 512), torch.randn(40, 512)
     want = x @ weight.T
     assert (native.draft_linear(weight, None)(x) - want).norm() < 0.012 * want.norm()
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+def test_the_product_of_narrower_vectors_agrees_and_does_not_depend_on_the_batch(tmp_path, dtype):
+    ops = load_plain_variant(tmp_path)
+    for outputs, inputs in SIZES:
+        weight, bias, x = made(outputs, inputs, 40, dtype)
+        packed = ops.linear_pack.default(weight)
+        got = ops.linear.default(x, packed, outputs, bias, Way.FLOATS)
+        want = x.double() @ weight.double().T + bias.double()
+        torch.testing.assert_close(got.double(), want, rtol=ERRORS[dtype], atol=1e-4)
+        for rows in range(1, 9):
+            assert torch.equal(ops.linear.default(x[-rows:], packed, outputs, bias, Way.FLOATS), got[-rows:]), rows
+        ids = torch.randint(0, outputs, (5,))
+        assert torch.equal(ops.embedding_packed.default(ids, packed, outputs, inputs), weight[ids])
+
+
+def test_bytes_on_narrower_vectors_have_the_same_sums(tmp_path):
+    """Whole numbers are summed up, so each unit gives the same ones; the scales' products may differ in a last bit."""
+    ops = load_plain_variant(tmp_path)
+    if not ops.has_byte_dot() or not torch.ops.gapless.has_byte_dot():
+        pytest.skip("this processor does not multiply bytes")
+    for outputs, inputs in SIZES:
+        weight, x = torch.randn(outputs, inputs), torch.randn(5, inputs)
+        packed, scales = ops.linear_pack_bytes.default(weight)
+        for rows in (1, 2, 3, 5):
+            want = torch.ops.gapless.linear_bytes.default(x[:rows], packed, scales, outputs, None)
+            torch.testing.assert_close(ops.linear_bytes.default(x[:rows], packed, scales, outputs, None), want)
