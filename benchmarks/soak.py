@@ -68,7 +68,7 @@ class Streams:
         self._left = 0
 
     async def run(self, count: int) -> None:
-        """Read so many streams, as many at a time as the arguments say."""
+        """Read `count` streams, as many at a time as the arguments say."""
         self._left = count
         await asyncio.gather(*[self._reader() for _ in range(self._args.concurrency)])
 

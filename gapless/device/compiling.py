@@ -35,7 +35,8 @@ FLAGS = (
     "--param=avoid-fma-max-bits=0",
 )
 GLUE = "-O2"
-"""For files that include torch or pybind11: they check arguments and call what the others do, so loops have no use."""
+"""Optimization of files that include torch or pybind11: they check arguments and call the others, and have no loops
+that -O3 would help."""
 NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native"), ()
 V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
 COMPILE_SECONDS = 600
@@ -165,7 +166,7 @@ def _run_one(command: Sequence[str]) -> str:
 
 
 class _Turns:
-    """As many at once as there are cores, of all libraries that are being built; those of the lowest place first."""
+    """Lets as many compile at once as there are cores, of all libraries that are being built, the lowest place first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -25,11 +25,11 @@ def float32_gains(dtype: torch.dtype) -> float:
     """
     if dtype == torch.float32 or native.load() is not None:
         return 1.0
-    own, wide = ([_seconds(kind, rows) for rows in ROWS] for kind in (dtype, torch.float32))
+    own, wide = ([product_seconds(kind, rows) for rows in ROWS] for kind in (dtype, torch.float32))
     return math.sqrt(math.prod(a / b for a, b in zip(own, wide, strict=True)))
 
 
-def _seconds(dtype: torch.dtype, rows: int) -> float:
+def product_seconds(dtype: torch.dtype, rows: int) -> float:
     """Return the least time of a few products, the first left out."""
     layer = TorchLinear(torch.ones(SIZE, SIZE, dtype=dtype))
     x, times = torch.ones(rows, SIZE, dtype=dtype), []

@@ -53,6 +53,6 @@ def test_torchs_products_are_measured_where_ours_are_not_built(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: None)
     seconds = {(torch.bfloat16, 1): 1.0, (torch.bfloat16, 128): 4.0, (torch.float32, 1): 2.0, (torch.float32, 128): 0.5}
     with monkeypatch.context() as patched:
-        patched.setattr(dtypes, "_seconds", lambda dtype, rows: seconds[dtype, rows])
+        patched.setattr(dtypes, "product_seconds", lambda dtype, rows: seconds[dtype, rows])
         assert dtypes.float32_gains(torch.bfloat16) == 2.0
     assert dtypes.float32_gains(torch.bfloat16) > 0

@@ -7,7 +7,7 @@
 //   GROUP, STEP         rows at a time; what the number of keys and that of dims are rounded up to
 //   begin, end          of a unit
 //   keep(row, query)    a query's dims
-//   fetch(keys, values, count)    a block of so many keys, whole steps
+//   fetch(keys, values, count)    a block of `count` keys, whole steps
 //   any_wild(first, last)         whether a value of these keys is infinite or no number
 //   forget(first)                 zeros in place of the block's values from here on
 //   score(low, high, count, scores)              rows low..high by the block's keys, [rows, KEYS]

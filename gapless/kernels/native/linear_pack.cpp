@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "linear.h"
@@ -6,15 +7,20 @@
 namespace gapless {
 namespace {
 
+// Inputs at a time, whose places in the packed tile stay in the first cache.
+constexpr int64_t DEEP = 32;
+
 template <typename W>
 void pack_tile(const W* weight, int64_t n, int64_t k, int64_t first, int64_t width, W* to) {
   constexpr int64_t SOME = TOGETHER<W>;
-  for (int64_t column = 0; column < width; column++) {
-    const W* row = weight + (first + column) * k;
-    const bool real = first + column < n;
-    for (int64_t i = 0; i < round_up(k, SOME); i++)
-      to[i / SOME * SOME * width + column * SOME + i % SOME] = real && i < k ? row[i] : W{};
-  }
+  const int64_t whole = round_up(k, SOME), real = std::min(width, n - first);
+  if (real < width || k < whole) std::fill_n(to, whole * width, W{});
+  for (int64_t low = 0; low < k; low += DEEP)
+    for (int64_t column = 0; column < real; column++) {
+      const W* row = weight + (first + column) * k;
+      W* place = to + column * SOME;
+      for (int64_t i = low; i < std::min(low + DEEP, k); i++) place[i / SOME * SOME * width + i % SOME] = row[i];
+    }
 }
 
 }  // namespace
