@@ -54,9 +54,9 @@ bool same_bits(const T* a, const T* b, int64_t count) {
 template <typename T, typename W>
 void check_product() {
   Worst worst{std::string("product ") + NAME<T> + " by " + NAME<W>};
-  for (int64_t n : {5, 64, 131})
+  for (int64_t n : {5, 131})
     for (int64_t k : {1, 16, 70, 129})
-      for (int64_t m : {1, 2, 3, 4, 5, 7, 20, 33}) {
+      for (int64_t m : {1, 2, 3, 4, 5, 7, 20}) {
         const int64_t stride = k + 3;
         const auto x = numbers<T>(m * stride), bias = numbers<T>(n);
         const auto weight = numbers<W>(n * k);
