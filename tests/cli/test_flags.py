@@ -54,6 +54,8 @@ def sample(spec: Spec) -> tuple[str, Any]:
         return "name=module:word", ("name=module:word",)
     if spec.field == "speculative_config":
         return '{"method": "ngram"}', '{"method": "ngram"}'
+    if spec.field == "max_itl":
+        return "7.5", 7.5
     return {int: ("7", 7), float: ("0.5", 0.5), str: ("word", "word")}[spec.kind]
 
 
