@@ -25,7 +25,7 @@ from gapless.kernels import native
 
 SHAPE = SHAPES[1]
 AS_IT_IS = "as it is"
-ASK_ONE = ("linear.cpp", "few = in_memory && (rows > 1 || ONE_TOO)", "few = in_memory && (rows > 1 || !ONE_TOO)")
+ASK_ONE = ("linear_dots.cpp", "few = in_memory && (rows > 1 || ONE_TOO)", "few = in_memory && (rows > 1 || !ONE_TOO)")
 NO_ASK = ("attention.cpp", "__builtin_prefetch(line + i, 0, 2);", ";")
 NEAR = ("attention.cpp", "__builtin_prefetch(line + i, 0, 2);", "__builtin_prefetch(line + i, 0, 3);")
 NOT_AFTER = ("attention.cpp", "next.keys : after ? after : block.keys", "next.keys : block.keys")

@@ -169,8 +169,8 @@ class EngineConfig:
         None,
         "milliseconds that a step in which requests decode shall take at most: as many prompt tokens run beside them "
         "as fit by measured times, 16 at least; steps that take longer all the same are counted by cause; default: on "
-        "a CPU 20, or three times what the decoding requests take if that is more, with max-num-batched-tokens and on "
-        "a GPU no bound",
+        "a CPU 20, or three to eight times what the decoding requests take, the more prompts wait; with "
+        "max-num-batched-tokens and on a GPU no bound",
         low=1,
         high=10**6,
     )

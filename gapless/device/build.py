@@ -31,7 +31,7 @@ import torch
 from gapless.base.errors import UserError
 from gapless.base.host import cache_folder
 from gapless.base.progress import tell
-from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, compiler, levels, make, shown
+from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedError, compiler, levels, make, shown
 
 log = logging.getLogger("gapless.device")
 
@@ -152,7 +152,7 @@ def _processor() -> str:
 
 
 def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
-    """Make `library` for the most of this processor that compiles; returns what went wrong, if nothing does.
+    """Make `library` for the most of this processor that compiles; returns what went wrong if no level does.
 
     What is beside the library then says which flags served, and why none of those before them did.
     """
@@ -167,7 +167,7 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
             made = Path(scratch) / library.name
             try:
                 reason = make(tool, name, sources, level, made)
-            except TimeoutError as error:  # less of the processor would take as long
+            except UnfinishedError as error:  # less of the processor would serve from then on
                 return str(error)
             if not reason:
                 if reasons:

@@ -41,7 +41,12 @@ NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native")
 V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
 COMPILE_SECONDS = 600
 _INCLUDES = re.compile(r'^ *# *include +[<"]([^>"]+)[>"]', re.MULTILINE)
+_STOPPED = ("fatal error: Killed", "fatal error: Terminated", "No space left on device", "Interrupt")
 _HEAVY = ("torch/", "ATen/", "c10/", "pybind11/")
+
+
+class UnfinishedError(Exception):
+    """A compiler that was stopped, or has not ended: its sources may be as good as any."""
 
 
 def compiler() -> str | None:
@@ -62,8 +67,8 @@ def levels() -> list[tuple[str, ...]]:
 
 
 def is_capped() -> bool:
-    """Return whether torch does without AVX-512 that the processor has: ATEN_CPU_CAPABILITY=avx2."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX2" and "avx512f" in processor_says("flags").split()
+    """Return whether ATEN_CPU_CAPABILITY=avx2 keeps torch from AVX-512 that the processor has."""
+    return os.environ.get("ATEN_CPU_CAPABILITY") == "avx2" and "avx512f" in processor_says("flags").split()
 
 
 def aim() -> str:
@@ -79,7 +84,7 @@ def shown(level: tuple[str, ...]) -> str:
 
 def make(tool: str, name: str, sources: Sequence[Path], level: tuple[str, ...], library: Path) -> str:
     """Compile the sources with `level`'s flags and link them into `library`, beside it everything that is made on the
-    way; return what went wrong, if anything did. Raises TimeoutError after COMPILE_SECONDS for a file."""
+    way; return what went wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
     units = _units(sources, library.parent)
     flags = [*_torch_flags(name), *level]
     objects = [library.parent / f"{unit.stem}.o" for unit, _ in units]
@@ -131,7 +136,7 @@ def _link_flags() -> list[str]:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run the commands, the first ones first; return the errors of one that failed, or its last three lines."""
+    """Run the commands in their order, as many at once as there are cores; return what the first that failed said."""
     failed = threading.Event()
 
     def run(command: Sequence[str]) -> str:
@@ -140,7 +145,7 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
                 return ""
             try:
                 reason = _run_one(command)
-            except TimeoutError:
+            except UnfinishedError:
                 failed.set()
                 raise
             if reason:
@@ -158,9 +163,11 @@ def _run_one(command: Sequence[str]) -> str:
             timeout=COMPILE_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise TimeoutError(f"{command[0]} has not ended after {COMPILE_SECONDS} s") from None
+        raise UnfinishedError(f"{command[0]} has not ended after {COMPILE_SECONDS} s") from None
     if not done.returncode:
         return ""
+    if done.returncode < 0 or any(word in done.stdout for word in _STOPPED):
+        raise UnfinishedError(f"{command[0]} was stopped: {done.stdout.strip() or f'signal {-done.returncode}'}")
     errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()[-3:]
     return f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or done.returncode}"
 

@@ -21,7 +21,7 @@ def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool 
         ConfigError: there are no such kernels here.
     """
     if batch_invariant:
-        return _invariant(kind, dtype)
+        return _invariant(kind)
     if kind == "cpu" and dtype in native.DTYPES:
         return native.load() or plain.KERNELS
     if kind == "cuda" and find_spec("triton") is not None:
@@ -31,16 +31,13 @@ def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool 
     return plain.KERNELS
 
 
-def _invariant(kind: str, dtype: torch.dtype) -> Kernels:
+def _invariant(kind: str) -> Kernels:
     if kind == "cuda":
         if find_spec("triton") is None:
             raise ConfigError("batch_invariant on CUDA needs Triton: install it, or turn the flag off")
         from gapless.kernels import all_triton
 
         return all_triton.INVARIANT_KERNELS
-    if dtype not in native.DTYPES:
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigError(f"batch_invariant on a CPU needs dtype float32 or bfloat16, not {name}")
     kernels = native.load()
     if kernels is None:
         reason = build.outcomes[native.NAME].reason

@@ -220,7 +220,7 @@ class Kernels(NamedTuple):
     """(rows int32 [N], tables, drafts), before the inputs of a step are made whose model drafts: writes DRAFTED, up to
     `drafts` beyond the length where a row's DRAFTS and greatest length allow."""
     draft: Callable[[Tensor, Tensor | None, Tensor, Tables, int, int], Tensor] | None = None
-    """(logits [B, M] of float32 or bfloat16, ids int64 [M] or None, rows int64 [B], tables, place, vocab): the draft of
+    """(logits [B, M] of any float dtype, ids int64 [M] or None, rows int64 [B], tables, place, vocab): the draft of
     each row after `place` others -> int64 [B], drawn as `sample` would from logits of the tokens `ids`, or of all
     `vocab`, by the row's temperature and noise; cuts, masks and adjustments do not count. None: `sample` draws, from
     tables that are made for it."""

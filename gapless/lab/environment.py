@@ -15,8 +15,8 @@ _STAT = Path("/proc/stat")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
 LOOK_SECONDS = 0.5
 _VECTOR = (
-    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16"),
-    *("asimd", "sve", "i8mm", "bf16"),
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimddp", "sve", "i8mm", "bf16"),
 )
 """Instruction sets that decide how fast a model runs, as Linux names them on x86 and on ARM."""
 _ALL_KEPT = ", kept to AVX2"

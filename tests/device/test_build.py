@@ -132,7 +132,7 @@ def test_an_error_of_the_compiler_is_the_reason(
     assert not list((tmp_path / "cache").rglob("*.so")) and not list((tmp_path / "cache").rglob("*.o"))
 
 
-def refusing(compiler: Path, flag: str, calls: str = "calls") -> None:
+def refusing(compiler: Path, flag: str) -> None:
     """Make the compiler one that does not know a flag."""
     script = compiler.parent / "cxx"
     first, *rest = script.read_text().splitlines()
@@ -171,6 +171,17 @@ def test_a_compiler_that_does_not_end_is_not_asked_again(
     script.write_text(script.read_text().replace("exec", "exec sleep 2 #"))
     reason = build.build("plain", [source(tmp_path)]).reason
     assert reason == f"{script} has not ended after 0.2 s" and len(compiler.read_text().splitlines()) == 1
+
+
+def test_a_compiler_that_is_killed_does_not_leave_a_lesser_library(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "levels", lambda: [("-Dmost",), ()])
+    script = compiler.parent / "cxx"
+    script.write_text(script.read_text().replace("exec", "kill -9 $$; exec"))
+    found = build.build("plain", [source(tmp_path)])
+    assert found.library is None and "was stopped: signal 9" in found.reason
+    assert len(compiler.read_text().splitlines()) == 1
 
 
 def test_files_that_include_torch_are_compiled_as_one(compiler: Path, tmp_path: Path) -> None:

@@ -74,8 +74,3 @@ def test_a_cpu_without_the_cpp_kernels_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(build.outcomes, native.NAME, build.Outcome(None, "no compiler", 0.0))
     with pytest.raises(ConfigError, match="needs the C\\+\\+ kernels, which are not here: no compiler"):
         engine(tmp_path, "cpu", TINY, batch_invariant=True)
-
-
-def test_half_precision_on_a_cpu_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="needs dtype float32 or bfloat16, not float16"):
-        engine(tmp_path, "cpu", TINY | {"dtype": "float16"}, batch_invariant=True)

@@ -19,6 +19,7 @@ from gapless.kernels.native import Way, choice
 FAST, SLOW = 1 / 2048, 1 / 512
 """Seconds, which sum up without rounding."""
 WAYS = (Way.AMX, Way.AVX512_BF16)
+PAIR = "amx or avx512_bf16"
 
 
 class Products:
@@ -94,6 +95,20 @@ def test_the_only_way_is_not_measured(products, kept):
     assert choice.fastest([Way.FLOATS], torch.zeros(0), 96, 33, kept) is Way.FLOATS and not made.calls
 
 
+def test_a_start_without_amx_does_not_take_what_was_measured_with_it(products, kept):
+    products(amx=lambda rows: SLOW, vectors=lambda rows: FAST)
+    assert not asked(kept)
+    made = Products()
+    made.seconds[Way.FLOATS] = lambda rows: SLOW
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(choice.torch.ops, "gapless", made, raising=False)
+        patched.setattr(choice, "perf_counter", lambda: made.now)
+        made.seconds[Way.AVX512_BF16] = lambda rows: FAST
+        ways = (Way.AVX512_BF16, Way.FLOATS)
+        packed = torch.zeros(96 * 34, dtype=torch.bfloat16)
+        assert choice.fastest(ways, packed, 96, 33, kept) is Way.AVX512_BF16 and made.calls
+
+
 def test_other_threads_are_another_shape(products, kept):
     products()
     before = torch.get_num_threads()
@@ -103,11 +118,11 @@ def test_other_threads_are_another_shape(products, kept):
             asked(kept)
     finally:
         torch.set_num_threads(before)
-    assert list(choice.read(kept)) == ["96 x 33, 1 threads", "96 x 33, 2 threads"]
+    assert list(choice.read(kept)) == [f"{PAIR}: 96 x 33, 1 threads", f"{PAIR}: 96 x 33, 2 threads"]
 
 
 def test_a_near_tie_is_amx(products, kept):
-    kept.write_text(json.dumps({f"96 x 33, {torch.get_num_threads()} threads": [1.05] * 4}))
+    kept.write_text(json.dumps({f"{PAIR}: 96 x 33, {torch.get_num_threads()} threads": [1.05] * 4}))
     assert asked(kept)
 
 
@@ -141,7 +156,7 @@ def measured(*weight):
 choice.measured_ratios = measured
 print("ready", flush=True)
 for outputs in map(int, sys.stdin.readline().split()):
-    print(choice.fastest((2, 1), torch.zeros(0), outputs, 8, Path(sys.argv[1])) == 2, flush=True)
+    print(choice.fastest((choice.Way.AMX, choice.Way.AVX512_BF16), torch.zeros(0), outputs, 8, Path(sys.argv[1])) == choice.Way.AMX, flush=True)
 """
 
 
@@ -205,7 +220,12 @@ def test_the_choices_are_described(monkeypatch, kept, tmp_path):
     monkeypatch.setattr(native, "ways", lambda dtype: WAYS)
     monkeypatch.setattr(build, "outcomes", {native.NAME: build.Outcome(tmp_path / "kernels-1.so", "", 0.0)})
     assert native.chosen() == []
-    shapes = {"64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25], "8 x 64, 2 threads": [2.0] * 4, "8 x 8, 2 threads": []}
+    shapes = {
+        f"{PAIR}: 64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25],
+        f"{PAIR}: 8 x 64, 2 threads": [2.0] * 4,
+        f"{PAIR}: 8 x 8, 2 threads": [],
+        "avx512_bf16 or floats: 8 x 8, 2 threads": [2.0] * 4,
+    }
     (tmp_path / "kernels-1.json").write_text(json.dumps(shapes))
     assert native.chosen() == [
         "64 x 8, 2 threads: amx, amx takes 0.35 of the time of avx512_bf16",

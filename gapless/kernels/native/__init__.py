@@ -128,10 +128,12 @@ def chosen() -> list[str]:
     if load() is None or len(found := ways(torch.bfloat16)) == 1:
         return []
     first, second = (way.name.lower() for way in found)
+    pair = f"{choice.pair_name(found)}: "
     return [
-        f"{name}: {first if choice.serves_first(ratios) else second}"
+        f"{name.removeprefix(pair)}: {first if choice.serves_first(ratios) else second}"
         + (f", {first} takes {choice.typical(ratios):.2f} of the time of {second}" if ratios else ", not measured")
         for name, ratios in choice.read(choices_file()).items()
+        if name.startswith(pair)
     ]
 
 

@@ -35,6 +35,7 @@ void multiply(
 
 // Sixteen keys' dims 0..32 in pairs: those of a pair next to each other for all keys.
 void pair_dims(const bf16* const* keys, int64_t dim, bf16* pairs) {
+#if GAPLESS_AVX512
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   constexpr uint16_t UPPER[] = {0xAAAA, 0xCCCC, 0xF0F0, 0xFF00};
   __m512i rows[16];
@@ -54,14 +55,17 @@ void pair_dims(const bf16* const* keys, int64_t dim, bf16* pairs) {
   }
 #pragma GCC unroll 16
   for (int i = 0; i < 16; i++) _mm512_store_si512(pairs + i * 2 * KEYS, rows[i]);
+#else  // where tests emulate the tiles
+  for (int i = 0; i < 16; i++)
+    for (int key = 0; key < 16; key++) std::memcpy(pairs + i * 2 * KEYS + 2 * key, keys[key] + dim + 2 * i, 4);
+#endif
 }
 
 void pair_keys(const bf16* one, const bf16* two, int64_t dim, bf16* pairs) {
-  auto wide = [](const bf16* from) {
-    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  };
-  for (int64_t d = 0; d < dim; d += LANES)
-    _mm512_store_si512(pairs + 2 * d, _mm512_or_si512(wide(one + d), _mm512_slli_epi32(wide(two + d), 16)));
+  for (int64_t d = 0; d < dim; d++) {
+    const uint32_t both = one[d].bits | uint32_t(two[d].bits) << 16;
+    std::memcpy(pairs + 2 * d, &both, sizeof(both));
+  }
 }
 
 class TiledPairs {
@@ -84,10 +88,9 @@ class TiledPairs {
 
   // Asks whole pairs of keys.
   bool any_wild(int64_t first, int64_t last) const {
-    const __m512i least = _mm512_set1_epi16(int16_t(0xFF00));  // all ones in the exponent, without the sign
-    __mmask32 found = 0;
-    for (int64_t i = first / 2 * 2 * dim; i < whole_steps(last, 2) * dim; i += 2 * LANES)
-      found |= _mm512_cmpge_epu16_mask(_mm512_slli_epi16(_mm512_load_si512(values + i), 1), least);
+    bool found = false;  // all ones in the exponent, whatever the sign
+    for (int64_t i = first / 2 * 2 * dim; i < whole_steps(last, 2) * dim; i++)
+      found |= uint16_t(values[i].bits << 1) >= 0xFF00;
     return found;
   }
 

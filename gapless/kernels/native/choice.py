@@ -58,11 +58,16 @@ def fastest(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept
     """Return which of two ways multiplies by this packed weight [outputs, inputs]; of one, that."""
     if len(ways) == 1:
         return ways[0]
-    name = f"{outputs} x {inputs}, {torch.get_num_threads()} threads"
+    name = f"{pair_name(ways)}: {outputs} x {inputs}, {torch.get_num_threads()} threads"
     if (kept, name) not in _answers:
         found = read(kept).get(name)
         _answers[kept, name] = _settled(name, ways, packed, outputs, inputs, kept) if found is None else found
     return ways[0 if serves_first(_answers[kept, name]) else 1]
+
+
+def pair_name(ways: Sequence[Way]) -> str:
+    """Return what the choice between two ways is called: AMX may be switched off at another start."""
+    return " or ".join(way.name.lower() for way in ways)
 
 
 def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
@@ -91,7 +96,7 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """Return, by shape and threads, the first way's time over that of the second for each of ROWS; an empty list where
+    """Return, by ways, shape and threads, the first way's time over that of the second for each of ROWS; an empty list where
     time was short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())

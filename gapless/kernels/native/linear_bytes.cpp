@@ -35,7 +35,7 @@ inline Bytes prepared(Ints w) { return w; }
 inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
 }
-#elif defined(__AVXVNNI__)
+#elif defined(__AVXVNNI__) && !defined(GAPLESS_PLAIN)
 constexpr int32_t OFFSET = MIDDLE;
 typedef Ints Bytes;
 inline Bytes prepared(Ints w) { return w; }

@@ -143,6 +143,7 @@ Tensor prefill_attention_op(
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
+  m.def("floats_attend(int dim) -> bool", [](int64_t dim) { return floats_attend<bf16>(dim); });
   m.def("join(Tensor a, Tensor b) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor(a!) x, Tensor delta, Tensor weight, float eps) -> Tensor");

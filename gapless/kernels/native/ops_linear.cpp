@@ -52,7 +52,7 @@ void multiply_floats(const Tensor& x, const Tensor& packed, int64_t n, const May
 
 void linear_to(
     const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, int64_t path, const Tensor& out) {
-  TORCH_CHECK(x.dim() == 2, "gapless: linear wants a matrix");
+  TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear wants a matrix with columns");
   const int64_t k = round_up(x.size(1), packed.scalar_type() == at::kBFloat16 ? 2 : 1);
   TORCH_CHECK(packed.numel() == round_up(n, LANES) * k, "gapless: linear of other shapes");
   TORCH_CHECK(

@@ -33,14 +33,19 @@ def speeds() -> list[Speed]:
     unit, peak = torch.ops.gapless.vector_unit(), max(torch.ops.gapless.vector_peak() for _ in range(TURNS))
     found = []
     for dtype in native.DTYPES:
-        layer = native.NativeLinear(torch.ones(WIDTH, WIDTH, dtype=dtype))
-        x = torch.ones(TOKENS, WIDTH, dtype=dtype)
-        product = 2 * TOKENS * WIDTH**2 / _seconds(partial(layer, x))
+        way = native.ways(dtype)[0]
+        product = 2 * TOKENS * WIDTH**2 / _seconds(_product(dtype, way))
         attention = 2 * HEADS * DIM * PROMPT**2 / _seconds(_attention(dtype))  # half of the pairs, two products
-        amx = Way.AMX in native.ways(dtype)
-        ways = unit if layer.way is Way.FLOATS else layer.way.name.lower(), "amx" if amx else unit
-        found.append(Speed(dtype, ways[0], product / peak, ways[1], attention / peak))
+        attends = Way.FLOATS if way is Way.AVX512_BF16 and torch.ops.gapless.floats_attend(DIM) else way
+        names = (unit if one is Way.FLOATS else one.name.lower() for one in (way, attends))
+        found.append(Speed(dtype, next(names), product / peak, next(names), attention / peak))
     return found
+
+
+def _product(dtype: torch.dtype, way: Way) -> Callable[[], object]:
+    packed = torch.ops.gapless.linear_pack.default(torch.ones(WIDTH, WIDTH, dtype=dtype))
+    x = torch.ones(TOKENS, WIDTH, dtype=dtype)
+    return partial(torch.ops.gapless.linear.default, x, packed, WIDTH, None, way)
 
 
 def _attention(dtype: torch.dtype) -> Callable[[], object]:
