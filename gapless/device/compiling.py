@@ -173,7 +173,7 @@ def _run_one(command: Sequence[str]) -> str:
 
 
 class _Turns:
-    """Lets as many compile at once as there are cores, of all libraries that are being built, the lowest place first."""
+    """Lets as many compile at once as there are cores, of all libraries together, the lowest place first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -96,8 +96,8 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """Return, by ways, shape and threads, the first way's time over that of the second for each of ROWS; an empty list where
-    time was short."""
+    """Return, by ways, shape and threads, the first way's time over that of the second for each of ROWS; an empty list
+    where time was short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())
     except OSError:  # none yet, or not ours to read
