@@ -59,7 +59,7 @@ MAX_FUNCTION_LINES = 100
 LINES = {
     "the engine, its proofs and its measuring": 37_329,
     "adapters": 1_480,
-    "products and attention on any vector unit in every dtype, what share of its peak they reach, a dtype by measurement": 250,
+    "products and attention on any vector unit in every dtype, the share of its peak that they reach": 250,
     "starts on a CPU that record steps for a bounded time, products of oneDNN for few numbers of rows": 50,
     "adapters below the matrices of large models, whose products make their first halves": 207,
     "adapters inside the layers of 33 to 256 rows": 130,
