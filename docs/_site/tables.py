@@ -89,6 +89,7 @@ def readme_peers() -> Lines:
         ("one H200", _load("peers-gpu-256"), _GPU_FIGURES),
         ("12 Intel Xeon cores with AMX", _load("peers-amx"), _CPU_FIGURES),
         ("two AMD EPYC cores", _small_on_amd(), _CPU_FIGURES),
+        ("two Intel Xeon cores, kept to AVX2", _load("peers-avx2"), _CPU_FIGURES),
     )
     for machine, measured, wanted in machines:
         for case in sorted(measured["cases"], key=itemgetter("concurrency")):
@@ -252,6 +253,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
     "peers-rows": lambda: latency_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
+    "peers-avx2": lambda: figures_table(_load("peers-avx2")),
     "peers-cuda": peers_cuda,
     "peers-gpu": lambda: peers_served("peers-gpu", "peers-gpu-256"),
     "peers-amx": lambda: peers_served("peers-amx", "peers-amx-mixed"),
