@@ -20,7 +20,7 @@ PIP_INSTALL = $(PIP) install --no-compile -c constraints.txt
 UV_INSTALL = $(UV_READS) $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
 INSTALL = $(if $(UV),$(UV_INSTALL) $(1) || $(PIP_INSTALL) $(1),$(PIP_INSTALL) $(1))
 
-.PHONY: setup serve check quick test coverage pythons sim mutation kills docs clean
+.PHONY: setup serve check quick test coverage pythons sim mutation kills qemu docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -118,6 +118,11 @@ mutation: $(VENV)/.test
 # Processes of running services killed with SIGKILL, over and over; prints the table of docs/proof.md
 kills: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m kills.run $(ARGS)
+
+# The C++ kernels on ARM, and on x86-64 without AVX-512 and AVX, played by qemu (Debian: qemu-user,
+# g++-aarch64-linux-gnu)
+qemu: $(VENV)/.test
+	GAPLESS_QEMU=1 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/test_native_qemu.py $(ARGS)
 
 # The manual, into build/site
 docs: $(VENV)/.test

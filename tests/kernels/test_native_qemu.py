@@ -1,8 +1,10 @@
 """The C++ kernels on processors that are not here, which qemu plays: ARM with and without its newer instructions, and
-x86-64 without AVX-512 and without AVX. An instruction that such a processor lacks ends the program."""
+x86-64 without AVX-512 and without AVX. An instruction that such a processor lacks ends the program. `make qemu` runs
+it: each processor takes a build of its own, and qemu some minutes."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -44,6 +46,8 @@ def tool(name: str, package: str) -> str:
     return found
 
 
+@pytest.mark.skipif(not os.environ.get("GAPLESS_QEMU"), reason="takes minutes a processor: make qemu")
+@pytest.mark.timeout(COMPILE_SECONDS + RUN_SECONDS)
 @pytest.mark.parametrize("name", MACHINES)
 def test_kernels_are_right_on_a_processor_that_is_not_here(tmp_path: Path, name: str) -> None:
     machine = MACHINES[name]
