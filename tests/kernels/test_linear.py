@@ -59,7 +59,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_onednn_meets_none_but_those_numbers_of_rows():
+def test_rows_are_filled_up_before_onednn_sees_them():
     layer = TorchLinear(torch.randn(8, 4))
     if not layer.packed:
         pytest.skip("torch has no blocked layout of oneDNN here")

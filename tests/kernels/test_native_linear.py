@@ -65,7 +65,7 @@ def test_ways_differ_by_the_order_of_float32_sums_alone(way):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_weight_in_bfloat16_multiplies_rows_of_other_dtypes(dtype):
+def test_rows_of_other_dtypes_are_multiplied_by_a_weight_in_bfloat16(dtype):
     weight, _, _ = made(96, 70, 1)
     x, bias = torch.randn(9, 70).to(dtype), torch.randn(96).to(dtype)
     want = x.double() @ weight.double().T + bias.double()
