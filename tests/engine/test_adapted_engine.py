@@ -59,7 +59,7 @@ def tokens(llm, adapters):
 
 
 @pytest.mark.parametrize("depth", ["1", "4", "auto"])
-def test_rows_of_several_adapters_have_the_tokens_of_merged_weights(paths, wanted, depth):
+def test_rows_of_several_adapters_have_the_tokens_of_merged_weights(captures_all, paths, wanted, depth):
     with engine(paths, depth=depth) as llm:
         assert tokens(llm, NAMES) == wanted
         before = llm.stats().graph_steps

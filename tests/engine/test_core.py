@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,8 +89,7 @@ def test_measured_times_bound_chunks_unless_a_token_budget_was_chosen(directory,
     core.close()
 
 
-def test_a_very_small_model_replays_short_prompts_that_come_alone(directory, monkeypatch):
-    monkeypatch.setattr("gapless.engine.core.CAPTURE_SECONDS", inf)  # a busy machine captures less at its start
+def test_a_very_small_model_replays_short_prompts_that_come_alone(directory, monkeypatch, captures_all):
     core = build_core(config(directory, max_num_batched_tokens=200, num_gpu_blocks_override=60))
     missed = []
     greedy = SamplingParams(temperature=0.0, max_tokens=None)
@@ -156,7 +154,7 @@ def test_counters_add_up_after_all_requests(directory):
     ("fields", "buckets"),
     [({}, (1, 2, 3, 4)), ({"max_cudagraph_capture_size": 2}, (1, 2)), ({"enforce_eager": True}, ())],
 )
-def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, fields, buckets):
+def test_the_configuration_says_which_steps_are_captured(directory, monkeypatch, captures_all, fields, buckets):
     monkeypatch.setattr("gapless.engine.core.TINY_MODEL", 0)  # only steps without chunks
     core = build_core(config(directory, **fields))
     if not core.loop.device.captures:

@@ -49,7 +49,7 @@ def wanted(other):
     return old, new
 
 
-def test_new_weights_give_their_own_tokens_and_find_no_page_of_the_old(other, wanted):
+def test_new_weights_give_their_own_tokens_and_find_no_page_of_the_old(captures_all, other, wanted):
     old, new = wanted
     with LLM("demo", **OPTIONS) as llm:
         assert answer(llm) == (old[:16], 0) and answer(llm)[1] > 256
