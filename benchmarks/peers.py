@@ -66,7 +66,7 @@ KIND_SEEDS = 1 << 24
 FILL_AT_ONCE = 64
 SAME_TOKENS = 24
 FIRST_TOKENS = 128
-"""Of the prompts that only ask whether a server answers: there are several, and a long one may take minutes."""
+"""Tokens of a prompt that only asks whether a server answers, at most: a long one may take minutes."""
 ANSWER_SECONDS = 3600.0
 
 

@@ -27,7 +27,7 @@ from gapless.engine.process_backend import ProcessBackend
 
 LONGEST_OUTPUT = 16
 ARENA = 64 << 20
-"""What a heap of a thread's arena reserves in glibc, aligned to as much."""
+"""Bytes that glibc reserves for a heap of a thread's arena, and its alignment"""
 
 
 class Memory(NamedTuple):

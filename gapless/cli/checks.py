@@ -158,7 +158,7 @@ def native() -> Iterator[Check]:
 
 
 def cpu_library(name: str, built: Outcome, without: str) -> Check:
-    """What became of a library of C++. One that is compiled for less than this processor has is a warning."""
+    """Report the build of a C++ library. One that is compiled for less than this processor has is a warning."""
     if built.library is None:
         return Check(name, "warn", f"not built, {without}: {built.reason}")
     text = f"native: built{f' now, in {built.seconds:.0f} s' if built.seconds else ''}, {built.flags}"
@@ -179,7 +179,7 @@ def cpu_products(product: Product, chosen: Sequence[str]) -> Check:
 
 
 def cpu_speeds() -> Iterator[Check]:
-    """How much of what the processor can do prompts get, by dtype."""
+    """Report what share of the processor's peak prompts get, by dtype."""
     from gapless.kernels.native.speeds import speeds
 
     for speed in speeds():
@@ -193,7 +193,7 @@ def cpu_speeds() -> Iterator[Check]:
 
 
 def without_cpp() -> Check:
-    """What torch multiplies fastest where our own products are not there."""
+    """Report which dtype torch multiplies faster, where our own products are not there."""
     import torch
 
     from gapless.kernels.dtypes import CLEAR, float32_gains

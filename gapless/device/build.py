@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     seconds: float
     """Time spent compiling it in this process; 0 when the cache had it."""
     flags: str = ""
-    """What it was compiled for: the compiler's flags"""
+    """The compiler's flags that it was compiled with"""
     fallback: str = ""
     """Why it was not compiled for all of this processor; empty when it was."""
 
