@@ -43,37 +43,43 @@ take less."""
 
 
 class StepTimes:
-    """The time of a step with prompt tokens: a price of its own, one for each decoding row, and one for each token.
+    """The time of a step: a price of its own, one for each decoding row, and one for each prompt token.
 
-    Learnt from the latest such steps, each by the share by which it is off. Steps without prompt tokens are another
-    kind, often captured, and are left out: under steady load there may be none for a long time.
+    Fitted to the latest steps with prompt tokens and the latest without, each by the share by which it is off. Both
+    kinds keep their weight, since under steady load either may be rare.
     """
 
     def __init__(self) -> None:
-        self._products = np.zeros((3, 3))
-        self._moments = np.zeros(3)
+        self._products = np.zeros((2, 3, 3))
+        self._moments = np.zeros((2, 3))
         self._terms = np.zeros(3)
         self.token_ns = 0.0
-        """Time of a prompt token; 0 until a step has been learnt."""
+        """Time of a prompt token; 0 until a step with some has been learnt."""
         self.spread_ns = 0.0
         """Mean deviation of a step's time from what was expected"""
 
     def learn(self, rows: int, tokens: int, ns: int) -> None:
         """Take in a measured step of `rows` decoding rows and `tokens` prompt tokens."""
-        ns = max(ns, 1)
-        if self.token_ns:
+        ns, kind = max(ns, 1), int(tokens > 0)
+        if tokens and self.token_ns:
             off = abs(ns - self.rows_ns(rows) - tokens * self.token_ns)
             self.spread_ns += (off - self.spread_ns) * _WEIGHT
         step = np.array([1.0, rows, tokens]) / _UNITS / ns
-        self._products = _KEEP * self._products + np.outer(step, step)
-        self._moments = _KEEP * self._moments + step
-        ridge = _RIDGE * np.trace(self._products) / 3
-        self._terms = np.linalg.solve(self._products + ridge, self._moments) / _UNITS
+        self._products[kind] = _KEEP * self._products[kind] + np.outer(step, step)
+        self._moments[kind] = _KEEP * self._moments[kind] + step
+        if tokens:
+            self._fit(ns / tokens)
+
+    def _fit(self, at_most_ns: float) -> None:
+        """Solve for the terms, once a step with prompt tokens has come; a token of it took at most `at_most_ns`."""
+        products = self._products.sum(0)
+        ridge = _RIDGE * np.trace(products) / 3
+        self._terms = np.linalg.solve(products + ridge, self._moments.sum(0)) / _UNITS
         token_ns = float(self._terms[2])
         if token_ns > 0:  # else all steps were alike, and noise decided
             self.token_ns = token_ns
         elif not self.token_ns:
-            self.token_ns = ns / tokens
+            self.token_ns = at_most_ns
 
     def rows_ns(self, rows: int) -> float:
         """Return what a step takes without the time of its prompt tokens."""
@@ -109,8 +115,7 @@ class Beside:
 
     def learn(self, rows: int, chunk_tokens: int, ns: int) -> None:
         """Take in a measured step of `rows` decoding rows and `chunk_tokens` prompt tokens."""
-        if chunk_tokens:
-            self._times.learn(rows, chunk_tokens, ns)
+        self._times.learn(rows, chunk_tokens, ns)
 
     def over(self, rows: int, chunk_tokens: int, ns: int) -> Cause | None:
         """Return why a step took longer than the bound; None where it did not, no row decoded, or there is none."""
