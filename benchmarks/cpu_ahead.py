@@ -64,7 +64,7 @@ def linear_cases() -> Iterator[Case]:
         size = outputs * inputs * DTYPE.itemsize
         packed = [native.NativeLinear(randn(outputs, inputs)).weight for _ in range(max(1, COLD_BYTES // size))]
         weights, x = itertools.cycle(packed), randn(1, inputs)
-        call = lambda ops, w=weights, x=x, n=outputs: ops.linear(x, next(w), n, None, native.Way.AVX512_BF16)  # noqa: E731
+        call = lambda ops, w=weights, x=x, n=outputs: ops.linear(x, next(w), n, None, native.Way.BF16_DOT)  # noqa: E731
         yield Case(f"linear {name}, 1 row", call, size)
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
-    if native.product().path not in ("amx", "avx512_bf16"):
+    if native.product().path not in ("amx", "bf16_dot"):
         raise SystemExit(f"only for processors with AVX512-BF16: {native.product()}")
     kernels = {AS_IT_IS: torch.ops.gapless}
     for cases, edits in ((linear_cases, LINEAR), (attention_cases, ATTENTION)):

@@ -173,7 +173,7 @@ def cpu_products(product: Product, chosen: Sequence[str]) -> Check:
         return Check("cpu products", "warn", f"bfloat16: {product.path}; {product.missing}")
     text = f"bfloat16: {product.path}"
     if product.path == "amx":
-        measured = "; ".join(chosen) or "the first load of a model measures it against avx512_bf16 for each shape"
+        measured = "; ".join(chosen) or "the first load of a model measures it against bf16_dot for each shape"
         text += f" (GAPLESS_AMX=0 turns it off); {measured}"
     return Check("cpu products", "ok", text)
 

@@ -95,9 +95,9 @@ def test_the_flags_of_the_compiler_are_told_and_why_they_are_not_those_for_all_o
 
 
 def test_the_product_that_runs_is_named() -> None:
-    vectors = checks.cpu_products(Product("avx512_bf16", ""), [])
+    vectors = checks.cpu_products(Product("bf16_dot", ""), [])
     assert vectors.status == "ok"
-    assert vectors.detail == "bfloat16: avx512_bf16"
+    assert vectors.detail == "bfloat16: bf16_dot"
     fresh, measured = (checks.cpu_products(Product("amx", ""), shapes) for shapes in ([], ["8 x 8: amx", "8 x 9: amx"]))
     assert fresh.status == measured.status == "ok" and "GAPLESS_AMX=0 turns it off" in fresh.detail
     assert "the first load of a model measures it" in fresh.detail
@@ -105,9 +105,9 @@ def test_the_product_that_runs_is_named() -> None:
 
 
 def test_a_faster_product_that_does_not_serve_is_a_warning() -> None:
-    check = checks.cpu_products(Product("avx512_bf16", "amx: refused by Linux: Operation not permitted"), [])
+    check = checks.cpu_products(Product("bf16_dot", "amx: refused by Linux: Operation not permitted"), [])
     assert check.status == "warn"
-    assert check.detail == "bfloat16: avx512_bf16; amx: refused by Linux: Operation not permitted"
+    assert check.detail == "bfloat16: bf16_dot; amx: refused by Linux: Operation not permitted"
 
 
 def test_the_speed_of_each_dtype_is_told_as_a_share_of_the_vector_units(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ UNKNOWN = "unknown to the compiler"
     [
         ("avx2", False, UNKNOWN, Product("avx512", "")),
         ("avx512_bf16", False, UNKNOWN, Product("avx512", "avx512_bf16: unknown to the compiler")),
-        ("avx512_bf16", True, UNKNOWN, Product("avx512_bf16", "")),
-        ("avx512_bf16 amx_bf16", True, "gave wrong sums", Product("avx512_bf16", "amx: gave wrong sums")),
+        ("avx512_bf16", True, UNKNOWN, Product("bf16_dot", "")),
+        ("avx512_bf16 amx_bf16", True, "gave wrong sums", Product("bf16_dot", "amx: gave wrong sums")),
         ("avx512_bf16 amx_bf16", True, "", Product("amx", "")),
     ],
 )

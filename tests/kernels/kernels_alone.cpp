@@ -52,20 +52,25 @@ bool same_bits(const T* a, const T* b, int64_t count) {
 }
 
 template <typename T, typename W>
-void check_product() {
-  Worst worst{std::string("product ") + NAME<T> + " by " + NAME<W>};
+using Product = void (*)(const T*, int64_t, int64_t, const W*, int64_t, int64_t, const T*, T*);
+
+// `unit`: what a sum is off by, at most, as a part of its terms. With `even`, the product takes k in pairs.
+template <typename T, typename W>
+void check_product(const std::string& name, Product<T, W> multiply, double unit, bool even) {
+  Worst worst{name + " " + NAME<T> + " by " + NAME<W>};
   for (int64_t n : {5, 131})
     for (int64_t k : {1, 16, 70, 129})
       for (int64_t m : {1, 2, 3, 4, 5, 7, 20}) {
+        if (even && k % 2) continue;
         const int64_t stride = k + 3;
         const auto x = numbers<T>(m * stride), bias = numbers<T>(n);
         const auto weight = numbers<W>(n * k);
         std::vector<W> packed(packed_elements<W>(n, k));
         std::vector<T> out(m * n), alone(n);
         pack(weight.data(), n, k, packed.data());
-        linear_floats(x.data(), stride, m, packed.data(), n, k, bias.data(), out.data());
+        multiply(x.data(), stride, m, packed.data(), n, k, bias.data(), out.data());
         for (int64_t r = 0; r < m; r++) {
-          linear_floats(x.data() + r * stride, stride, 1, packed.data(), n, k, bias.data(), alone.data());
+          multiply(x.data() + r * stride, stride, 1, packed.data(), n, k, bias.data(), alone.data());
           worst.same = worst.same && same_bits(alone.data(), out.data() + r * n, n);
           for (int64_t c = 0; c < n; c++) {
             double want = to_float(bias[c]), size = std::fabs(want);
@@ -73,7 +78,7 @@ void check_product() {
               const double one = double(to_float(x[r * stride + i])) * to_float(weight[c * k + i]);
               want += one, size += std::fabs(one);
             }
-            worst.take(to_float(out[r * n + c]), want, (k + 2) * 0x1p-24 * size + HALF<T> * std::fabs(want) * 1.01 + 1e-7);
+            worst.take(to_float(out[r * n + c]), want, (k + 2) * unit * size + HALF<T> * std::fabs(want) * 1.01 + 1e-7);
           }
         }
         const int64_t ids[] = {n - 1, 0};
@@ -81,6 +86,11 @@ void check_product() {
         unpack_rows(packed.data(), n, k, ids, 2, back.data());
         worst.same = worst.same && same_bits(back.data(), weight.data() + (n - 1) * k, k);
       }
+}
+
+template <typename T, typename W>
+void check_floats() {
+  check_product<T, W>("product", linear_floats<T, W>, 0x1p-24, false);
 }
 
 void check_bytes() {
@@ -201,9 +211,10 @@ void check_choices() {
 
 int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was printed before a signal is seen
-  std::printf("%s%s\n", VECTOR_UNIT, BYTES_HERE ? ", bytes" : "");
-  check_product<float, float>(), check_product<float, bf16>(), check_product<bf16, bf16>();
-  check_product<f16, f16>(), check_product<f16, bf16>();
+  std::printf("%s%s%s\n", VECTOR_UNIT, BYTES_HERE ? ", bytes" : "", DOTS_HERE ? ", pairs" : "");
+  check_floats<float, float>(), check_floats<float, bf16>(), check_floats<bf16, bf16>();
+  check_floats<f16, f16>(), check_floats<f16, bf16>();
+  if (DOTS_HERE) check_product<bf16, bf16>("product of pairs", linear_dots, 0x1p-23, true);
   check_bytes();
   check_attention<float>(), check_attention<bf16>(), check_attention<f16>();
   check_elements<float>(), check_elements<bf16>();

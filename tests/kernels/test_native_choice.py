@@ -18,15 +18,15 @@ from gapless.kernels.native import Way, choice
 
 FAST, SLOW = 1 / 2048, 1 / 512
 """Seconds, which sum up without rounding."""
-WAYS = (Way.AMX, Way.AVX512_BF16)
-PAIR = "amx or avx512_bf16"
+WAYS = (Way.AMX, Way.BF16_DOT)
+PAIR = "amx or bf16_dot"
 
 
 class Products:
     """Stands in for torch.ops.gapless, and for the clock: each path takes its seconds, by rows."""
 
     def __init__(self, amx=lambda rows: FAST, vectors=lambda rows: SLOW):
-        self.seconds, self.calls, self.now = {Way.AMX: amx, Way.AVX512_BF16: vectors}, [], 0.0
+        self.seconds, self.calls, self.now = {Way.AMX: amx, Way.BF16_DOT: vectors}, [], 0.0
         self.linear = self
         self.default = self
 
@@ -103,10 +103,10 @@ def test_a_start_without_amx_does_not_take_what_was_measured_with_it(products, k
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(choice.torch.ops, "gapless", made, raising=False)
         patched.setattr(choice, "perf_counter", lambda: made.now)
-        made.seconds[Way.AVX512_BF16] = lambda rows: FAST
-        ways = (Way.AVX512_BF16, Way.FLOATS)
+        made.seconds[Way.BF16_DOT] = lambda rows: FAST
+        ways = (Way.BF16_DOT, Way.FLOATS)
         packed = torch.zeros(96 * 34, dtype=torch.bfloat16)
-        assert choice.fastest(ways, packed, 96, 33, kept) is Way.AVX512_BF16 and made.calls
+        assert choice.fastest(ways, packed, 96, 33, kept) is Way.BF16_DOT and made.calls
 
 
 def test_other_threads_are_another_shape(products, kept):
@@ -213,7 +213,7 @@ def test_a_layer_takes_what_serves(monkeypatch, missing):
     layer = native.NativeLinear(torch.zeros(16, 32, dtype=torch.bfloat16))
     for rows in (1, 200):
         layer(torch.zeros(rows, 32, dtype=torch.bfloat16))
-    assert seen == [Way.AVX512_BF16 if missing else Way.AMX] * 2
+    assert seen == [Way.BF16_DOT if missing else Way.AMX] * 2
 
 
 def test_the_choices_are_described(monkeypatch, kept, tmp_path):
@@ -225,12 +225,12 @@ def test_the_choices_are_described(monkeypatch, kept, tmp_path):
         f"{PAIR}: 64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25],
         f"{PAIR}: 8 x 64, 2 threads": [2.0] * 4,
         f"{PAIR}: 8 x 8, 2 threads": [],
-        "avx512_bf16 or floats: 8 x 8, 2 threads": [2.0] * 4,
+        "bf16_dot or floats: 8 x 8, 2 threads": [2.0] * 4,
     }
     (tmp_path / "kernels-1.json").write_text(json.dumps(shapes))
     assert native.chosen() == [
-        "64 x 8, 2 threads: amx, amx takes 0.35 of the time of avx512_bf16",
-        "8 x 64, 2 threads: avx512_bf16, amx takes 2.00 of the time of avx512_bf16",
+        "64 x 8, 2 threads: amx, amx takes 0.35 of the time of bf16_dot",
+        "8 x 64, 2 threads: bf16_dot, amx takes 2.00 of the time of bf16_dot",
         "8 x 8, 2 threads: amx, not measured",
     ]
     monkeypatch.setattr(native, "ways", lambda dtype: [Way.FLOATS])

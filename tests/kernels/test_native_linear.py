@@ -17,7 +17,7 @@ ERRORS = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}
 """Half a unit of rounding, twice; float32 sums add far less."""
 
 
-PAIRS = [(Way.AVX512_BF16, torch.bfloat16), (Way.AMX, torch.bfloat16)]
+PAIRS = [(Way.BF16_DOT, torch.bfloat16), (Way.AMX, torch.bfloat16)]
 
 
 def needs(way: Way) -> None:
@@ -53,7 +53,7 @@ def test_agrees_with_float64_and_does_not_depend_on_the_batch(outputs, inputs, b
         assert torch.equal(layer(x[-rows:]), got[-rows:]), rows
 
 
-@pytest.mark.parametrize("way", [Way.FLOATS, Way.AVX512_BF16, Way.AMX])
+@pytest.mark.parametrize("way", [Way.FLOATS, Way.BF16_DOT, Way.AMX])
 def test_ways_differ_by_the_order_of_float32_sums_alone(way):
     """By 2**-22 of what is summed up at most, which is what 256 inputs in float32 may lose."""
     needs(way)

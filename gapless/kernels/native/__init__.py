@@ -86,14 +86,14 @@ def ways(dtype: torch.dtype) -> list[Way]:
     """Return the ways to multiply by a weight of this dtype here, the one first that is thought to be fastest."""
     pairs = dtype == torch.bfloat16 and torch.ops.gapless.has_bf16_dot()
     amx = pairs and not torch.ops.gapless.amx_missing()
-    return [Way.AMX, Way.AVX512_BF16] if amx else [Way.AVX512_BF16, Way.FLOATS] if pairs else [Way.FLOATS]
+    return [Way.AMX, Way.BF16_DOT] if amx else [Way.BF16_DOT, Way.FLOATS] if pairs else [Way.FLOATS]
 
 
 class Product(NamedTuple):
     """What multiplies weights of a dtype on this machine."""
 
     path: str
-    """amx or avx512_bf16; else the vector unit that computes in float32"""
+    """amx or bf16_dot; else the vector unit that computes in float32"""
     missing: str
     """Why a faster path that this processor has is not used; empty when it has none."""
 

@@ -29,7 +29,8 @@ class Way(IntEnum):
 
     FLOATS = 0
     """Weights are widened to float32 in registers; any vector unit, every dtype"""
-    AVX512_BF16 = 1
+    BF16_DOT = 1
+    """Dot products of pairs: vdpbf16ps of AVX-512, bfdot of ARM"""
     AMX = 2
 
 

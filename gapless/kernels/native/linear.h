@@ -1,9 +1,9 @@
 // x @ weight.T + bias with float32 sums, over a weight that was packed once.
 //
 // Packed: tiles of 64 output columns one after the other, the last one narrower (a multiple of 16). A tile holds all its
-// columns input by input; of bfloat16 by pairs of inputs k, k + 1 next to each other, as vdpbf16ps and AMX want them:
-// a tile is one stream of memory. The order of an output's sums is the path's: one chain over ascending k (of pairs for
-// vdpbf16ps), or that of AMX. A path has the same order for any number of rows, and a weight has one path, so results do
+// columns input by input; of bfloat16 by pairs of inputs k, k + 1 next to each other, as vdpbf16ps, bfdot and AMX want
+// them: a tile is one stream of memory. The order of an output's sums is the path's: one chain over ascending k (of pairs
+// for dot products), or that of AMX. A path has the same order for any number of rows, and a weight has one path, so results do
 // not depend on the batch.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace gapless {
 constexpr int64_t TILE = 64;
 
 // Whether this processor multiplies pairs of bfloat16 at once.
-constexpr bool DOTS_HERE = GAPLESS_BF16_DOT;
+constexpr bool DOTS_HERE = GAPLESS_BF16_DOT || GAPLESS_NEON_BF16;
 
 // Inputs that lie next to each other.
 template <typename W>

@@ -1,4 +1,4 @@
-// The product of linear.h by vdpbf16ps.
+// The product of linear.h by the dot product of bfloat16: vdpbf16ps of AVX-512, bfdot of ARM.
 #include "linear.h"
 
 #include <algorithm>
@@ -196,6 +196,81 @@ void linear_dots(
       part.out_stride = n;
       part.columns = n - first;
       tile_rows(part, rows, place.width(first), k, !last && low + rows == m, in_memory, sums);
+    }
+  });
+}
+
+#elif GAPLESS_NEON_BF16
+
+namespace {
+
+// With 16 columns, 24 sums of 32 registers.
+constexpr int MOST_ROWS = 6;
+// Weights, times rows / 8, from which a second thread helps.
+constexpr int64_t WORTH = 1 << 18;
+
+struct Part {
+  const bf16* x;
+  int64_t x_stride;
+  const bf16* weight;  // of a tile
+  int64_t pairs, width;
+  const bf16* bias;
+  bf16* out;
+  int64_t out_stride;
+  int64_t columns;
+};
+
+// ROWS x (VECTORS * 16) outputs, from this column of the tile on. bfdot sums the two products of a pair before it adds
+// them, and rounds to odd between (Arm ARM, BFDotAdd).
+template <int ROWS, int VECTORS>
+void multiply(const Part& part, int64_t column) {
+  float32x4_t sums[ROWS][VECTORS * PARTS] = {};
+  const bf16* weight = part.weight + 2 * column;
+  for (int64_t i = 0; i < part.pairs; i++, weight += 2 * part.width) {
+    bfloat16x8_t w[VECTORS * PARTS];
+#pragma GCC unroll 16
+    for (int v = 0; v < VECTORS * PARTS; v++)
+      w[v] = vld1q_bf16(reinterpret_cast<const bfloat16_t*>(weight + 2 * v * WIDTH));
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      uint32_t pair;
+      std::memcpy(&pair, part.x + r * part.x_stride + 2 * i, sizeof(pair));
+      const bfloat16x8_t both = vreinterpretq_bf16_u32(vdupq_n_u32(pair));
+#pragma GCC unroll 16
+      for (int v = 0; v < VECTORS * PARTS; v++) sums[r][v] = vbfdotq_f32(sums[r][v], w[v], both);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < VECTORS; v++) {
+    const int64_t place = column + v * LANES;
+    const int count = std::clamp<int64_t>(part.columns - place, 0, LANES);
+    const f32x16 bias = part.bias && count ? load_some(part.bias + place, count) : f32x16{};
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+      store_some(part.out + r * part.out_stride + place, bits_of<f32x16>(sums[r][v * PARTS]) + bias, count);
+  }
+}
+
+using Multiply = void (*)(const Part&, int64_t);
+constexpr Multiply OF_ROWS[MOST_ROWS] = {multiply<1, 1>, multiply<2, 1>, multiply<3, 1>,
+                                         multiply<4, 1>, multiply<5, 1>, multiply<6, 1>};
+
+}  // namespace
+
+void linear_dots(
+    const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
+  const PackedPlace<bf16> place{n, k};
+  share((n + TILE - 1) / TILE, n * k * (m + 7) / 8 > WORTH, [&](int64_t tile, bool) {
+    const int64_t first = tile * TILE, width = place.width(first), passes = (m + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t pass = 0; pass < passes; pass++) {
+      const int64_t start = m * pass / passes, rows = m * (pass + 1) / passes - start;
+      const Part part{x + start * x_stride, x_stride, packed + place.tile(first), k / 2, width,
+                      bias ? bias + first : nullptr, out + start * n + first, n, n - first};
+      if (rows == 1 && width == TILE) {  // one row: fewer sums than 16 registers would wait for each other
+        multiply<1, TILE / LANES>(part, 0);
+        continue;
+      }
+      for (int64_t column = 0; column < width; column += LANES) OF_ROWS[rows - 1](part, column);
     }
   });
 }

@@ -36,7 +36,7 @@ def speeds() -> list[Speed]:
         way = native.ways(dtype)[0]
         product = 2 * TOKENS * WIDTH**2 / _seconds(_product(dtype, way))
         attention = 2 * HEADS * DIM * PROMPT**2 / _seconds(_attention(dtype))  # half of the pairs, two products
-        attends = Way.FLOATS if way is Way.AVX512_BF16 and torch.ops.gapless.floats_attend(DIM) else way
+        attends = Way.FLOATS if way is Way.BF16_DOT and torch.ops.gapless.floats_attend(DIM) else way
         names = (unit if one is Way.FLOATS else one.name.lower() for one in (way, attends))
         found.append(Speed(dtype, next(names), product / peak, next(names), attention / peak))
     return found

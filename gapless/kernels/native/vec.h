@@ -32,6 +32,11 @@
 #else
 #define GAPLESS_BF16_DOT 0
 #endif
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(GAPLESS_PLAIN)
+#define GAPLESS_NEON_BF16 1
+#else
+#define GAPLESS_NEON_BF16 0
+#endif
 #if GAPLESS_BYTES == 32 || (defined(__AVX512VNNI__) && GAPLESS_AVX512) || defined(__ARM_FEATURE_DOTPROD)
 #define GAPLESS_BYTE_DOT 1
 #else
