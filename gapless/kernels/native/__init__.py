@@ -76,6 +76,12 @@ def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
         pages.copy_pages(src, dst, places, sums)
 
 
+def share_from(times: int) -> None:
+    """Let several threads work only on what is `times` as much as is worth a second one, in calls from this thread."""
+    if NAME in build.outcomes and build.outcomes[NAME].library:
+        torch.ops.gapless.share_from(times)
+
+
 def invariant(kernels: Kernels) -> Kernels:
     """Return kernels whose rows do not depend on their batch: a query in a chunk gets the bits of decode attention."""
     prefill = unpack.prefill_attention(torch.ops.gapless.invariant_prefill_attention.default)

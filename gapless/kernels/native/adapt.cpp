@@ -48,7 +48,7 @@ void adapt(
     const T* x, int64_t x_stride, T* y, const int64_t* slots, int64_t tokens, const T* down, const T* up,
     const AdapterShape& shape) {
   int64_t width = shape.projections * shape.rank;
-  share(tokens, tokens * width * shape.inputs > WORTH, [&](int64_t token, bool) {
+  share(tokens, tokens * width * shape.inputs / WORTH, [&](int64_t token, bool) {
     int64_t slot = slots[token];
     if (!slot) return;
     float inner[MOST_RANKS];

@@ -492,8 +492,9 @@ void decode_attention(
     T* out) {
   if (!batch) return;
   int64_t grouped = q.heads / kv.kv_heads, dim = kv.dim;
-  bool worth = std::accumulate(kv_lens, kv_lens + batch, int64_t(0)) * q.heads * dim > WORTH;
-  std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, worth ? 4 * threads_here() : 1);
+  const int64_t worth = std::accumulate(kv_lens, kv_lens + batch, int64_t(0)) * q.heads * dim / WORTH;
+  const int threads = threads_for(worth);
+  std::vector<Span> spans = find_spans(batch, kv.kv_heads, kv_lens, threads > 1 ? 4 * threads : 1);
   std::vector<int64_t> first(spans.size() + 1, 0);  // of each span's queries
   for (size_t i = 0; i < spans.size(); i++) first[i + 1] = first[i] + (spans[i].high - spans[i].low) * grouped;
   std::vector<State> states(first.back());
@@ -592,7 +593,7 @@ void prefill_attention(
     for (int64_t first = (size - 1) / QUERY_TILE * QUERY_TILE; first >= 0; first -= QUERY_TILE)
       tiles.push_back({chunk, first, std::min(QUERY_TILE, size - first)});
   }
-  share(int64_t(tiles.size()) * kv.kv_heads, products > WORTH, [&](int64_t i, bool) {
+  share(int64_t(tiles.size()) * kv.kv_heads, products / WORTH, [&](int64_t i, bool) {
     const Tile& tile = tiles[i / kv.kv_heads];
     int64_t size = starts[tile.chunk + 1] - starts[tile.chunk];
     const int32_t* pages = kv.table + rows[tile.chunk] * kv.table_stride;

@@ -178,7 +178,7 @@ void attend_prompts(
         units.push_back(
             {q, kv, pages, head, starts[chunk], kv_lens[chunk] - size, first, std::min(MOST_ROWS, all - first), scale});
   }
-  share(int64_t(units.size()), products > WORTH, [&](int64_t i, bool) {
+  share(int64_t(units.size()), products / WORTH, [&](int64_t i, bool) {
     static thread_local std::unique_ptr<Prompt<Multiplier>> kept = std::make_unique<Prompt<Multiplier>>();
     kept->attend(units[i], out);
   });

@@ -67,14 +67,14 @@ void rotate(T* x, const T* norm, float eps, const float* angles, int64_t dim) {
 
 template <typename T>
 void rms_norm(const T* x, int64_t x_stride, const T* weight, int64_t rows, int64_t size, float eps, T* out) {
-  share(rows, rows * size > WORTH, [&](int64_t row, bool) {
+  share(rows, rows * size / WORTH, [&](int64_t row, bool) {
     norm_row(x + row * x_stride, weight, size, eps, out + row * size);
   });
 }
 
 template <typename T>
 void add_rms_norm(T* x, const T* delta, const T* weight, int64_t rows, int64_t size, float eps, T* out) {
-  share(rows, rows * size > WORTH, [&](int64_t row, bool) {
+  share(rows, rows * size / WORTH, [&](int64_t row, bool) {
     add_row(x + row * size, delta + row * size, size);
     norm_row(x + row * size, weight, size, eps, out + row * size);
   });
@@ -86,7 +86,7 @@ void rope_and_write(
     const RopeShape& shape) {
   int64_t dim = shape.dim, turned = shape.heads + shape.kv_heads, kv = shape.kv_heads * dim;
   int64_t wide = (turned + shape.kv_heads) * dim;
-  share(shape.tokens, shape.tokens * wide > WORTH, [&](int64_t token, bool) {
+  share(shape.tokens, shape.tokens * wide / WORTH, [&](int64_t token, bool) {
     T* x = qkv + token * wide;
     const float* angles = table + std::clamp<int64_t>(positions[token], 0, shape.table_rows - 1) * dim;
     for (int64_t head = 0; head < turned; head++)
@@ -100,7 +100,7 @@ void rope_and_write(
 
 template <typename T>
 void silu_mul(const T* gate_up, int64_t rows, int64_t size, T* out) {
-  share(rows, rows * size > WORTH / 4, [&](int64_t row, bool) {
+  share(rows, rows * size * 4 / WORTH, [&](int64_t row, bool) {
     const T *gate = gate_up + 2 * row * size, *up = gate + size;
     T* to = out + row * size;
     for (int64_t i = 0; i < size; i += LANES) {

@@ -183,7 +183,7 @@ void multiply_columns(const Product& all, int64_t first, bool last) {
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   const Product all{x, x_stride, m, packed, n, k, bias, out};
-  share((n + TILE - 1) / TILE, n * k * (m + 31) / 32 > WORTH, [&](int64_t tile, bool last) {
+  share((n + TILE - 1) / TILE, n * k * (m + 31) / 32 / WORTH, [&](int64_t tile, bool last) {
     multiply_columns(all, tile * TILE, last);
   });
 }

@@ -205,7 +205,8 @@ void linear_bytes(
     const T* x, int64_t x_stride, int64_t m, const uint8_t* packed, const float* scales, int64_t n, int64_t k,
     const T* bias, T* out) {
   const Rounded rows(x, x_stride, m, k);
-  const bool worth = n * k * (m + 7) / 8 > WORTH, alone = !worth || threads_here() == 1;
+  const int64_t worth = n * k * (m + 7) / 8 / WORTH;
+  const bool alone = threads_for(worth) == 1;
   const int64_t tiles = (n + TILE - 1) / TILE, passes = (m + MOST_ROWS - 1) / MOST_ROWS;
   const int64_t some = m == 1 && alone ? ABREAST : 1, groups = tiles / some, units = groups + tiles % some;
   share(units, worth, [&](int64_t unit, bool) {

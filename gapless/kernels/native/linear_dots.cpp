@@ -170,8 +170,8 @@ void linear_dots(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   PackedPlace<bf16> place{n, k};
   int64_t tiles = (n + TILE - 1) / TILE;
-  bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
-  bool alone = !worth || threads_here() == 1;
+  const int64_t worth = n * k * (m + 7) / 8 / WORTH;
+  bool alone = threads_for(worth) == 1, in_memory = n * k > IN_MEMORY;
   int64_t together = m == 1 && alone && !in_memory ? n / TILE / ABREAST : 0, others = tiles - together * ABREAST;
   share(together + others, worth, [&](int64_t index, bool last) {
     int64_t first = (index < together ? index * ABREAST : index + together * (ABREAST - 1)) * TILE;
@@ -224,7 +224,7 @@ struct Part {
 // them, and rounds to odd between (Arm ARM, BFDotAdd).
 template <int ROWS, int VECTORS>
 void multiply(const Part& part, int64_t column) {
-  float32x4_t sums[ROWS][VECTORS * PARTS] = {};
+  f32x16 sums[ROWS][VECTORS] = {};
   const bf16* weight = part.weight + 2 * column;
   for (int64_t i = 0; i < part.pairs; i++, weight += 2 * part.width) {
     bfloat16x8_t w[VECTORS * PARTS];
@@ -237,7 +237,10 @@ void multiply(const Part& part, int64_t column) {
       std::memcpy(&pair, part.x + r * part.x_stride + 2 * i, sizeof(pair));
       const bfloat16x8_t both = vreinterpretq_bf16_u32(vdupq_n_u32(pair));
 #pragma GCC unroll 16
-      for (int v = 0; v < VECTORS * PARTS; v++) sums[r][v] = vbfdotq_f32(sums[r][v], w[v], both);
+      for (int v = 0; v < VECTORS * PARTS; v++) {
+        Floats& sum = sums[r][v / PARTS].parts[v % PARTS];
+        sum = vbfdotq_f32(sum, w[v], both);
+      }
     }
   }
 #pragma GCC unroll 4
@@ -247,7 +250,7 @@ void multiply(const Part& part, int64_t column) {
     const f32x16 bias = part.bias && count ? load_some(part.bias + place, count) : f32x16{};
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
-      store_some(part.out + r * part.out_stride + place, bits_of<f32x16>(sums[r][v * PARTS]) + bias, count);
+      store_some(part.out + r * part.out_stride + place, sums[r][v] + bias, count);
   }
 }
 
@@ -260,7 +263,7 @@ constexpr Multiply OF_ROWS[MOST_ROWS] = {multiply<1, 1>, multiply<2, 1>, multipl
 void linear_dots(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out) {
   const PackedPlace<bf16> place{n, k};
-  share((n + TILE - 1) / TILE, n * k * (m + 7) / 8 > WORTH, [&](int64_t tile, bool) {
+  share((n + TILE - 1) / TILE, n * k * (m + 7) / 8 / WORTH, [&](int64_t tile, bool) {
     const int64_t first = tile * TILE, width = place.width(first), passes = (m + MOST_ROWS - 1) / MOST_ROWS;
     for (int64_t pass = 0; pass < passes; pass++) {
       const int64_t start = m * pass / passes, rows = m * (pass + 1) / passes - start;

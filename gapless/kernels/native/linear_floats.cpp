@@ -142,7 +142,7 @@ Passes widened(const T* x, int64_t x_stride, int64_t rows, int64_t k, int64_t wh
   if (int64_t(kept.size()) < rows * whole_k) kept.resize(rows * whole_k);
   const Passes passes{rows, whole_k, kept.data()};
   float* to = kept.data();
-  share(passes.count(), rows * k > (1 << 16), [&, to](int64_t pass, bool) {
+  share(passes.count(), rows * k / (1 << 16), [&, to](int64_t pass, bool) {
     const int64_t first = passes.start(pass), some = passes.size(pass);
     float* all = to + first * whole_k;
     for (int64_t r = 0; r < some; r++) {
@@ -213,7 +213,8 @@ void multiply_passes(const Passes& passes, const W* weight, int64_t width, bool 
 template <typename T, typename W>
 void linear_floats(const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out) {
   const PackedPlace<W> place{n, k};
-  const bool worth = n * k * (m + 7) / 8 > WORTH, in_memory = n * k > IN_MEMORY;
+  const int64_t worth = n * k * (m + 7) / 8 / WORTH;
+  const bool in_memory = n * k > IN_MEMORY;
   for (int64_t low = 0; low < m; low += BLOCK_ROWS) {
     const Passes passes =
         widened(x + low * x_stride, x_stride, std::min(BLOCK_ROWS, m - low), k, round_up(k, TOGETHER<W>));

@@ -28,7 +28,7 @@ void pack_tile(const W* weight, int64_t n, int64_t k, int64_t first, int64_t wid
 template <typename W>
 void pack(const W* weight, int64_t n, int64_t k, W* packed) {
   PackedPlace<W> place{n, k};
-  share((n + TILE - 1) / TILE, n * k > (1 << 16), [&](int64_t tile, bool) {
+  share((n + TILE - 1) / TILE, n * k / (1 << 16), [&](int64_t tile, bool) {
     const int64_t first = tile * TILE;
     pack_tile(weight, n, k, first, place.width(first), packed + place.tile(first));
   });
@@ -38,7 +38,7 @@ template <typename W>
 void unpack_rows(const W* packed, int64_t n, int64_t k, const int64_t* ids, int64_t count, W* out) {
   constexpr int64_t SOME = TOGETHER<W>;
   PackedPlace<W> place{n, k};
-  share(count, count > 1 && count * k > (1 << 14), [&](int64_t i, bool) {
+  share(count, count * k / (1 << 14), [&](int64_t i, bool) {
     const int64_t step = place.width(ids[i]) * SOME;
     const W* from = packed + place.tile(ids[i]) + ids[i] % TILE * SOME;
     W* to = out + i * k;

@@ -25,7 +25,7 @@ Tensor join(const Tensor& a, const Tensor& b) {
   for (const Tensor& part : {a, b}) {
     const char* from = static_cast<const char*>(part.const_data_ptr());
     const int64_t bytes = part.nbytes(), pieces = (bytes + COPIED_AT_ONCE - 1) / COPIED_AT_ONCE;
-    share(pieces, pieces > 4, [&](int64_t i, bool) {
+    share(pieces, pieces / 5, [&](int64_t i, bool) {
       const int64_t at = i * COPIED_AT_ONCE;
       std::memcpy(to + at, from + at, std::min(COPIED_AT_ONCE, bytes - at));
     });

@@ -4,6 +4,7 @@
 #include "amx.h"
 #include "linear.h"
 #include "ops.h"
+#include "parallel.h"
 #include "peak.h"
 
 namespace gapless {
@@ -108,6 +109,7 @@ Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int6
 
 TORCH_LIBRARY_FRAGMENT(GAPLESS_LIBRARY, m) {
   m.def("vector_unit() -> str", [] { return std::string(VECTOR_UNIT); });
+  m.def("share_from(int times) -> ()", [](int64_t times) { share_from(times); });
   m.def("vector_peak() -> float", [] { return vector_peak(); });
   m.def("has_bf16_dot() -> bool", [] { return DOTS_HERE; });
   m.def("amx_missing() -> str", [] { return amx_missing(); });

@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor> sample_op(
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
-    share(count, count * vocab > (random ? 1 << 14 : 1 << 17), [&](int64_t i, bool) {
+    share(count, count * vocab / (random ? 1 << 14 : 1 << 17), [&](int64_t i, bool) {
       // A thread of ours or the caller's: torch shall not share out what is one thread's part already.
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
@@ -149,7 +149,7 @@ Tensor draft_op(
   Tensor tokens = at::empty({count}, rows.options());
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    share(count, count * some > 1 << 14, [&](int64_t i, bool) {
+    share(count, count * some / (1 << 14), [&](int64_t i, bool) {
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
       const int32_t* own = table(params).row(row[i]);
@@ -196,7 +196,7 @@ void adjust_op(
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
     for (const auto& one : asking) count_tokens(one.second);
-    share(count * pieces, count * vocab > 1 << 16, [&](int64_t i, bool) {
+    share(count * pieces, count * vocab / (1 << 16), [&](int64_t i, bool) {
       const auto& [sample, row] = asking[i / pieces];
       int64_t first = i % pieces * PIECE;
       penalize(all + sample * vocab, first, std::min(PIECE, vocab - first), row);
@@ -215,7 +215,7 @@ void cut_op(
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
-    share(count, count * vocab > 1 << 13, [&](int64_t i, bool) {
+    share(count, count * vocab / (1 << 13), [&](int64_t i, bool) {
       int32_t own = row[sampled[i] % batch];
       int64_t place = sampled[i] / batch;
       if (own == 0 || (i && sampled[i] == sampled[i - 1])) return;  // padding

@@ -199,6 +199,12 @@ Pool& pool() {
 
 }  // namespace
 
+static thread_local int64_t least_times = 1;
+
+void share_from(int64_t times) { least_times = times; }
+
+int threads_for(int64_t times) { return times >= least_times ? threads_here() : 1; }
+
 int threads_here() { return omp_in_parallel() ? 1 : std::min(omp_get_max_threads(), MOST_THREADS); }
 
 void share_pieces(int64_t count, int threads, Piece piece, const void* work) {

@@ -10,6 +10,15 @@ using Piece = void (*)(const void* work, int64_t index, bool last);
 // How many threads a call may use now: 1 inside a parallel region.
 int threads_here();
 
+// Work of this many times what is worth a second thread gets one, in calls from this thread: 1, unless it has been told
+// otherwise. A helper looks for more work on a core of its own, which may be better used by others.
+void share_from(int64_t times);
+
+// How many threads work gets that is this many times what is worth a second one.
+int threads_for(int64_t times);
+
+constexpr int64_t ANY_WORK = INT64_MAX;
+
 // Calls piece(work, i, last) for each i of 0..count: `last` when i + 1 is not this thread's next.
 //
 // The caller never waits for a thread that has not begun: each has a range of its own and walks it in order, and who is
@@ -18,9 +27,10 @@ int threads_here();
 // no thread is at work any more.
 void share_pieces(int64_t count, int threads, Piece piece, const void* work);
 
+// The same, by as many threads as are worth it: `times` is how many times the work is worth a second one.
 template <typename Work>
-void share(int64_t count, bool worth, const Work& work) {
-  int threads = worth && count > 1 ? threads_here() : 1;
+void share(int64_t count, int64_t times, const Work& work) {
+  int threads = count > 1 ? threads_for(times) : 1;
   if (threads == 1) {
     for (int64_t i = 0; i < count; i++) work(i, i + 1 == count);
     return;

@@ -12,7 +12,7 @@ double vector_peak() {
   constexpr int64_t ROUNDS = 100'000;
   const int threads = threads_here();
   const auto begun = std::chrono::steady_clock::now();
-  share(threads, true, [](int64_t, bool) {
+  share(threads, ANY_WORK, [](int64_t, bool) {
     Floats sums[CHAINS];
     for (int i = 0; i < CHAINS; i++) sums[i] = spread(float(i));
     const Floats factor = spread(0.999f);

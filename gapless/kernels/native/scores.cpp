@@ -108,7 +108,7 @@ void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines) {
   auto idle = [&](int64_t entry) { return place(entry) > 0 && token(entry) < 0; };
   // A list is filled up with its last entry.
   auto again = [&](int64_t entry) { return entry && step.index[entry] == step.index[entry - 1]; };
-  share(step.count * pieces, step.count * step.vocab > WORTH, [&](int64_t i, bool) {
+  share(step.count * pieces, step.count * step.vocab / WORTH, [&](int64_t i, bool) {
     int64_t entry = i / pieces, begin = i % pieces * PIECE, end = std::min(begin + PIECE, step.vocab);
     if (!again(entry) && !idle(entry)) parts[i] = look(row(entry), begin, end, target(entry), best.data() + i * width, width);
   });
