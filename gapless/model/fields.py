@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object. Complaints name file and field, and what nobody reads is told."""
+"""Typed reading of a JSON object. Complaints name file and field; what is not read is known too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gapless.base.progress import warn
 
 T = TypeVar("T")
 Known = Mapping[str, tuple[Any, ...]]
-"""Fields that nobody reads, by full name: the values with which they change nothing; none listed stands for any."""
+"""Fields that nothing reads, by full name: the values with which they change nothing; none listed stands for any."""
 READ, SILENT, UNUSED = "read", "changes nothing", "not used"
 
 

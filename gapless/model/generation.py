@@ -19,7 +19,7 @@ _PARAMETERS = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p")},
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
 }
-"""Its names of the parameters that it may recommend, and ours"""
+"""Parameters that generation_config.json may recommend, by their names there, and ours"""
 _OLD_LENGTH = 20
 """max_length of a checkpoint that says nothing"""
 

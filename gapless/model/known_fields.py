@@ -1,6 +1,6 @@
-"""Fields of checkpoints and adapters that nobody reads here, and what they may say without changing anything.
+"""Fields of checkpoints and adapters that nothing here reads, and what they may say without changing anything.
 
-Whatever is not listed is told at the start, by file, field and value.
+The start warns of every other one by file, field and value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEUTRAL: Values = {
     **dict.fromkeys(("diversity_penalty", "min_length", "min_new_tokens", "penalty_alpha"), (0,)),
 }
 GENERATION: Values = dict.fromkeys(_GENERATION_ANY.split(), ()) | _NEUTRAL
-"""Of generation_config.json"""
+"""Fields of generation_config.json"""
 
 _CONFIG_ANY = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation
@@ -41,7 +41,7 @@ _SAMPLING_OF_OLD_CONFIGS: Values = {
     **{"max_length": (20,), "top_k": (50,)},
 }
 CONFIG: Values = GENERATION | _SAMPLING_OF_OLD_CONFIGS | dict.fromkeys(_CONFIG_ANY.split(), ())
-"""Of config.json, which held what generation_config.json does in old checkpoints"""
+"""Fields of config.json, which held what generation_config.json does in old checkpoints"""
 
 _OTHER_FORWARD = """
     add_cross_attention alibi attention_chunk_size attention_multiplier attention_sink attn_logit_softcapping
@@ -67,4 +67,4 @@ _ADAPTER_ANY = """
     task_type
 """
 ADAPTER: Values = dict.fromkeys(_ADAPTER_ANY.split(), ())
-"""Of adapter_config.json: labels, what concerns training alone, and the settings of variants that are off"""
+"""Fields of adapter_config.json: labels, what concerns training alone, and the settings of variants that are off"""

@@ -110,7 +110,7 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
 
 
 def warn_of_strays(directory: Path) -> None:
-    """Warn of weights that lie beside those of the checkpoint and that nobody reads."""
+    """Warn of weights beside those of the checkpoint, which nothing reads."""
     read = _files(directory)
     for path in sorted(directory.glob("*.safetensors")):
         if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form
