@@ -128,7 +128,10 @@ class Adapter(NamedTuple):
         _check_pairs(weights, tensors)
         _check_targets(settings, tensors)
         _check_rest(settings)
-        digest = sha256(path.read_bytes() + weights.read_bytes()).hexdigest()
+        for path in sorted(directory.glob("*.safetensors")):
+            if path != weights:
+                warn(f"{path}: is not read: {WEIGHTS} counts", file=str(path))
+        digest = sha256(settings.path.read_bytes() + weights.read_bytes()).hexdigest()
         return cls(rank, scale, tensors, digest)
 
     def fill(self, parts: list[Tensor], config: ModelConfig, rank: int) -> None:

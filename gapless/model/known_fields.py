@@ -30,11 +30,11 @@ _CONFIG_ANY = """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _experts_implementation
     _experts_implementation_internal _flash_attn_2_enabled _name_or_path attention_dropout attn_implementation
     chunk_size_feed_forward cls_token_id cross_attention_hidden_size embd_pdrop experts_implementation
-    finetuning_task gradient_checkpointing hidden_dropout id2label initializer_range is_decoder label2id mask_token_id
-    name_or_path num_labels num_nextn_predict_layers prefix pretraining_tp problem_type resid_pdrop return_dict
-    rope_parameters.finetuned rope_scaling.finetuned sep_token_id task_specific_params tf_legacy_loss
-    tie_encoder_decoder tie_last_hidden_states tokenizer_class torchscript unk_token_id unsloth_fixed
-    unsloth_version use_bfloat16 use_return_dict
+    finetuning_task gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_llama_config
+    label2id mask_token_id name_or_path num_labels num_nextn_predict_layers prefix pretraining_tp problem_type
+    resid_pdrop return_dict rope_parameters.finetuned rope_scaling.finetuned sep_token_id task_specific_params
+    tf_legacy_loss tie_encoder_decoder tie_last_hidden_states tokenizer_class torchscript transformers.js_config
+    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_return_dict
 """
 _SAMPLING_OF_OLD_CONFIGS: Values = {
     **dict.fromkeys(("repetition_penalty", "temperature", "top_p"), (1,)),

@@ -210,11 +210,14 @@ def test_settings_that_leave_the_model_as_it_is_are_taken_without_a_warning(conf
 
 def test_what_an_adapter_says_and_nothing_reads_is_warned_of(config, tmp_path, caplog):
     settings = {"modules": ["q_proj"], "target_modules": ["q_proj", "v_proj"], "new_number": 3, "new_label": "x"}
-    Adapter.read(write_adapter(tmp_path / "adapter", config, 1, **settings), config, 16)
+    directory = write_adapter(tmp_path / "adapter", config, 1, **settings)
+    (directory / "new_embeddings.safetensors").write_bytes(b"")
+    Adapter.read(directory, config, 16)
     assert [record.getMessage().removeprefix(f"{tmp_path}/adapter/") for record in caplog.records] == [
         f"{CONFIG}: target_modules names 'v_proj', of which the adapter has no tensor",
         f"{CONFIG}: new_number = 3 is not used",
         f"{CONFIG}: new_label = 'x' is not used",
+        f"new_embeddings.safetensors: is not read: {WEIGHTS} counts",
     ]
 
 
