@@ -197,7 +197,7 @@ def _check_targets(settings: Fields, tensors: Mapping[tuple[int, str, str], Tens
         else:
             continue
         raise CheckpointError(f"{settings.path}: the adapter has tensors of {key}, but {why}: one of them is wrong")
-    for name in targets if isinstance(targets, list) else ():
+    for name in targets if isinstance(targets, list) and not excluded else ():
         if not any(key == name or key.endswith(f".{name}") for key in keys):
             warn(f"{settings.path}: target_modules names {name!r}, of which the adapter has no tensor")
 

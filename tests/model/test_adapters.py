@@ -198,6 +198,7 @@ USUAL = {
         {"layers_to_transform": [0, 1], "layers_pattern": ["layers"]},
         {"layers_to_transform": []},
         {"exclude_modules": ["lm_head"]},
+        {"modules": ["q_proj"], "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["v_proj"]},
         {"exclude_modules": r".*\.5\..*"},
         {"fan_in_fan_out": True, "qalora_group_size": 32},
     ],
