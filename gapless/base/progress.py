@@ -69,6 +69,11 @@ def tell(what: str, total: int = 0, unit: str = "") -> Count:
     return count
 
 
+def warn(text: str, **fields: object) -> None:
+    """Say at a start what its user should know, once; `fields` are for logs in JSON."""
+    log.warning("%s", text, extra={"fields": fields})
+
+
 def log_phase(phase: Phase) -> None:
     counted = {"done": phase.done, "total": phase.total} if phase.total else {}
     extra = {"phase": phase, "fields": {"phase": phase.what, **counted}}

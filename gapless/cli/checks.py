@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.progress import in_bytes
+from gapless.model.fields import READ, SILENT, UNUSED, Fields
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gapless.device.build import Outcome
     from gapless.kernels.native import Product
+    from gapless.model.config import ModelConfig
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
@@ -237,7 +241,7 @@ def hub() -> Iterator[Check]:
 def model(config: EngineConfig) -> Iterator[Check]:
     """Reads all but the weights, and fetches the small files of a model on the hub for that."""
     from gapless.engine.frontdoor import open_assets, survey
-    from gapless.model.config import load_config
+    from gapless.model.config import load_config, resolve_model_dir
 
     located, to_fetch = survey(config)
     found, assets = load_config(located.config), open_assets(located.config)
@@ -246,6 +250,32 @@ def model(config: EngineConfig) -> Iterator[Check]:
     template = "a chat template" if assets.tokenizer.template else "no chat template"
     sizes = f"{found.dtype}, {found.max_position_embeddings:,} tokens, {template}"
     yield Check("model", "ok", f"{config.model}: {found.architecture}, {sizes}{commit}{rest}")
+    for file in found.files:
+        yield from told(file)
+    if not to_fetch:
+        yield weights(resolve_model_dir(located.config.model), found)
+
+
+def told(file: Fields) -> Iterator[Check]:
+    """Tell of every field of a file: in a line those that are read, in another what they leave, and the rest alone."""
+    heard = list(file.heard())
+    for use in (READ, SILENT):
+        fields = ", ".join(f"{one.name} = {one.value!r}" for one in heard if one.use == use)
+        if fields:
+            yield Check(file.path.name, "ok", f"{use}: {fields}")
+    yield from (Check(file.path.name, "warn", str(one)) for one in heard if one.use == UNUSED)
+
+
+def weights(directory: Path, model: ModelConfig) -> Check:
+    """Look at the headers of the weights, and at both matrices where a head may be the embedding."""
+    import torch
+
+    from gapless.model.mtp import of_mtp_layers
+    from gapless.model.weights import own_head, tensor_names, unread_tensors
+
+    model = own_head(directory, model, getattr(torch, model.dtype))
+    count, rest = unread_tensors(directory, model, of_mtp_layers(tensor_names(directory)))
+    return Check("weights", "ok", f"{count} tensors are read" + (f"; not read: {', '.join(rest)}" if rest else ""))
 
 
 def device(kind: str) -> Iterator[Check]:

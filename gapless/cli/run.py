@@ -69,13 +69,11 @@ def _answer(
     engine: dict[str, Any], prompts: list[RunPrompt], fields: dict[str, Any], raw: bool, trace: str | None
 ) -> tuple[list[RequestOutput], float]:
     """The answers and the seconds they took, loading not counted."""
-    from gapless.cli.talk import with_defaults  # asyncio comes with it: slow to load, and not needed for --help
-
     bar = sys.stderr.isatty() and len(prompts) > 1
     with starting():
         llm = gapless.LLM(**engine)
     with llm:
-        params = with_defaults(llm.get_default_sampling_params(), fields)
+        params = llm.get_default_sampling_params(max_tokens=None).replace(**fields)
         start = time.perf_counter()
         contents = [p.content for p in prompts]
         if raw:

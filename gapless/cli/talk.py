@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import gapless
 from gapless.base.errors import ServerError
-from gapless.base.params import SamplingParams
 from gapless.lab.http import Client
 from gapless.lab.probe import list_models, stream_events
 from gapless.lab.reply import parse_event
@@ -35,15 +34,10 @@ TextParts = AsyncGenerator[TextPart]
 Answerer = Callable[[Question, dict[str, Any]], TextParts]
 
 
-def with_defaults(defaults: SamplingParams, fields: dict[str, Any]) -> SamplingParams:
-    """Complete `fields` with the model's own settings; without max_tokens, output goes up to the context limit."""
-    return defaults.replace(**{"max_tokens": None, **fields})
-
-
 async def answer_here(llm: gapless.AsyncLLM, question: Question, fields: dict[str, Any]) -> TextParts:
     """Answer with an engine in this process, by sampling settings that bear the API's names."""
     prompt: Any = question if isinstance(question, str) else await llm.chat_prompt(question)
-    params = with_defaults(llm.get_default_sampling_params(), fields)
+    params = llm.get_default_sampling_params(max_tokens=None).replace(**fields)
     count = 0
     stream = cast(AsyncGenerator[Any], llm.stream(prompt, params))
     async with contextlib.aclosing(stream) as deltas:

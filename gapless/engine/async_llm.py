@@ -264,9 +264,9 @@ class AsyncLLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.front.tokenizer
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that the model's generation_config.json recommends."""
-        return SamplingParams(**self.front.defaults)
+    def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
+        """Return the parameters that the model's generation_config.json recommends, `otherwise` where it says none."""
+        return SamplingParams(**{**otherwise, **self.front.defaults})
 
     # State
 

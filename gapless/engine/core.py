@@ -287,6 +287,7 @@ def _build_on(
     with _timed(spent, "weights"):
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
+        model_config = model.config  # as its weights bear it out
         drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:

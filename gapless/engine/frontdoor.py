@@ -19,6 +19,7 @@ from gapless.model.config import (
     read_model_config,
     resolve_model_dir,
 )
+from gapless.model.fields import warn_of
 from gapless.text.tokenizer import Tokenizer
 
 
@@ -48,9 +49,18 @@ def locate(config: EngineConfig) -> Located:
     Raises ConfigError, CheckpointError or ServerError naming the model and the mend.
     """
     located, repos = _look(config)
+    _warn(located.config)
     for repo in repos if config.load_format != "dummy" else ():
         repo.fetch(*repo.weights())
     return located
+
+
+def _warn(config: EngineConfig) -> None:
+    """Tell of the fields that are not used, once a start."""
+    model, asked = load_config(config), config.speculation
+    warn_of(model.heard)
+    if asked is not None and asked.method == "draft_model":
+        warn_of(read_draft_config(asked.model, model).files[0].heard())
 
 
 def survey(config: EngineConfig) -> tuple[Located, int]:

@@ -40,6 +40,8 @@ class Resolver:
     def __init__(self, front: ModelAssets, info: EngineInfo, seed: int = 0) -> None:
         self.tokenizer = front.tokenizer
         self._eos_ids = front.eos_ids
+        self._own_limit = front.defaults.get("max_tokens")
+        """The model's max_new_tokens: a request that keeps to it may reach the end of the context before"""
         self._info = info
         self._seed = seed
         self.keys: Iterator[int] = itertools.count(1)
@@ -56,9 +58,10 @@ class Resolver:
         text, ids = _split(prompt)
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
-        _check_context(len(tokens), params, context)
+        wanted = params.max_tokens
+        _check_context(len(tokens), params, context, None if wanted == self._own_limit else wanted)
         room = context - len(tokens)
-        wanted = params.max_tokens if params.max_tokens is not None else room
+        wanted = room if wanted is None else wanted
         first = Request(
             key=0,
             tokens=tokens,
@@ -219,11 +222,10 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
     return np.array(ids, dtype=np.int32)
 
 
-def _check_context(length: int, params: SamplingParams, context: int) -> None:
-    """Prompt and output must fit into the context together."""
+def _check_context(length: int, params: SamplingParams, context: int, wanted: int | None) -> None:
+    """Prompt and output must fit into the context together, and with it the `wanted` tokens."""
     if length >= context:
         raise _too_long(context, f"your prompt has {length} tokens, and at least one must be left for the completion")
-    wanted = params.max_tokens
     if wanted is not None and length + wanted > context:
         raise _too_long(
             context, f"you requested {length + wanted} tokens ({length} in the prompt, {wanted} in the completion)"

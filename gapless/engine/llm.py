@@ -158,9 +158,9 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self._front.tokenizer
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters that the model's generation_config.json recommends."""
-        return SamplingParams(**self._front.defaults)
+    def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
+        """Return the parameters that the model's generation_config.json recommends, `otherwise` where it says none."""
+        return SamplingParams(**{**otherwise, **self._front.defaults})
 
     @property
     def info(self) -> EngineInfo:

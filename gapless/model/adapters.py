@@ -8,15 +8,18 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
+from gapless.base.progress import warn
 from gapless.kernels.adapt import AdapterPart
 from gapless.model.config import ModelConfig
+from gapless.model.fields import UNUSED, Fields, warn_of
+from gapless.model.known_fields import ADAPTER
 from gapless.model.params import MODULES, Params, sizes_of
 from gapless.model.weights import read_tensors
 
@@ -36,10 +39,12 @@ _REFUSED = {
 }
 _VARIANTS = (
     "alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config", "use_bdlora",
-    "use_qalora",
+    "use_qalora", "velora_config",
 )  # fmt: skip
 _REFUSED |= dict.fromkeys(_VARIANTS, "this variant computes something else than LoRA: train it without")
 """Fields of adapter_config.json that must be empty, and what to do otherwise"""
+_BEGINNINGS = (None, True, False, "eva", "gaussian", "mica", "orthogonal")
+"""Values of init_lora_weights with which peft leaves the model's own weights as they are"""
 
 
 class AdapterLayer(NamedTuple):
@@ -111,16 +116,22 @@ class Adapter(NamedTuple):
             CheckpointError: naming the file, the field or tensor, and the mend.
         """
         path = directory / CONFIG
-        settings = read_json(path)
-        if settings is None:
+        values = read_json(path)
+        if values is None:
             raise CheckpointError(f"{directory}: no adapter: {CONFIG} is not there (save_pretrained of peft writes it)")
-        rank, scale = _settings(path, settings, max_rank)
+        settings = Fields(path, values, known=ADAPTER)
+        rank, scale = _settings(settings, max_rank)
         weights = directory / WEIGHTS
         if not weights.is_file():
             raise CheckpointError(f"{weights}: no such file; adapters are read from safetensors, and from nothing else")
         tensors = dict(_checked(weights, read_tensors(weights), config, rank))
         _check_pairs(weights, tensors)
-        digest = sha256(path.read_bytes() + weights.read_bytes()).hexdigest()
+        _check_targets(settings, tensors)
+        _check_rest(settings)
+        for path in sorted(directory.glob("*.safetensors")):
+            if path != weights:
+                warn(f"{path}: is not read: {WEIGHTS} counts", file=str(path))
+        digest = sha256(settings.path.read_bytes() + weights.read_bytes()).hexdigest()
         return cls(rank, scale, tensors, digest)
 
     def fill(self, parts: list[Tensor], config: ModelConfig, rank: int) -> None:
@@ -137,15 +148,22 @@ class Adapter(NamedTuple):
                     begin += size
 
 
-def _settings(path: Path, settings: dict[str, Any], max_rank: int) -> tuple[int, float]:
+def _settings(settings: Fields, max_rank: int) -> tuple[int, float]:
     """Return rank and scale."""
-    if settings.get("peft_type", "LORA") != "LORA":
-        raise CheckpointError(f"{path}: peft_type is {settings['peft_type']!r}; only LORA is supported")
+    path = settings.path
+    if (settings.get("peft_type") or "LORA") != "LORA":
+        raise CheckpointError(f"{path}: peft_type is {settings.get('peft_type')!r}; only LORA is supported")
     for field, mend in _REFUSED.items():
         if settings.get(field):
             raise CheckpointError(f"{path}: {field} is set; {mend}")
-    if settings.get("bias", "none") != "none":
-        raise CheckpointError(f"{path}: bias is {settings['bias']!r}; only 'none' is supported")
+    if (settings.get("bias") or "none") != "none":
+        raise CheckpointError(f"{path}: bias is {settings.get('bias')!r}; only 'none' is supported")
+    begun = settings.get("init_lora_weights")
+    if (begun.lower() if isinstance(begun, str) else begun) not in _BEGINNINGS or type(begun) in (int, float):
+        raise CheckpointError(
+            f"{path}: init_lora_weights is {begun!r}, with which peft may change the model's own weights: have it "
+            "converted (save_pretrained with path_initial_model_for_weight_conversion), or merge it into the model"
+        )
     targets = settings.get("target_modules") or []
     for name in targets if isinstance(targets, list) else ():
         if str(name).rpartition(".")[2] not in _TARGETS:
@@ -157,7 +175,52 @@ def _settings(path: Path, settings: dict[str, Any], max_rank: int) -> tuple[int,
         raise CheckpointError(f"{path}: r is {rank}, above the limit of {max_rank}: raise --max-lora-rank")
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise CheckpointError(f"{path}: lora_alpha must be a number, got {alpha!r}")
-    return rank, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return rank, alpha / (math.sqrt(rank) if settings.flag("use_rslora", False) else rank)
+
+
+def _check_targets(settings: Fields, tensors: Mapping[tuple[int, str, str], Tensor]) -> None:
+    """Refuse tensors that peft would leave out, and warn of modules that have none."""
+    keys = {f"model.layers.{layer}.{module}" for layer, module, _ in tensors}
+    targets, excluded = settings.get("target_modules"), settings.get("exclude_modules")
+    chosen, pattern = settings.get("layers_to_transform"), settings.get("layers_pattern")
+    layers = chosen if isinstance(chosen, list) else [] if chosen is None else [chosen]
+    patterns = pattern if isinstance(pattern, list) else [pattern] if pattern else ["layers"]
+    for layer, module, _ in tensors:
+        key = f"model.layers.{layer}.{module}"
+        everywhere = not layers or targets is None or key in targets or isinstance(targets, str)
+        if targets is not None and not _names(settings, "target_modules", key):
+            why = "target_modules does not name it"
+        elif not everywhere and not (layer in layers and "layers" in patterns):
+            why = "layers_to_transform does not have its layer"
+        elif excluded and _names(settings, "exclude_modules", key):
+            why = "exclude_modules names it"
+        else:
+            continue
+        raise CheckpointError(f"{settings.path}: the adapter has tensors of {key}, but {why}: one of them is wrong")
+    for name in targets if isinstance(targets, list) and not excluded else ():
+        if not any(key == name or key.endswith(f".{name}") for key in keys):
+            warn(f"{settings.path}: target_modules names {name!r}, of which the adapter has no tensor")
+
+
+def _names(settings: Fields, field: str, key: str) -> bool:
+    """Return whether a field of peft names this module: by a pattern, or by ends of names."""
+    value = settings.get(field)
+    if value == "all-linear" and field == "target_modules":
+        return True
+    try:
+        if isinstance(value, str):
+            return re.fullmatch(value, key) is not None
+        return any(key == name or key.endswith(f".{name}") for name in value)
+    except (re.error, TypeError) as error:
+        raise settings.error(field, "must be a list of names or a regular expression") from error
+
+
+def _check_rest(settings: Fields) -> None:
+    """Warn of what is not known; refuse what switches something on."""
+    for one in settings.heard():
+        if one.use == UNUSED and not (isinstance(one.value, (int, float, str)) and one.value is not True):
+            raise settings.error(one.name, "is not known, and may change what the adapter computes: train it without")
+    warn_of(settings.heard())
 
 
 def _checked(

@@ -12,10 +12,18 @@ from typing import Any
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
-from gapless.base.files import read_json
-from gapless.model.fields import Fields
+from gapless.model.fields import Fields, Heard, says_nothing
+from gapless.model.generation import generation_fields, read_end_tokens, read_sampling
+from gapless.model.known_fields import CONFIG, MUST_BE_TRUE, OTHER_FORWARD
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM")
+MODEL_TYPES = {
+    "LlamaForCausalLM": ("llama",),
+    "Qwen2ForCausalLM": ("qwen2",),
+    "Qwen3ForCausalLM": ("qwen3",),
+    "MiMoForCausalLM": ("mimo", "qwen2"),
+}
+"""What a config may say as its model_type, by architecture"""
+ARCHITECTURES = tuple(MODEL_TYPES)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -61,13 +69,23 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
-    default_sampling: dict[str, float | int] = field(default_factory=dict)
-    """temperature, top_p, top_k, min_p where generation_config.json sets them; temperature 0 where it is greedy."""
+    default_sampling: dict[str, Any] = field(default_factory=dict)
+    """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
+    files: tuple[Fields, ...] = field(default=(), repr=False, compare=False)
+    """What this was read from"""
+
+    @property
+    def heard(self) -> list[Heard]:
+        """Every field of its files, and what became of it."""
+        return [one for file in self.files for one in file.heard()]
 
     @property
     def length_limit(self) -> int:
         """Longest sequence that the position encoding is made for, in tokens."""
-        stretched = {"dynamic": self.max_position_embeddings, "yarn": self.rope.original_max}
+        stretched = {
+            "yarn": self.rope.original_max,
+            **dict.fromkeys(("linear", "dynamic"), self.max_position_embeddings),
+        }
         return max(self.max_position_embeddings, int(stretched.get(self.rope.type, 0) * self.rope.factor))
 
 
@@ -108,18 +126,21 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
 def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
     """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
     CheckpointError naming the file and the field."""
-    fields = Fields.of_file(directory / "config.json")
+    fields = Fields.of_file(directory / "config.json", CONFIG)
     architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)
+    generation, sizes = generation_fields(directory, fields), _sizes(fields, architecture)
     return ModelConfig(
         architecture=architecture,
-        **_sizes(fields, architecture),
+        **sizes,
         norm_eps=fields.real("rms_norm_eps", 1e-6, above=0.0),
         rope=_rope(fields),
         dtype=_dtype(fields),
         tied=fields.flag("tie_word_embeddings", False),
         **_family(fields, architecture),
-        **_generation(directory, fields),
+        eos_token_ids=read_end_tokens(generation, fields, sizes["vocab_size"]),
+        default_sampling=read_sampling(generation, sizes["max_position_embeddings"]),
+        files=(fields,) if generation is fields else (fields, generation),
     )
 
 
@@ -150,38 +171,49 @@ def _drafter_dir(name: str) -> Path:
 
 
 def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
-    names = fields.values.get("architectures")
+    names, kind = fields.get("architectures"), fields.get("model_type")
     if not isinstance(names, list) or not names or names[0] not in known:
         raise fields.error("architectures", f"must be one of {', '.join(known)}", names)
+    if names[1:]:
+        fields.unused("architectures", "the first one counts")
+    kinds = MODEL_TYPES.get(names[0], (kind,))
+    if kind not in (None, *kinds):
+        raise fields.error("model_type", f"must be {' or '.join(map(repr, kinds))}, as architectures says {names[0]}")
     return str(names[0])
 
 
 def _refuse_unsupported(fields: Fields, architecture: str) -> None:
-    if fields.values.get("auto_map") and architecture != "MiMoForCausalLM":  # a Qwen2 that transformers does not name
+    if fields.get("auto_map") and architecture != "MiMoForCausalLM":  # a Qwen2 that transformers does not name
         raise CheckpointError(
             f"{fields.path}: auto_map asks for code from the model directory, which is never run; "
             "remove the field if the architecture is a plain one"
         )
-    if fields.values.get("quantization_config") is not None:
+    if fields.get("quantization_config") is not None:
         raise CheckpointError(
             f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
             "use the bfloat16, float16 or float32 one"
         )
     if fields.text("hidden_act", "silu") != "silu":
         raise fields.error("hidden_act", "must be 'silu'")
-    if architecture != "LlamaForCausalLM":
-        _refuse_sliding_window(fields)
+    for name, neutral in OTHER_FORWARD.items():
+        if not says_nothing(value := fields.get(name)) and value not in neutral:
+            raise fields.error(name, f"changes what the model computes, as {architecture} here does not: leave it out")
+    for name in MUST_BE_TRUE:
+        if not fields.flag(name, True):
+            raise fields.error(name, "must be true: only decoders are supported")
+    _refuse_sliding_window(fields, architecture)
 
 
-def _refuse_sliding_window(fields: Fields) -> None:
-    kinds = fields.values.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-            raise fields.error("layer_types", "must be full_attention in every layer")
+def _refuse_sliding_window(fields: Fields, architecture: str) -> None:
+    kinds = fields.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        raise fields.error("layer_types", "must be full_attention in every layer")
+    if architecture == "LlamaForCausalLM":
         return
-    if not fields.flag("use_sliding_window", False) or fields.values.get("sliding_window") is None:
+    window, first = fields.get("sliding_window"), fields.whole("max_window_layers", 28, low=0)
+    if not fields.flag("use_sliding_window", False) or window is None or kinds is not None:
         return
-    if fields.whole("max_window_layers", 28, low=0) < fields.whole("num_hidden_layers"):
+    if first < fields.whole("num_hidden_layers"):
         raise fields.error("use_sliding_window", "must be false: sliding-window attention is not supported")
 
 
@@ -216,38 +248,61 @@ def _family(fields: Fields, architecture: str) -> dict[str, Any]:
 
 
 def _dtype(fields: Fields) -> str:
-    name = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
+    name = "dtype" if "dtype" in fields else "torch_dtype"
     value = fields.text(name, "float32").removeprefix("torch.")
     if value not in DTYPES:
         raise fields.error(name, f"must be one of {', '.join(DTYPES)}")
+    if fields.text("torch_dtype", value).removeprefix("torch.") != value:
+        fields.unused("torch_dtype", "dtype counts")
     return value
 
 
 def _rope(fields: Fields) -> RopeConfig:
-    """Both spellings: `rope_parameters` of transformers 5, and `rope_theta` with `rope_scaling` of before."""
-    new = fields.values.get("rope_parameters") is not None
-    rope = fields.sub("rope_parameters" if new else "rope_scaling")
+    """Both spellings: `rope_parameters` of transformers 5, and `rope_scaling` of before, which counts beside it."""
+    names = ["rope_scaling", "rope_parameters"]
+    name, other = names if fields.values.get(names[0]) else names[::-1]
+    rope = fields.sub(name)
     if "full_attention" in rope:
         raise rope.error("full_attention", "must not be there: one rope for all layers is supported")
     theta = rope.real("rope_theta", fields.real("rope_theta", 10_000.0, above=0.0), above=0.0)
-    kind = rope.text("rope_type" if "rope_type" in rope.values else "type", "default")
+    if fields.real("rope_theta", theta) != theta:
+        fields.unused("rope_theta", f"{name}.rope_theta counts")
+    kind = rope.text("rope_type" if "rope_type" in rope else "type", "default")
+    if rope.text("type", kind) != kind:
+        rope.unused("type", "rope_type counts")
     if kind not in ROPE_TYPES:
         raise rope.error("rope_type", f"must be one of {', '.join(ROPE_TYPES)}", kind)
     for owner in (rope, fields):
         if owner.real("partial_rotary_factor", 1.0) != 1.0:
             raise owner.error("partial_rotary_factor", "must be 1: partly rotated heads are not supported")
+    _check_other_rope(fields, rope, other, {"rope_type": kind, "type": kind, "rope_theta": theta})
     if kind == "default":
         return RopeConfig(theta=theta)
     return _scaled_rope(fields, rope, kind, theta)
 
 
+def _check_other_rope(fields: Fields, rope: Fields, other: str, counts: dict[str, Any]) -> None:
+    """Tell of the spelling that does not count. A base that it alone has is refused: either may be meant."""
+    values = fields.get(other) or {}
+    if not isinstance(values, dict):
+        raise fields.error(other, "must be an object")
+    theta = values.get("rope_theta")
+    if theta not in (None, counts["rope_theta"]) and "rope_theta" not in rope:
+        rule = f"is not the base that counts, {counts['rope_theta']:g}: write it as {rope.prefix}rope_theta too"
+        raise fields.error(f"{other}.rope_theta", rule, theta)
+    if any(value not in (None, {**counts, **rope.values}.get(name)) for name, value in values.items()):
+        fields.unused(other, f"{rope.prefix.rstrip('.')} counts")
+
+
 def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeConfig:
     longest = fields.whole("max_position_embeddings")
-    original = fields.whole("original_max_position_embeddings", rope.whole("original_max_position_embeddings", longest))
-    implied = longest / original if kind == "yarn" else None
-    factor = rope.real("factor", implied, above=0.0)
     if kind in ("linear", "dynamic"):
-        return RopeConfig(kind, theta, factor)
+        return RopeConfig(kind, theta, rope.real("factor", above=0.0))
+    name = "original_max_position_embeddings"
+    original = fields.whole(name, rope.whole(name, longest))
+    if rope.whole(name, original) != original:
+        rope.unused(name, f"{name} beside {rope.prefix.rstrip('.')} counts")
+    factor = rope.real("factor", longest / original if kind == "yarn" else None, above=0.0)
     if kind == "llama3":
         low, high = rope.real("low_freq_factor", above=0.0), rope.real("high_freq_factor", above=0.0)
         if high <= low:
@@ -265,34 +320,3 @@ def _scaled_rope(fields: Fields, rope: Fields, kind: str, theta: float) -> RopeC
         mscale_all_dim=rope.real("mscale_all_dim", 0.0),
         truncate=rope.flag("truncate", True),
     )
-
-
-def _generation(directory: Path, fields: Fields) -> dict[str, Any]:
-    """End tokens (generation_config.json wins over config.json) and default sampling."""
-    path = directory / "generation_config.json"
-    generation = Fields(path, read_json(path) or {})
-    source = generation if "eos_token_id" in generation else fields
-    return {"eos_token_ids": _end_tokens(source, fields), "default_sampling": _sampling(generation)}
-
-
-def _end_tokens(source: Fields, fields: Fields) -> tuple[int, ...]:
-    value = source.values.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    vocab = fields.whole("vocab_size")
-    if not all(type(token) is int and 0 <= token < vocab for token in ids):
-        raise source.error("eos_token_id", f"must be token ids from 0 to {vocab - 1}")
-    return tuple(dict.fromkeys(ids))
-
-
-def _sampling(generation: Fields) -> dict[str, float | int]:
-    if generation.flag("do_sample", True) is False:
-        return {"temperature": 0.0}
-    found: dict[str, float | int] = {}
-    for name, top in (("temperature", 100.0), ("top_p", 1.0), ("min_p", 1.0)):
-        if name in generation:
-            found[name] = generation.real(name, low=0.0, high=top)
-    if found.get("top_p") == 0.0:
-        raise generation.error("top_p", "must be above 0")
-    if "top_k" in generation:
-        found["top_k"] = generation.whole("top_k", low=0)
-    return found

@@ -15,7 +15,7 @@ from gapless.kernels.views import KV
 from gapless.model.config import ModelConfig, read_model_config
 from gapless.model.dense import DenseModel
 from gapless.model.drafting import PlaceTokens
-from gapless.model.fields import Fields
+from gapless.model.fields import Fields, warn_of
 from gapless.model.heads import HeadLayer
 from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import rope_table
@@ -40,7 +40,8 @@ class HeadConfig(NamedTuple):
     @classmethod
     def read(cls, directory: Path, model: ModelConfig) -> HeadConfig:
         """Read a head for `model`. Raises CheckpointError naming the file and the field."""
-        layer, fields = read_model_config(directory, ARCHITECTURES), Fields.of_file(directory / "config.json")
+        layer = read_model_config(directory, ARCHITECTURES)
+        fields = layer.files[0]
         for name, found, wanted in (
             ("vocab_size", layer.vocab_size, model.vocab_size),
             ("hidden_size", layer.hidden_size, model.hidden_size),
@@ -53,16 +54,21 @@ class HeadConfig(NamedTuple):
         for name in ("attention_bias", "mlp_bias", "norm_before_fc", "fc_norm"):
             if fields.flag(name, False):
                 raise fields.error(name, "must be false: such heads are not supported")
-        return cls(
+        eagle = fields.sub("eagle_config")
+        if not eagle.flag("use_aux_hidden_state", True):
+            raise eagle.error("use_aux_hidden_state", "must be true: other heads are not supported")
+        head = cls(
             layer, fields.whole("draft_vocab_size", model.vocab_size), _taps(fields, model.layers),
             fields.flag("norm_before_residual", False),
         )  # fmt: skip
+        warn_of(fields.heard())
+        return head
 
 
 def _taps(fields: Fields, layers: int) -> tuple[int, ...]:
     name = "eagle_aux_hidden_state_layer_ids"
     owner = fields.sub("eagle_config") if name in fields.sub("eagle_config") else fields
-    taps = owner.values.get(name) or [2, layers // 2, layers - 3]
+    taps = owner.get(name) or [2, layers // 2, layers - 3]
     whole = isinstance(taps, list) and all(type(tap) is int for tap in taps)
     if whole and taps[0] == 1:  # such heads count layers from 0 and mean what comes out of each
         taps = [tap + 1 for tap in taps]
@@ -101,7 +107,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:
         slots["d2t"] = offsets
-    load_weights(directory, slots, tied=False, unused=UNUSED)
+    load_weights(directory, slots, unused=UNUSED)
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")

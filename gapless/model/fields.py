@@ -1,35 +1,95 @@
-"""Typed reading of a JSON object; every complaint names the file and the field."""
+"""Typed reading of a JSON object. Complaints name file and field; what is not read is known too."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json
+from gapless.base.progress import warn
 
 T = TypeVar("T")
+Known = Mapping[str, tuple[Any, ...]]
+"""Fields that nothing reads, by full name: the values with which they change nothing; none listed stands for any."""
+READ, SILENT, UNUSED = "read", "changes nothing", "not used"
+
+
+class Heard(NamedTuple):
+    """What became of a field of a file."""
+
+    path: Path
+    name: str
+    value: Any
+    use: str
+    """READ, SILENT or UNUSED"""
+    why: str = ""
+
+    def __str__(self) -> str:
+        value = repr(self.value)
+        shown = value if len(value) <= 80 else value[:77] + "..."
+        return f"{self.name} = {shown} is {self.use}" + (f": {self.why}" if self.why else "")
+
+
+def warn_of(heard: Iterable[Heard]) -> None:
+    """Log each field that is not used."""
+    for one in heard:
+        if one.use == UNUSED:
+            warn(f"{one.path}: {one}", file=str(one.path), field=one.name, value=one.value)
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A JSON object of one file. A missing or null field takes the default; without a default it is an error."""
+    """A JSON object of one file. A missing or null field takes the default; without a default it is an error.
+
+    It notes which fields are read; `heard` tells of all.
+    """
 
     path: Path
     values: dict[str, Any]
     prefix: str = ""
+    known: Known = field(default_factory=dict)
+    _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _unused: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[str, Fields] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of_file(cls, path: Path) -> Fields:
+    def of_file(cls, path: Path, known: Known | None = None) -> Fields:
         values = read_json(path)
         if values is None:
             raise CheckpointError(f"{path}: no such file; is this the directory of a Hugging Face checkpoint?")
-        return cls(path, values)
+        return cls(path, values, known=known or {})
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """Return a field as it is, None where it is missing."""
+        self._read.add(name)
+        return self.values.get(name)
+
+    def unused(self, name: str, why: str) -> None:
+        """Note that a field which is there does not count."""
+        self._unused[name] = why
+
+    def heard(self) -> Iterator[Heard]:
+        """Yield every field and what became of it; call this when all has been read."""
+        for name, value in self.values.items():
+            if name in self._parts and name not in self._unused:
+                yield from self._parts[name].heard()
+            else:
+                yield Heard(self.path, self.prefix + name, value, self._use(name, value), self._unused.get(name, ""))
+
+    def _use(self, name: str, value: Any) -> str:
+        if name in self._unused:
+            return UNUSED
+        if name in self._read:
+            return READ
+        harmless = self.known.get(self.prefix + name, (None,))
+        return SILENT if says_nothing(value) or not harmless or value in harmless else UNUSED
 
     def error(self, name: str, rule: str, value: object = None) -> CheckpointError:
         value = self.values.get(name) if value is None else value
@@ -67,7 +127,10 @@ class Fields:
 
     def sub(self, name: str) -> Fields:
         """A nested object; empty where it is missing."""
-        return Fields(self.path, self._of(dict, name, {}, "must be an object"), f"{self.prefix}{name}.")
+        if name not in self._parts:
+            values = self._of(dict, name, {}, "must be an object")
+            self._parts[name] = Fields(self.path, values, f"{self.prefix}{name}.", self.known)
+        return self._parts[name]
 
     def _of(self, kind: type[T], name: str, default: T, rule: str) -> T:
         value = self._get(name, default)
@@ -76,5 +139,10 @@ class Fields:
         return value
 
     def _get(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
+        value = self.get(name)
         return default if value is None else value
+
+
+def says_nothing(value: Any) -> bool:
+    """Return whether a value asks for nothing: null, false, or an empty text, list or object; 0 is a number."""
+    return value is None or value is False or value in ("", [], {})

@@ -19,7 +19,7 @@ from gapless.model.eagle import EagleLayer, HeadConfig, load_params
 from gapless.model.heads import RecurrentHead
 from gapless.model.mtp import MtpLayer, load_mtp, of_mtp_layers
 from gapless.model.params import Params, allocate, fill_dummy, slots
-from gapless.model.weights import load_weights, tensor_names
+from gapless.model.weights import load_weights, own_head, tensor_names, warn_of_strays
 
 
 def dtype_of(config: EngineConfig, model: ModelConfig) -> torch.dtype:
@@ -37,6 +37,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     directory = resolve_model_dir(config.model)
     model = read_model_config(directory)
     length = model_length(config, model)
+    model = _with_own_head(config, directory, model, dtype_of(config, model))
     spare = _spare_layers(config, model)
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
     below = lines_below(model, count, rank) if adapted and kernels.joined_rows is not None else 0
@@ -46,13 +47,20 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     return DenseModel(model, params, length, kernels, tables, spare)
 
 
+def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dtype: torch.dtype) -> ModelConfig:
+    if config.load_format == "dummy":
+        return model
+    warn_of_strays(directory)
+    return own_head(directory, model, dtype)
+
+
 def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
         tell("making dummy weights")
         fill_dummy(params, config.seed)
     else:
         unused = of_mtp_layers(tensor_names(directory))
-        load_weights(directory, slots(model, params), model.tied, unused)
+        load_weights(directory, slots(model, params), unused)
     return params
 
 
@@ -84,8 +92,9 @@ def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> Recurren
 
 
 def _load_draft_model(config: EngineConfig, name: str, model: DenseModel) -> DraftModel:
-    small, device = read_draft_config(name, model.config), model.rope.device
-    params = _filled(allocate(small, model.dtype, device), config, resolve_model_dir(name), small)
+    directory, device = resolve_model_dir(name), model.rope.device
+    small = _with_own_head(config, directory, read_draft_config(name, model.config), model.dtype)
+    params = _filled(allocate(small, model.dtype, device), config, directory, small)
     share = PageShare.of(model.config, small)
     draft = DenseModel(small, params, model.max_model_len, model.kernels, first_layer=share.first)
     return DraftModel(draft, model, model.kernels, share.view)

@@ -90,7 +90,7 @@ def load_mtp(directory: Path, model: DenseModel) -> MtpParams:
     params = MtpParams(new(hidden, 2 * hidden), new(hidden), new(hidden), new(hidden), layer, family.normed)
     own = zip((family.join, family.embedding_norm, family.hidden_norm, family.norm), params[:4], strict=True)
     slots = {f"{name}.weight": target for name, target in own} | layer_slots(config, layer, family.layer)
-    load_weights(directory, slots, tied=False, unused=names - slots.keys())
+    load_weights(directory, slots, unused=names - slots.keys())
     if family.hidden_first:
         params = params._replace(join=torch.cat(params.join.chunk(2, dim=1)[::-1], dim=1))
     return params

@@ -20,9 +20,9 @@ from gapless.model.dense import DenseModel
 from gapless.model.fingerprint import digest_of
 from gapless.model.mtp import of_mtp_layers
 from gapless.model.params import Matrix, Params, allocate, slots
-from gapless.model.weights import load_weights, tensor_names
+from gapless.model.weights import load_weights, own_head, tensor_names
 
-OF_THE_START = ("dtype", "eos_token_ids", "default_sampling")
+OF_THE_START = ("dtype", "eos_token_ids", "default_sampling", "files")
 """Fields of a config that may differ: these stay as they were at the start."""
 
 
@@ -38,7 +38,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
     tensor."""
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: is no directory: give one that holds config.json and safetensors files")
-    config = read_model_config(directory)
+    config = own_head(directory, read_model_config(directory), dtype)
     for name in [field.name for field in fields(config) if field.name not in OF_THE_START]:
         new, old = getattr(config, name), getattr(known, name)
         if new != old:
@@ -48,7 +48,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
             )
     digest = digest_of(directory)
     params = allocate(config, dtype, torch.device("cpu"))
-    load_weights(directory, slots(config, params), config.tied, of_mtp_layers(tensor_names(directory)))
+    load_weights(directory, slots(config, params), of_mtp_layers(tensor_names(directory)))
     if digest_of(directory) != digest:
         raise CheckpointError(f"{directory}: its files changed while they were read: write them elsewhere, and rename")
     return NewWeights(params, digest)

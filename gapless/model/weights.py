@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +19,10 @@ import torch
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
-from gapless.base.progress import Count, tell
-from gapless.model.params import shape_of
+from gapless.base.progress import Count, tell, warn
+from gapless.model.config import ModelConfig
+from gapless.model.params import allocate, shape_of
+from gapless.model.params import slots as slots_of
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -26,6 +30,9 @@ ID_BYTES = {"I64": 8}
 """The dtype of tensors that hold token ids"""
 ALL_BYTES = BYTES | ID_BYTES
 MAX_FILE_HEADER_BYTES = 100_000_000
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS = 8_192
+"""Rows of two matrices that are compared at a time"""
 
 
 class Entry(NamedTuple):
@@ -39,21 +46,50 @@ class Entry(NamedTuple):
 
 def tensor_names(directory: Path) -> frozenset[str]:
     """Return the names of all tensors of a checkpoint. Raises CheckpointError."""
-    return frozenset(tensor for name in _files(directory) for tensor in _header(directory / name))
+    return frozenset(_places(directory))
 
 
-def load_weights(directory: Path, slots: dict[str, torch.Tensor], tied: bool, unused: Collection[str] = ()) -> None:
-    """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them.
+def _places(directory: Path) -> dict[str, Path]:
+    """Return which file has each tensor; an index decides between two."""
+    files = _files(directory)
+    found = {tensor: directory / name for name in files for tensor in _header(directory / name)}
+    return found | {tensor: directory / name for name, promised in files.items() for tensor in promised}
+
+
+def own_head(directory: Path, config: ModelConfig, dtype: torch.dtype) -> ModelConfig:
+    """Return the config as its weights bear it out: a model is not tied where its files have another head.
+
+    That is compared in `dtype`. Raises CheckpointError.
+    """
+    places = _places(directory) if config.tied else {}
+    if not {EMBEDDING, HEAD} <= places.keys() or _are_equal(places, dtype):
+        return config
+    warn(
+        f"{places[HEAD]}: tensor {HEAD!r} is not the embedding, as tie_word_embeddings of config.json says, and is "
+        "used: set it to false",
+        file=str(places[HEAD]),
+    )
+    return replace(config, tied=False)
+
+
+def _are_equal(places: dict[str, Path], dtype: torch.dtype) -> bool:
+    """Return whether the head is the embedding, as far as their files can be compared."""
+    with _opened(places[EMBEDDING]) as one, _opened(places[HEAD]) as other:
+        first, second = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+        shape = first.get_shape()
+        return shape == second.get_shape() and all(
+            torch.equal(*(part[start : start + _ROWS].to(dtype) for part in (first, second)))
+            for start in range(0, shape[0] if shape else 0, _ROWS)
+        )
+
+
+def load_weights(directory: Path, slots: dict[str, torch.Tensor], unused: Collection[str] = ()) -> None:
+    """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. Where the head
+    has no slot, it is the embedding, and may be there in its place.
 
     Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
     """
-    files = _files(directory)
-    headers = {name: _header(directory / name) for name in files}
-    for name, promised in files.items():
-        for tensor in promised:
-            if tensor not in headers[name]:
-                raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
-    homes = _homes(directory, headers, slots, tied, unused)
+    slots, homes, headers = _find(directory, slots, unused)
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
     count = tell("reading weights", nbytes, "bytes")
@@ -61,12 +97,48 @@ def load_weights(directory: Path, slots: dict[str, torch.Tensor], tied: bool, un
         _copy(directory / name, tensors, slots, count)
 
 
+def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]) -> tuple[int, list[str]]:
+    """Look at a checkpoint's headers as `load_weights` does. Returns how many tensors are read, and those that are not.
+
+    Raises CheckpointError.
+    """
+    slots = slots_of(config, allocate(config, torch.float32, torch.device("meta")))
+    _, homes, headers = _find(directory, slots, unused)
+    read = {(name, tensor) for name, tensors in homes.items() for tensor in tensors}
+    rest = [tensor for name, header in headers.items() for tensor in header if (name, tensor) not in read]
+    return len(read), rest
+
+
+def warn_of_strays(directory: Path) -> None:
+    """Warn of weights beside those of the checkpoint, which nothing reads."""
+    read = _files(directory)
+    for path in sorted(directory.glob("*.safetensors")):
+        if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form
+            warn(f"{path}: is not read: {SINGLE if SINGLE in read else INDEX} counts", file=str(path))
+
+
+def _find(
+    directory: Path, slots: dict[str, torch.Tensor], unused: Collection[str]
+) -> tuple[dict[str, torch.Tensor], dict[str, list[str]], dict[str, dict[str, Entry]]]:
+    """Return the slots by the names that the checkpoint has, the files of their tensors, and all headers."""
+    files = _files(directory)
+    headers = {name: _header(directory / name) for name in files}
+    for name, promised in files.items():
+        for tensor in promised:
+            if tensor not in headers[name]:
+                raise CheckpointError(f"{directory / name}: lacks tensor {tensor!r}, which {INDEX} says it holds")
+    names = {tensor for header in headers.values() for tensor in header}
+    if HEAD in names - slots.keys() and EMBEDDING in slots.keys() - names:
+        slots = {HEAD if name == EMBEDDING else name: slot for name, slot in slots.items()}
+    return slots, _homes(directory, headers, slots, unused, files), headers
+
+
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read every tensor of one file. Raises CheckpointError naming the file."""
     for name, entry in _header(path).items():
         if entry.dtype not in BYTES:
             raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}; supported are {', '.join(BYTES)}")
-    from safetensors import SafetensorError  # as in `_copy`
+    from safetensors import SafetensorError  # as in `_opened`
     from safetensors.torch import load_file
 
     try:
@@ -153,18 +225,22 @@ def _entry(path: Path, name: str, value: Any, data: int) -> Entry:
 
 
 def _homes(
-    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, torch.Tensor], tied: bool,
-    unused: Collection[str],
+    directory: Path, headers: dict[str, dict[str, Entry]], slots: dict[str, torch.Tensor], unused: Collection[str],
+    promised: dict[str, tuple[str, ...]],
 ) -> dict[str, list[str]]:  # fmt: skip
     """Return which file has each wanted tensor. Every slot is found once and fits, and nothing is left over."""
     homes: dict[str, list[str]] = defaultdict(list)
     owner: dict[str, str] = {}
+    indexed = {tensor: name for name, tensors in promised.items() for tensor in tensors}
+    same_head = EMBEDDING in slots and HEAD not in slots
     for name, header in headers.items():
         for tensor, entry in header.items():
-            ignored = tensor.endswith("rotary_emb.inv_freq") or (tied and tensor == "lm_head.weight")
-            if ignored or tensor in unused:
+            if tensor.endswith("rotary_emb.inv_freq") or (same_head and tensor == HEAD) or tensor in unused:
                 continue
             _check_tensor(directory / name, tensor, entry, slots)
+            if indexed.get(tensor, name) != name:
+                warn(f"{directory / name}: tensor {tensor!r} is not read: {INDEX} has it in {indexed[tensor]}")
+                continue
             if tensor in owner:
                 raise CheckpointError(f"{directory / name}: tensor {tensor!r} is also in {owner[tensor]}; keep one")
             owner[tensor] = name
@@ -193,14 +269,20 @@ def _check_tensor(path: Path, tensor: str, entry: Entry, slots: dict[str, torch.
 
 
 def _copy(path: Path, tensors: list[str], slots: dict[str, torch.Tensor], count: Count) -> None:
+    with _opened(path) as file, torch.no_grad():
+        for tensor in tensors:
+            read = file.get_tensor(tensor)
+            slots[tensor].copy_(read)
+            count(read.nbytes)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     # imported here alone: the core needs torch and numpy only, and dummy weights need no file
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file, torch.no_grad():
-            for tensor in tensors:
-                read = file.get_tensor(tensor)
-                slots[tensor].copy_(read)
-                count(read.nbytes)
+        with safe_open(path, framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error

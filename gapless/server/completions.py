@@ -21,10 +21,11 @@ async def completions(call: HttpCall) -> ASGIApp:
     request = await call.parsed(CompletionRequest)
     state = call.state
     call.model = state.admit(request.model)
-    limit = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    defaults = {"max_tokens": DEFAULT_COMPLETION_TOKENS, **state.llm.front.defaults}
+    limit = defaults["max_tokens"] if request.max_tokens is None else request.max_tokens
     # An echo without completion still runs one step, whose token is dropped.
     prompt_only = bool(request.echo) and limit == 0
-    params = request.sampling(state.llm.front.defaults, 1 if prompt_only else limit)
+    params = request.sampling(defaults, 1 if prompt_only else limit)
     if prompt_only and params.structured_outputs is not None:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)

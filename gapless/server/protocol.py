@@ -71,10 +71,12 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         given = {entry.name: getattr(self, entry.name) for entry in _SAMPLING}
         asked = {name: value for name, value in given.items() if value is not None}
         asked |= {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
-        asked |= {"structured_outputs": self.form(), "max_tokens": max_tokens}
+        asked |= {"structured_outputs": self.form()} | ({} if max_tokens is None else {"max_tokens": max_tokens})
         if max_tokens == 1 and (self.kv_transfer_params or {}).get("do_remote_decode"):
             asked.pop("min_tokens", None)  # vllm-router adds it, also to forms, with which it does not go
-        return SamplingParams.from_dict({**defaults, **asked})
+        if asked.get("min_tokens", 0) > defaults.get("max_tokens", 0):
+            asked.setdefault("max_tokens", None)  # more than the model's own limit is asked for
+        return SamplingParams.from_dict({"max_tokens": None, **defaults, **asked})
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """(a usage chunk at the end, usage in every chunk) as the stream options say. Raises RequestError."""

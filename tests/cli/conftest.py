@@ -50,8 +50,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         def __exit__(self, *_: object) -> None:
             fake.closed += 1
 
-        def get_default_sampling_params(self) -> SamplingParams:
-            return SamplingParams(top_p=0.75)
+        def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
+            return SamplingParams(**{**otherwise, "top_p": 0.75})
 
         def generate(self, prompts: list[str], params: Any, *, use_tqdm: bool) -> list[Any]:
             fake.calls.append(("generate", prompts, params))
@@ -73,8 +73,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
             if fake.start_error:
                 raise fake.start_error
 
-        def get_default_sampling_params(self) -> SamplingParams:
-            return SamplingParams(top_p=0.75)
+        def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
+            return SamplingParams(**{**otherwise, "top_p": 0.75})
 
         async def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
             return {"messages": [dict(m) for m in messages]}

@@ -137,6 +137,26 @@ def config(tmp_path_factory):
         ({"target_modules": ["embed_tokens"]}, "target_modules names 'embed_tokens'"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices is set"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', with which peft may change the model's own"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights is 'pissa_niter_16'"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA'"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights is 'corda'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"init_lora_weights": "lora_ga"}, "init_lora_weights is 'lora_ga'"),
+        ({"init_lora_weights": "of next year"}, "init_lora_weights is 'of next year'"),
+        ({"init_lora_weights": 1}, "init_lora_weights is 1"),
+        ({"use_rslora": "false"}, "use_rslora must be true or false, got 'false'"),
+        ({"velora_config": {"scale": 1.0}}, "velora_config is set"),
+        ({"use_newlora": True}, "use_newlora is not known, and may change what the adapter computes"),
+        ({"newlora_config": {"beta": 1}}, "newlora_config is not known"),
+        ({"new_modules": ["q_proj"]}, "new_modules is not known"),
+        ({"target_modules": ["q_proj"]}, r"tensors of model\.layers\.0\..*, but target_modules does not name it"),
+        ({"target_modules": ".*q_proj"}, "target_modules does not name it"),
+        ({"target_modules": "("}, "target_modules must be a list of names or a regular expression"),
+        ({"exclude_modules": ["down_proj"]}, r"layers\.0\.mlp\.down_proj, but exclude_modules names it"),
+        ({"layers_to_transform": [0]}, r"layers\.1\..*, but layers_to_transform does not have its layer"),
+        ({"layers_to_transform": 1}, r"layers\.0\..*, but layers_to_transform does not have its layer"),
+        ({"layers_to_transform": [0, 1], "layers_pattern": "h"}, "layers_to_transform does not have its layer"),
         ({"r": 0}, "r must be a whole number from 1, got 0"),
         ({"r": True}, "r must be a whole number from 1, got True"),
         ({"lora_alpha": "many"}, "lora_alpha must be a number, got 'many'"),
@@ -148,6 +168,58 @@ def test_settings_that_are_not_supported_are_refused_by_name(config, tmp_path, s
     directory = write_adapter(tmp_path / "adapter", config, 1, **settings)
     with pytest.raises(CheckpointError, match=says):
         Adapter.read(directory, config, 16)
+
+
+USUAL = {
+    "auto_mapping": None, "base_model_name_or_path": "org/model", "bias": "none", "corda_config": None,
+    "ensure_weight_tying": False, "eva_config": None, "exclude_modules": None, "fan_in_fan_out": False,
+    "inference_mode": True, "init_lora_weights": True, "layers_pattern": None, "layers_to_transform": None,
+    "loftq_config": {}, "lora_bias": False, "lora_dropout": 0.05, "lora_ga_config": None, "megatron_config": None,
+    "megatron_core": "megatron.core", "modules_to_save": None, "peft_version": "0.21.2", "qalora_group_size": 16,
+    "rank_pattern": {}, "revision": None, "target_parameters": None, "task_type": "CAUSAL_LM", "use_dora": False,
+    "use_qalora": False, "use_rslora": False,
+}  # fmt: skip
+"""Fields that peft writes"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"init_lora_weights": False},
+        {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "Gaussian"},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}},
+        {"init_lora_weights": "mica"},
+        {"init_lora_weights": None},
+        {"target_modules": "all-linear"},
+        {"target_modules": r".*\.(q|k|v|o|gate|up|down)_proj"},
+        {"layers_to_transform": [0, 1], "layers_pattern": ["layers"]},
+        {"layers_to_transform": []},
+        {"exclude_modules": ["lm_head"]},
+        {"modules": ["q_proj"], "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["v_proj"]},
+        {"exclude_modules": r".*\.5\..*"},
+        {"fan_in_fan_out": True, "qalora_group_size": 32},
+    ],
+)
+def test_settings_that_leave_the_model_as_it_is_are_taken_without_a_warning(config, tmp_path, caplog, settings):
+    directory = write_adapter(tmp_path / "adapter", config, 1, **(USUAL | settings))
+    assert Adapter.read(directory, config, 16).rank == 8
+    assert caplog.records == []
+
+
+def test_what_an_adapter_says_and_nothing_reads_is_warned_of(config, tmp_path, caplog):
+    settings = {"modules": ["q_proj"], "target_modules": ["q_proj", "v_proj"], "new_number": 3, "new_label": "x"}
+    directory = write_adapter(tmp_path / "adapter", config, 1, **settings)
+    (directory / "new_embeddings.safetensors").write_bytes(b"")
+    Adapter.read(directory, config, 16)
+    assert [record.getMessage().removeprefix(f"{tmp_path}/adapter/") for record in caplog.records] == [
+        f"{CONFIG}: target_modules names 'v_proj', of which the adapter has no tensor",
+        f"{CONFIG}: new_number = 3 is not used",
+        f"{CONFIG}: new_label = 'x' is not used",
+        f"new_embeddings.safetensors: is not read: {WEIGHTS} counts",
+    ]
 
 
 def changed(config, change):

@@ -94,7 +94,7 @@ BAD_FIELDS = (
     ("dtype", 16, "must be a string"),
     ("rope_theta", "1e6", "must be a number"),
     ("rope_theta", -1, "above 0"),
-    ("eos_token_id", 100, "0 to 99"),
+    ("eos_token_id", "2", "0 to 99"),
     ("eos_token_id", [1, "2"], "0 to 99"),
     ("layer_types", ["sliding_attention"] * 3, "full_attention"),
     ("partial_rotary_factor", 0.5, "must be 1"),
@@ -172,10 +172,9 @@ def test_end_tokens_of_the_generation_config_win(tmp_path):
 def test_default_sampling_is_read_from_the_checkpoint(tmp_path):
     full = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "repetition_penalty": 1.05}
     found = read_model_config(write(tmp_path, generation=full)).default_sampling
-    assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
-    assert read_model_config(write(tmp_path, generation={**full, "do_sample": False})).default_sampling == {
-        "temperature": 0.0
-    }
+    assert found == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05}
+    greedy = read_model_config(write(tmp_path, generation={**full, "do_sample": False})).default_sampling
+    assert greedy == {**found, "temperature": 0.0}
     for name, value in (("temperature", -1), ("top_p", 0), ("top_p", 1.5), ("top_k", 2.5), ("min_p", "0")):
         with pytest.raises(CheckpointError, match=f"generation_config.json: {name}"):
             read_model_config(write(tmp_path, generation={name: value}))

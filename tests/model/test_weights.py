@@ -7,8 +7,9 @@ import struct
 
 import pytest
 import torch
-from model_harness import SIZES, reference
-from paging_driver import load
+import transformers
+from model_harness import SIZES, reference, reference_logits
+from paging_driver import Driver, Sequence, load, prompt, relative_error
 from safetensors.torch import load_file, save_file
 
 from gapless.base.errors import CheckpointError
@@ -170,12 +171,55 @@ def test_an_index_that_lacks_a_tensor_and_its_shard(sharded):
     refused(sharded, sharded / INDEX, NAME, "missing")
 
 
-def test_a_tensor_in_two_shards_is_refused(sharded):
-    other = home(sharded, "model.norm.weight")
+def test_an_index_decides_between_two_shards_with_a_tensor(sharded, caplog):
+    other, value = home(sharded, "model.norm.weight"), load_file(home(sharded))[NAME]
     assert other != home(sharded)
-    value = load_file(home(sharded))[NAME]
-    edit(other, lambda tensors: tensors.update({NAME: value}))
+    edit(other, lambda tensors: tensors.update({NAME: torch.zeros_like(value)}))
+    (found,) = Driver(load(sharded)).step(chunks=[(Sequence(), prompt(9))])
+    assert relative_error(found, reference_logits(reference("llama"), prompt(9))) < 1e-5
+    assert f"{other}: tensor {NAME!r} is not read: {INDEX} has it in {home(sharded).name}" in caplog.text
+    edit_index(sharded, lambda index: index["weight_map"].pop(NAME))
     refused(sharded, NAME, "also in")
+
+
+@pytest.mark.parametrize("family", ("qwen2", "qwen3"))
+@pytest.mark.parametrize("kept", ("both equal", "other head", "one row", "head alone", "embedding alone", "in shards"))
+def test_a_head_that_is_not_the_embedding_is_used_as_transformers_does(tmp_path, caplog, family, kept):
+    theirs = reference(family)
+    theirs.save_pretrained(tmp_path)
+    embedding = theirs.model.embed_tokens.weight.data
+    head = embedding.clone()
+    if kept in ("other head", "in shards"):
+        head = 0.2 * torch.randn(embedding.shape, generator=torch.Generator().manual_seed(9))
+    if kept == "one row":
+        head[-1] += 0.1
+    extra = {} if kept == "embedding alone" else {"lm_head.weight": head.contiguous()}
+    edit(tmp_path / SINGLE, lambda tensors: tensors.update(extra))
+    if kept == "head alone":
+        edit(tmp_path / SINGLE, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    if kept == "in shards":
+        tensors = load_file(tmp_path / SINGLE)
+        save_file({"lm_head.weight": tensors.pop("lm_head.weight")}, tmp_path / "b.safetensors")
+        save_file(tensors, tmp_path / "a.safetensors")
+        (tmp_path / SINGLE).unlink()
+        where = {**dict.fromkeys(tensors, "a.safetensors"), "lm_head.weight": "b.safetensors"}
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    own = kept in ("other head", "one row", "in shards")
+    model = load(tmp_path)
+    assert model.config.tied is not own
+    assert ("'lm_head.weight' is not the embedding" in caplog.text) is own
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    tokens = prompt(12)
+    (found,) = Driver(model).step(chunks=[(Sequence(), tokens)])
+    assert relative_error(found, reference_logits(read.eval(), tokens)) < 1e-5
+
+
+def test_weights_beside_those_that_count_are_named(single, caplog):
+    for name in ("old.safetensors", "consolidated.safetensors"):
+        (single / name).write_bytes((single / SINGLE).read_bytes())
+    load(single)
+    assert f"{single / 'old.safetensors'}: is not read: {SINGLE} counts" in caplog.text
+    assert "consolidated" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -217,7 +261,8 @@ def test_what_may_be_left_over(tmp_path):
     """Old checkpoints hold rotary frequencies, and some hold the tied head twice."""
     theirs = reference("qwen2")
     theirs.save_pretrained(tmp_path)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4), "lm_head.weight": torch.zeros(97, 32)}
+    head = theirs.model.embed_tokens.weight.data.clone()
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4), "lm_head.weight": head}
     edit(tmp_path / SINGLE, lambda tensors: tensors.update(extra))
     model = load(tmp_path)
     torch.testing.assert_close(model.embedding, theirs.model.embed_tokens.weight.data)
