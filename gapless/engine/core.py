@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 SMALL_MODEL = 50_000_000
 """Parameters below which one CPU thread computes a step: more of them would take the core that the loop needs."""
-SMALL_THREADS, SMALL_TIMES = 2, 32
+SMALL_THREADS, SMALL_TIMES = 2, 128
 """Threads that share long prompts of such a model, and from how many times the work that others share: on two cores of
 an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
 tokens/s of one (`benchmarks/peers.py`)."""
