@@ -47,7 +47,7 @@ class Resolver:
 
     def resolve(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
-        transfer: KVTransfer = NO_TRANSFER,
+        transfer: KVTransfer = NO_TRANSFER, prompt_only: bool = False,
     ) -> Resolved:  # fmt: skip
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
         _check_kinds(params, priority, salt)
@@ -56,8 +56,8 @@ class Resolver:
         text, ids = _split(prompt)
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
-        _check_context(len(tokens), params, context)
-        room = context - len(tokens)
+        _check_context(len(tokens), params, context, prompt_only)
+        room = context + prompt_only - len(tokens)
         wanted = params.max_tokens if params.max_tokens is not None else room
         first = Request(
             key=0,
@@ -219,11 +219,12 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
     return np.array(ids, dtype=np.int32)
 
 
-def _check_context(length: int, params: SamplingParams, context: int) -> None:
+def _check_context(length: int, params: SamplingParams, context: int, prompt_only: bool) -> None:
     """Prompt and output must fit into the context together."""
-    if length >= context:
-        raise _too_long(context, f"your prompt has {length} tokens, and at least one must be left for the completion")
-    wanted = params.max_tokens
+    if length >= context + prompt_only:
+        more = "" if prompt_only else ", and at least one must be left for the completion"
+        raise _too_long(context, f"your prompt has {length} tokens{more}")
+    wanted = 0 if prompt_only else params.max_tokens
     if wanted is not None and length + wanted > context:
         raise _too_long(
             context, f"you requested {length + wanted} tokens ({length} in the prompt, {wanted} in the completion)"

@@ -49,7 +49,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
 def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
         tell("making dummy weights")
-        fill_dummy(params, config.seed)
+        fill_dummy(params, config.base_seed)
     else:
         unused = of_mtp_layers(tensor_names(directory))
         load_weights(directory, slots(model, params), model.tied, unused)
