@@ -95,7 +95,7 @@ def test_answers_of_a_server_that_loads_or_is_full_name_the_origin():
 
 RAW = [
     (431, b"GET /health HTTP/1.1\r\norigin: %b\r\nx-long: " + b"y" * 60_000),
-    (400, b"GET /health HTTP/1.1\r\norigin: %b\r\nbad header\x00: 1\r\n\r\n"),
+    (400, b"GET /health HTTP/1.1\r\norigin: %b\r\nx-good: 1\r\nbad header\x00: 1\r\n\r\n"),
     (408, b"GET /health HTTP/1.1\r\norigin: %b\r\nx-slow: 1\r\n"),
 ]
 

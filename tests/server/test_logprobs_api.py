@@ -152,7 +152,6 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_length(client, fields, 
         ("h</s>i</s></s>", [0, 1, 5, 6, 10]),
         ("h€i", [0, 1, 1, 1, 2]),
         ([*HI, TOKENS.eos_token_id, HI[0]], [0, 1, 2, 2]),  # the echo of ids leaves special tokens out
-        ([HI[0], EURO[0]], [0, 1]),
         ([EURO[0], HI[0], HI[1]], [0, 0, 2]),
     ],
 )

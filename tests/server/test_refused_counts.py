@@ -9,7 +9,6 @@ from test_ops_api import families
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = [7] * 2000
-NOT_A_SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "not": {}}}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 REFUSED = [
     (COMPLETIONS, {"prompt": LONG}),
@@ -20,12 +19,13 @@ REFUSED = [
     (COMPLETIONS, {"prompt": [[7], LONG, [8]], "stream": True, "n": 2}),
     (COMPLETIONS, {"prompt": [99_999]}),
     (COMPLETIONS, {"prompt": "hi", "logit_bias": {"99999": 1}}),
-    (COMPLETIONS, {"prompt": "hi", "max_tokens": 1020}),
+    (COMPLETIONS, {"prompt": "hi", "max_tokens": 1023}),
     (COMPLETIONS, {"prompt": "\ud800"}),
-    (CHAT, {"messages": MESSAGES, "response_format": NOT_A_SCHEMA}),
+    (CHAT, {"messages": MESSAGES, "n": 3, "stop_token_ids": list(range(33))}),
+    (CHAT, {"messages": MESSAGES, "n": 2, "allowed_token_ids": [99_999]}),
+    (COMPLETIONS, {"prompt": "h" * 1025, "max_tokens": 0, "echo": True}),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 3000}]}),
     ("/v1/responses", {"input": "x" * 3000}),
-    ("/v1/messages", {"model": "tiny", "max_tokens": 5000, "messages": MESSAGES}),
     ("/v1/messages", {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "x" * 3000}]}),
 ]
 
@@ -56,7 +56,8 @@ def test_a_refused_request_is_no_abort_and_no_latency(server, client, path, body
 def test_what_a_full_queue_refuses_is_no_abort_either():
     with serving(core=lambda: fake_core(max_num_seqs=1, max_queue=1)) as server, server.client() as client:
         with client.stream("POST", COMPLETIONS, json={"prompt": "~", "max_tokens": 900, "stream": True}) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()
+            next(lines)
             waiting = threading.Thread(
                 target=client.post, args=(COMPLETIONS,), kwargs={"json": {"prompt": "a", "max_tokens": 1}}
             )
