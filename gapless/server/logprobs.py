@@ -73,7 +73,7 @@ class CompletionWriter:
 
 
 def echo_offsets(tokenizer: Tokenizer, prompt: Sequence[int], text: str) -> Iterator[int]:
-    """Where in the text of a prompt each of its tokens is. A special token has a place of its own if it was sent."""
+    """Yield where in the text of a prompt each token is. A special token has a place of its own if it was sent."""
     detokenizer, at = Detokenizer(tokenizer), 0
     for token in prompt:
         yield at
