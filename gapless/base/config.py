@@ -118,9 +118,9 @@ class EngineConfig:
         low=1,
         high=_INT32,
     )
-    seed: int = flag(
-        0,
-        "seed of dummy weights and of requests that bring none",
+    seed: int | None = flag(
+        None,
+        "seed of dummy weights and of requests that bring none; default: 0; a server draws another for requests",
         aliases=("--random-seed",),
         low=-_INT64 - 1,
         high=_INT64,
@@ -286,6 +286,11 @@ class EngineConfig:
             raise ConfigError("batch_invariant does not hold for rows with adapters: leave it out, or these")
         if self.tiers and not self.enable_prefix_caching:
             raise ConfigError("kv_tiers keep prefixes, which enable_prefix_caching turns off: leave one of them out")
+
+    @property
+    def base_seed(self) -> int:
+        """The seed where a server has drawn no other."""
+        return self.seed or 0
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

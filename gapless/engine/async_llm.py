@@ -75,7 +75,7 @@ class AsyncLLM:
         """
         located, commit = locate(config)
         backend = backend or ThreadBackend(partial(build_core, located))
-        return cls(backend, open_assets(located, commit), seed=config.seed, config=config)
+        return cls(backend, open_assets(located, commit), seed=config.base_seed, config=config)
 
     @classmethod
     def from_engine_args(cls, args: Mapping[str, Any] | EngineConfig | None = None, /, **options: Any) -> Self:
@@ -162,13 +162,15 @@ class AsyncLLM:
         sink: TokenSink | None = None,
         arrival: int | None = None,
         transfer: KVTransfer = NO_TRANSFER,
+        prompt_only: bool = False,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
         Without `params`, the model's own defaults. A request id that is open already is refused. The first request
         starts the engine when `start` has not been called. `adapter` is one of the names of `info.adapters`. New
         text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
-        monotonic nanoseconds, or else from this call. `transfer` is for engines with a role.
+        monotonic nanoseconds, or else from this call. `transfer` is for engines with a role. A prompt that is the only
+        thing of interest may fill the whole context; one token is sampled beyond it.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
@@ -179,8 +181,9 @@ class AsyncLLM:
         name = self._name(request_id)
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         resolve = partial(
-            resolver.resolve, prompt, params, priority=priority, salt=salt, adapter=adapter, transfer=transfer
-        )
+            resolver.resolve, prompt, params, priority=priority, salt=salt, adapter=adapter, transfer=transfer,
+            prompt_only=prompt_only,
+        )  # fmt: skip
         slow = isinstance(text, str) and len(text) > INLINE_CHARS
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()

@@ -49,7 +49,7 @@ class Resolver:
 
     def resolve(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
-        transfer: KVTransfer = NO_TRANSFER,
+        transfer: KVTransfer = NO_TRANSFER, prompt_only: bool = False,
     ) -> Resolved:  # fmt: skip
         """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
         _check_kinds(params, priority, salt)
@@ -59,8 +59,9 @@ class Resolver:
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
         wanted = params.max_tokens
-        _check_context(len(tokens), params, context, None if wanted == self._own_limit else wanted)
-        room = context - len(tokens)
+        asked = 0 if prompt_only or wanted == self._own_limit else wanted or 0
+        _check_context(len(tokens), asked, context, prompt_only)
+        room = context + prompt_only - len(tokens)
         wanted = room if wanted is None else wanted
         first = Request(
             key=0,
@@ -222,11 +223,12 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
     return np.array(ids, dtype=np.int32)
 
 
-def _check_context(length: int, params: SamplingParams, context: int, wanted: int | None) -> None:
+def _check_context(length: int, wanted: int, context: int, prompt_only: bool) -> None:
     """Prompt and output must fit into the context together, and with it the `wanted` tokens."""
-    if length >= context:
-        raise _too_long(context, f"your prompt has {length} tokens, and at least one must be left for the completion")
-    if wanted is not None and length + wanted > context:
+    if length >= context + prompt_only:
+        more = "" if prompt_only else ", and at least one must be left for the completion"
+        raise _too_long(context, f"your prompt has {length} tokens{more}")
+    if length + wanted > context:
         raise _too_long(
             context, f"you requested {length + wanted} tokens ({length} in the prompt, {wanted} in the completion)"
         )

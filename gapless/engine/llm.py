@@ -61,7 +61,7 @@ class LLM:
         config, commit = locate(make_config(model, options))
         self._front = front or open_assets(config, commit)
         self._core: Core | None = core or build_core(config)
-        self.resolver = Resolver(self._front, self._core.info, config.seed)
+        self.resolver = Resolver(self._front, self._core.info, config.base_seed)
         self._tracker = Tracker(self._front.tokenizer, lambda key: self._up().abort(key))
         self._parsers = (tool_call_parser, reasoning_parser)
         self._turn = threading.Lock()

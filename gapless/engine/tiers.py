@@ -60,7 +60,7 @@ class EngineTiers:
         if self.kinds:
             dummy = self._config.load_format == "dummy"
             self._weights = (
-                f"dummy {self._config.seed}" if dummy else fingerprint(resolve_model_dir(self._config.model))
+                f"dummy {self._config.base_seed}" if dummy else fingerprint(resolve_model_dir(self._config.model))
             )
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
@@ -69,7 +69,7 @@ class EngineTiers:
         config = self._config
         head = config.speculation.in_pages if config.speculation else ""
         if not self.kinds:
-            name = f"{config.model}|{config.load_format}|{config.seed}|{model.dtype}|{config.batch_invariant}"
+            name = f"{config.model}|{config.load_format}|{config.base_seed}|{model.dtype}|{config.batch_invariant}"
             return f"{name}|{head}" if head else name
         before = self._weights
         self.look_at_weights()

@@ -78,7 +78,8 @@ def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) 
 
 def kv_slots(pages: Tensor, rows: Tensor, positions: Tensor, active: Tensor, page_size: int) -> Tensor:
     """Return [T], where each token's KV goes: slot 0, in the null page, for tokens of inert rows."""
-    page = pages[rows, torch.div(positions, page_size, rounding_mode="floor")].long()
+    # An inert row's position means nothing and may be past the end.
+    page = pages[rows, torch.div(torch.where(active, positions, 0), page_size, rounding_mode="floor")].long()
     return torch.where(active, page * page_size + positions % page_size, 0)
 
 

@@ -116,7 +116,9 @@ def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
         return
     with tempfile.TemporaryDirectory(prefix="gapless-ab-") as folder:
         log = Path(folder) / f"{arm.letter}.log"
-        command = [sys.executable, "-m", "gapless", "serve", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
+        # Both arms draw equal seeds for requests that bring none.
+        own = ["--seed", "0", *arm.flags, "--host", "127.0.0.1", "--port", "0"]
+        command = [sys.executable, "-m", "gapless", "serve", *own]
         with log.open("wb") as out:
             # A session of its own: Ctrl-C at the terminal reaches this process alone, which then stops the server.
             process = subprocess.Popen(

@@ -111,6 +111,8 @@ def build_loop(
     for, by their places. `host` is memory of the host for copies of pages, where prefixes are shared.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
+    # A prompt of max_len tokens can be scored: its row gets one more, which needs no KV. Rows stay aligned.
+    history = -(-(sizes.max_len + 1) // 4) * 4
     groups = model.groups()
     width = speculation.places if speculation else program.width
     ahead = AHEAD if speculation else 1
@@ -118,18 +120,16 @@ def build_loop(
     steps = Depth(depth, chain)
     ledger = Ledger()
     pools = [PagePool(sizes.pages, sizes.page_size, ledger, group) for group in groups]
-    rows = RowTable(sizes.rows, sizes.max_len, ledger)
+    rows = RowTable(sizes.rows, sizes.max_len + 1, ledger)
     rows.slots[Lane.ADJUST.value] = Slots(sizes.slots, ledger)
     index = PrefixIndex(PrefixHasher(model_name, sizes.page_size), pools) if prefix_caching else None
     limits = Limits(
         sizes.step_tokens, page_writes, sizes.queue, by_priority, program.least, width, row_writes,
-        sizes.max_len + WISH_WORDS, ahead
+        history + WISH_WORDS, ahead
     )  # fmt: skip
     planner = Planner(limits, pools, rows, ledger, index)
     places = speculation.places if speculation else 1
-    tables = Tables.new(
-        sizes.rows, sizes.max_len, len(groups) * max_pages, device.torch_device, model.vocab_size, places
-    )
+    tables = Tables.new(sizes.rows, history, len(groups) * max_pages, device.torch_device, model.vocab_size, places)
     cache = model.new_cache(sizes.pages, sizes.page_size, device.torch_device)
     mixed = ON_GPU if mixed is None and device.kind == "cuda" else mixed
     # A captured step with chunks is filled up to its decode rows and its chunks, each by itself.

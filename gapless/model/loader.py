@@ -57,7 +57,7 @@ def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dt
 def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
         tell("making dummy weights")
-        fill_dummy(params, config.seed)
+        fill_dummy(params, config.base_seed)
     else:
         unused = of_mtp_layers(tensor_names(directory))
         load_weights(directory, slots(model, params), unused)

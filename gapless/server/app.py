@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 
 from starlette.datastructures import Headers
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gapless.engine.async_llm import AsyncLLM
 from gapless.server import debug, ops, pages
@@ -17,7 +16,7 @@ from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint, RouteEntry
 from gapless.server.errors import ApiError, error_response, in_messages_api
-from gapless.server.limits import RequestLimits
+from gapless.server.limits import guarded
 from gapless.server.messages import count_tokens, messages
 from gapless.server.responses import responses, stored_responses
 from gapless.server.state import ServerState
@@ -76,10 +75,7 @@ class App:
         self.routes = [Endpoint(entry, state, keys) for entry in ROUTES]
         # Without the layers of a Starlette: an endpoint answers its own errors. Without redirects: they have no error
         # body, and no key was asked for.
-        app: ASGIApp = Router(self.routes, redirect_slashes=False, default=_no_route)
-        if config.allowed_origins:
-            app = CORSMiddleware(app, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
-        self._app = RequestLimits(app, config.max_body_bytes)
+        self._app = guarded(Router(self.routes, redirect_slashes=False, default=_no_route), config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"

@@ -14,6 +14,7 @@ from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import CompletionWriter, prompt_entries
 from gapless.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from gapless.server.sse import CompletionChunks
+from gapless.text.incremental import whole_text
 
 
 async def completions(call: HttpCall) -> ASGIApp:
@@ -23,18 +24,18 @@ async def completions(call: HttpCall) -> ASGIApp:
     call.model = state.admit(request.model)
     defaults = {"max_tokens": DEFAULT_COMPLETION_TOKENS, **state.llm.front.defaults}
     limit = defaults["max_tokens"] if request.max_tokens is None else request.max_tokens
-    # An echo without completion still runs one step, whose token is dropped.
-    prompt_only = bool(request.echo) and limit == 0
+    # A prompt that is only scored still runs one step, whose token is dropped.
+    prompt_only = limit == 0 and (bool(request.echo) or request.prompt_logprobs is not None)
     params = request.sampling(defaults, 1 if prompt_only else limit)
     if prompt_only and params.structured_outputs is not None:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
     prompts = request.prompts()
     job = Job(call, request, prompts, params, prompt_only)
-    decode = state.llm.tokenizer.decode
-    echo = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in prompts] if request.echo else []
+    text = partial(whole_text, state.llm.tokenizer)
+    echo = [prompt if isinstance(prompt, str) else text(prompt) for prompt in prompts] if request.echo else []
     choice = partial(_choice, job, request, echo)
-    return openai_answer(job, CompletionChunks, partial(_writer, job, request), choice, echo=echo)
+    return openai_answer(job, CompletionChunks, partial(_writer, job, echo), choice, echo=echo)
 
 
 def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, d
     if job.params.logprobs is not None:
         if echo:
             ids, entries = [*stream.prompt_token_ids, *ids], [*(stream.prompt_logprobs or ()), *entries]
-        logprobs = _writer(job, request, index).write(ids, entries)
+        logprobs = _writer(job, echo, index).write(ids, entries)
     text = (echo[index // job.params.n] if echo else "") + "".join(done.text)
     choice = {"index": index, "text": text, "logprobs": logprobs}
     choice |= {"finish_reason": done.finish_reason, "stop_reason": done.stop_reason}
@@ -54,6 +55,7 @@ def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, d
     return choice
 
 
-def _writer(job: Job, request: CompletionRequest, choice: int) -> CompletionWriter:
-    context = () if request.echo else job.stream_of(choice).prompt_token_ids
-    return CompletionWriter(job.state.llm.tokenizer, job.params.skip_special_tokens, context)
+def _writer(job: Job, echo: list[str], choice: int) -> CompletionWriter:
+    tokenizer, prompt = job.state.llm.tokenizer, job.stream_of(choice).prompt_token_ids
+    echoed = echo[choice // job.params.n] if echo else None
+    return CompletionWriter(tokenizer, job.params.skip_special_tokens, prompt, echoed)

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gapless.base.errors import EngineError, RequestError
+from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.engine.inputs import Prompt
 from gapless.engine.outputs import Delta, TokenLogprobs
@@ -88,16 +88,20 @@ class Job:
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
-        Closing the iterator aborts what still runs.
+        Closing the iterator aborts what still runs. A request that is refused is not counted as one that ran.
         """
-        self.state.metrics.params_n.observe(self.params.n)
+        refused = False
         try:
             async with aclosing(self._one(0, sink) if len(self.prompts) == 1 else self._merged()) as deltas:
                 async for choice, delta in deltas:
                     self.note(choice, delta)
                     yield choice, delta
+        except (RequestError, QueueFullError):
+            refused = True
+            raise
         finally:
-            account(self)
+            if self.streams and not refused:
+                account(self)
 
     def gather(self, choice: int, delta: Delta) -> None:
         """Add what is new to the choice's text, tokens, log-probabilities and events."""
@@ -142,6 +146,7 @@ class Job:
             sink=sink,
             arrival=self.call.arrived,
             transfer=self.handover.transfer,
+            prompt_only=self.prompt_only,
         )
         self.streams[number] = stream
         try:
@@ -225,8 +230,9 @@ def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Del
 
 
 def account(job: Job) -> None:
-    """Count an ended job, however it ended."""
+    """Count a job that the engine took, however it ended."""
     metrics = job.state.metrics
+    metrics.params_n.observe(job.params.n)
     seconds = (time.monotonic_ns() - job.call.arrived) / 1e9
     metrics.e2e_latency.observe(seconds)
     for stream in job.streams.values():

@@ -1,17 +1,39 @@
-"""Limits on headers and bodies, as plain ASGI: they hold for every route, whatever the handler does."""
+"""Limits on headers and bodies, as plain ASGI: they hold for every route, whatever the handler does.
+
+CORS headers lie around them: a page of another origin sees no status of an answer without them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gapless.server.config import ServerConfig
 from gapless.server.errors import ApiError, error_response
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 BODY_SECONDS = 10.0
 _CLOSE = {"connection": "close"}
+
+
+def guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """Return the app with the limits of a server, and around them the headers for pages of its allowed origins."""
+    limited = RequestLimits(app, config.max_body_bytes)
+    if not config.allowed_origins:
+        return limited
+    return CORSMiddleware(limited, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+
+
+def origin_headers(allowed: Sequence[str], headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return the CORS headers of an answer that is made before there is an app, to a request with these headers."""
+    if "*" in allowed:
+        return {"access-control-allow-origin": "*"}
+    origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), None)
+    return {"access-control-allow-origin": origin, "vary": "Origin"} if origin in allowed and origin else {}
 
 
 class RequestLimits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +26,18 @@ class ChatTokenLogprob(ChatLogprob, frozen=True):
 
 
 class CompletionWriter:
-    """Log-probabilities as in /v1/completions. `context` are the tokens before the text, when not echoed."""
+    """Log-probabilities as in /v1/completions. `prompt` are the tokens before the completion; with an `echo`, the
+    prompt's text, they are written too, before all others.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt: Sequence[int], echo: str | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens, context)
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens, prompt)
         self._offset = 0
+        self._echoed = iter(() if echo is None else echo_offsets(tokenizer, prompt, echo))
+        self._echo_size = len(echo or "")
 
     def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
         """Return lists with an entry per token; the first of a prompt has neither probability nor alternatives.
@@ -39,10 +45,7 @@ class CompletionWriter:
         `text_offset` counts characters of the choice's text in front of the token; those of a part of a character, in
         front of that one.
         """
-        offsets = []
-        for token in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._detokenizer.push(token))
+        offsets = [self._place(token) for token in ids]
         chosen = [_floored(entry[token]) if entry else None for token, entry in zip(ids, entries, strict=True)]
         return {
             "text_offset": offsets,
@@ -51,6 +54,15 @@ class CompletionWriter:
             "top_logprobs": [self._named(entry) if entry else None for entry in entries],
         }
 
+    def _place(self, token: int) -> int:
+        """The offset of the next token."""
+        at = next(self._echoed, None)
+        if at is not None:
+            return at
+        at = self._offset
+        self._offset += len(self._detokenizer.push(token))
+        return self._echo_size + at
+
     def _named(self, entry: TokenLogprobs) -> dict[str, float]:
         """Return alternatives by text. Several tokens may have the same text: all but the first go by their id."""
         named: dict[str, float] = {}
@@ -58,6 +70,16 @@ class CompletionWriter:
             text = token_text(self._tokenizer, token)
             named[f"token_id:{token}" if text in named else text] = _floored(logprob)
         return named
+
+
+def echo_offsets(tokenizer: Tokenizer, prompt: Sequence[int], text: str) -> Iterator[int]:
+    """Yield where in the text of a prompt each token is. A special token has a place of its own if it was sent."""
+    detokenizer, at = Detokenizer(tokenizer), 0
+    for token in prompt:
+        yield at
+        at += len(detokenizer.push(token))
+        if token in tokenizer.special_ids and text.startswith(tokenizer.token_str(token), at):
+            at += len(tokenizer.token_str(token))
 
 
 class ChatWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gapless.server.protocol import (
     parse_plain,
 )
 from gapless.server.state import ServerState
+from gapless.text.incremental import whole_text
 
 _STARTED = int(time.time())
 
@@ -162,8 +164,8 @@ async def detokenize(call: HttpCall) -> ASGIApp:
     for token in request.tokens:
         if not 0 <= token < limit:
             raise RequestError(f"tokens must be from 0 to {limit - 1}", "tokens")
-    decode = state.llm.tokenizer.decode
-    text = await state.text_work(state.llm.in_pool(lambda: decode(request.tokens, skip_special_tokens=False)))
+    whole = partial(whole_text, state.llm.tokenizer, request.tokens, skip_special_tokens=False)
+    text = await state.text_work(state.llm.in_pool(whole))
     return json_response({"prompt": text})
 
 

@@ -1,23 +1,42 @@
-"""uvicorn's HTTP protocol with bounds of its own on the head of a request: bytes, and time to send them."""
+"""uvicorn's HTTP protocol with bounds of its own on the head of a request (bytes, and time to send them), and with
+answers that clients of HTTP/1.0 can read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import DIRECT_BODY, DirectBody
-from gapless.server.limits import MAX_HEADER_BYTES
+from gapless.server.limits import MAX_HEADER_BYTES, origin_headers
 
 HEAD_SECONDS = 5.0
 MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
 """Raw bytes before the end of the headers; the exact limits are tested later, on what was parsed."""
 
 
+class UnchunkedCycle(RequestResponseCycle):
+    """An answer to a client of HTTP/1.0, which knows no chunks: a body without a length ends with the connection."""
+
+    _unsized = False
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._unsized = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = False if self._unsized else None
+        elif self._unsized and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Limits the head of a request: a client could send one endless header, or a byte a minute, and hold memory."""
 
+    allowed_origins: Sequence[str] = ()
     _timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -49,6 +68,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # its task has not begun
         self.scope["extensions"] = {DIRECT_BODY: DirectBody(self.cycle, self.flow)}  # type: ignore[dict-item]
 
     def send_400_response(self, msg: str) -> None:
@@ -69,6 +90,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         body = error.encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        headers |= origin_headers(self.allowed_origins, self.headers or ())
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body)
         self.transport.close()

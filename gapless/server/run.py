@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -88,7 +89,10 @@ class Serving:
     async def run(self) -> int:
         self._catch_signals()
         backend = ProcessBackend(self.located.config, worker=self.worker, on_give_up=self._give_up)
-        llm = AsyncLLM(backend, open_assets(*self.located), seed=self.engine.seed, config=self.engine)
+        # Two servers are not to give the same answers one by one. The settings that are logged and shown name the seed.
+        seed = secrets.randbits(32) if self.engine.seed is None else self.engine.seed
+        self.engine = replace(self.engine, seed=seed)
+        llm = AsyncLLM(backend, open_assets(*self.located), seed=seed, config=self.engine)
         app = App(llm, self.config, self.engine.model, self.tracing)
         if self.events is not None:
             self.events.lost = backend.send_page_events
@@ -212,7 +216,7 @@ class UvicornServer(uvicorn.Server):
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_http_protocol(),
+        http=_http_protocol(config),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -224,12 +228,12 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def _http_protocol() -> type[asyncio.Protocol] | str:
+def _http_protocol(config: ServerConfig) -> type[asyncio.Protocol] | str:
     try:
         from gapless.server.protocols import BoundedProtocol
     except ModuleNotFoundError:  # httptools is not there on every platform
         return "h11"
-    return BoundedProtocol
+    return type("ServedProtocol", (BoundedProtocol,), {"allowed_origins": config.allowed_origins})
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -86,7 +86,7 @@ class FakeCore:
     def submit(self, request: Request) -> None:
         if len(self._waiting) >= self._max_queue:
             raise QueueFullError(f"{self._max_queue} requests are waiting; try again later")
-        if request.max_len > self.info.max_model_len:
+        if request.max_len > self.info.max_model_len + 1:  # a prompt that fills it can be scored
             raise RequestError(f"{request.max_len} tokens do not fit into {self.info.max_model_len}", "max_tokens")
         self._waiting.append(request)
 

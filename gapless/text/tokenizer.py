@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from gapless.base.errors import CheckpointError, RequestError
 from gapless.base.files import read_json, read_text
 from gapless.text.chat import ChatTemplate
-from gapless.text.tokens import Memo, byte_level_map, byte_token, decoder_types
+from gapless.text.tokens import Memo, byte_ids, byte_level_map, decoder_types
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -49,6 +49,8 @@ class Tokenizer:
         self.byte_level = steps == ["ByteLevel"]
         """Decoding is nothing but joining the tokens' bytes."""
         self.joins_bytes = "ByteLevel" in steps
+        self.byte_ids = byte_ids(backend) if "ByteFallback" in steps else frozenset[int]()
+        """Tokens that are a byte each; empty where decoding takes `<0xAB>` for text."""
         self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> the bytes it shows."""
         self.whole_text_of = tuple(Memo(partial(self._whole_text, skip)) for skip in (False, True))
@@ -126,8 +128,7 @@ class Tokenizer:
         text = self.token_str(token)
         if self.byte_level:
             return byte_level_map(text)
-        value = byte_token(text)
-        return text.replace("\u2581", " ").encode() if value is None else bytes((value,))
+        return bytes.fromhex(text[3:5]) if token in self.byte_ids else text.replace("\u2581", " ").encode()
 
     def _shown_bytes(self, skip: bool, token: int) -> bytes:
         return b"" if skip and token in self.special_ids else self.token_bytes(token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,7 +18,6 @@ def _alphabet() -> dict[str, int]:
     return {chr(b): b for b in kept} | {chr(256 + i): b for i, b in enumerate(moved)}
 
 
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 BYTE_OF = _alphabet()
 """Character of the byte-level alphabet -> byte."""
 
@@ -32,9 +30,10 @@ def byte_level_map(token: str) -> bytes:
         return token.encode()
 
 
-def byte_token(token: str) -> int | None:
-    """171 for `<0xAB>`; None for any other token."""
-    return int(token[3:5], 16) if _BYTE_TOKEN.fullmatch(token) else None
+def byte_ids(backend: Tokenizer) -> frozenset[int]:
+    """Ids of the tokens <0x00> to <0xFF>, as far as the vocabulary has them."""
+    found = (backend.token_to_id(form.format(byte)) for byte in range(256) for form in ("<0x{:02X}>", "<0x{:02x}>"))
+    return frozenset(token for token in found if token is not None)
 
 
 def decoder_types(backend: Tokenizer) -> list[str]:

@@ -142,19 +142,19 @@ async def test_abort_by_id_ends_the_stream_with_that_reason() -> None:
 
 
 async def test_an_abort_gives_out_the_held_text_and_ends_once() -> None:
-    # The open byte run is settled by the abort, and completes the stop string.
+    # The open character is settled by the abort, and completes the stop string.
     tokenizer = byte_fallback()
-    ids = [tokenizer.token_id(t) for t in ("<0xE4>", "<0xBD>", "<0xA0>")]
+    ids = [tokenizer.token_id(t) for t in ("<0xF0>", "<0x9F>", "<0x91>")]
     fake = Gated(max_model_len=300, script=lambda request, count: ids[count] if count < 3 else 5)
     async with AsyncLLM(ThreadBackend(lambda: fake), ModelAssets(tokenizer)) as llm:
-        stream = await llm.open([5], Params(max_tokens=200, stop="你"), "mine")
+        stream = await llm.open([5], Params(max_tokens=200, stop="��"), "mine")
         fake.allow(3)
         deltas = []
         while sum(len(delta.token_ids) for delta in deltas) < 3:
             deltas += await stream.next()
         assert joined(deltas) == ""
         await llm.abort("mine")
-        assert [(d.text, d.finish_reason, d.stop_reason) for d in await stream.next()] == [("", "stop", "你")]
+        assert [(d.text, d.finish_reason, d.stop_reason) for d in await stream.next()] == [("", "stop", "��")]
         assert stream.finished and llm.open_requests == 0
         fake.allow(9)
         await until(lambda: fake.aborted)

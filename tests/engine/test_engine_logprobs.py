@@ -21,8 +21,10 @@ from gapless.engine.outputs import Logprob
 from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.tracker import Tracker
+from gapless.kernels import plain
 
 VOCAB = TOKENIZER.vocab_size
+SPECULATIVE = '{"method": "ngram", "num_speculative_tokens": 3}'
 CLOSE = 2e-4
 """float32, other shapes of matrices."""
 
@@ -300,3 +302,35 @@ def test_a_position_out_of_turn_is_our_fault():
     follower = Follower()
     with pytest.raises(AssertionError, match="out of turn"):
         follower.settle(scored=[2])
+
+
+@pytest.mark.parametrize("depth", ["1", "4"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"block_size": 16}, {"max_num_batched_tokens": 64}, {"speculative_config": SPECULATIVE}, {"kernels": "torch"}],
+    ids=str,
+)
+def test_a_prompt_of_the_whole_context_is_scored_beside_others(qwen3, monkeypatch, depth, options):
+    """The token after it, which nobody gets, has a place of its own in the row, and needs no page."""
+    model, directory = qwen3
+    if options == {"kernels": "torch"}:
+        monkeypatch.setattr("gapless.engine.core.choose", lambda *_: plain.KERNELS)
+        options = {}
+    small = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 4}
+    config = EngineConfig(model=str(directory), device="cpu", depth=depth, **{**small, **options})
+    scored = ask(prompt_logprobs=2, max_tokens=1)
+    work = [
+        (ids(64, 1), scored, True), (ids(7, 2), ask(logprobs=1), False), (ids(64, 3), scored, True),
+        (ids(1, 4) * 64, scored, True), (ids(63, 5), scored, False), (ids(9, 6), ask(logprobs=0, max_tokens=55), False),
+    ]  # fmt: skip
+
+    async def run():
+        async with AsyncLLM(ThreadBackend(lambda: build_core(config)), FRONT) as llm:
+            streams = [await llm.open(prompt, params, prompt_only=alone) for prompt, params, alone in work]
+            for stream in streams:
+                while not stream.finished:
+                    await stream.next()
+            return [stream.snapshot() for stream in streams]
+
+    for output, (_, params, _) in zip(asyncio.run(run()), work, strict=True):
+        check(model, output, params)

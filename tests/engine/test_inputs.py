@@ -67,6 +67,17 @@ def test_a_request_ends_at_the_context_limit(prompt_len: int, max_tokens: int | 
     assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("prompt_len", [1, 31, 32, 33, 34])
+def test_a_prompt_that_is_only_scored_may_fill_the_context(prompt_len: int) -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    if prompt_len <= 32:
+        (request,) = resolver().resolve([1] * prompt_len, params, prompt_only=True).requests
+        assert request.max_len == prompt_len + 1
+        return
+    with pytest.raises(RequestError, match=rf"is 32 tokens. However, your prompt has {prompt_len} tokens\. "):
+        resolver().resolve([1] * prompt_len, params, prompt_only=True)
+
+
 def test_min_tokens_must_fit_too() -> None:
     with pytest.raises(RequestError, match="at least 30 in the completion"):
         resolver().resolve([1] * 3, SamplingParams(max_tokens=None, min_tokens=30))

@@ -107,6 +107,67 @@ def test_how_a_completion_that_is_not_shown_ended_is_not_sent(client, stream):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
 
 
+FULL = HI * 512  # the context's 1,024 tokens
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"echo": True}, {"prompt_logprobs": 0}])
+@pytest.mark.parametrize("prompts", [[FULL], [FULL, HI], [FULL[1:], FULL, FULL[:5]]], ids=len)
+def test_a_prompt_of_the_whole_context_is_scored(client, fields, prompts):
+    body = post(client, prompt=prompts, max_tokens=0, **fields).json()
+    count = sum(map(len, prompts))
+    assert body["usage"] == {"prompt_tokens": count, "completion_tokens": 0, "total_tokens": count}
+    for prompt, choice in zip(prompts, body["choices"], strict=True):
+        assert (choice["text"], choice["finish_reason"]) == (TOKENS.decode(prompt) * ("echo" in fields), "length")
+        scored = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else choice.get("prompt_logprobs")
+        assert scored is None or (scored[0] is None and len(scored) == len(prompt) and None not in scored[1:])
+
+
+def test_a_prompt_of_the_whole_context_is_scored_in_a_stream(client):
+    parts, shown = streamed(client, prompt=FULL, echo=True, logprobs=0, max_tokens=0)
+    assert shown == "hi" * 512 and joined(parts)["text_offset"] == list(range(1024))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"max_tokens": 0, "echo": True, "prompt": [*FULL, 7]}, "your prompt has 1025 tokens."),
+        ({"max_tokens": 0, "echo": True, "prompt": [HI, [*FULL, 7, 7]]}, "your prompt has 1026 tokens."),
+        ({"max_tokens": 0, "prompt_logprobs": 1, "prompt": [*FULL, 7]}, "your prompt has 1025 tokens."),
+        ({"max_tokens": 1, "echo": True, "prompt": FULL}, "your prompt has 1024 tokens, and at least one must be left"),
+        ({"max_tokens": None, "prompt": FULL}, "your prompt has 1024 tokens, and at least one must be left"),
+        ({"max_tokens": 2, "echo": True, "prompt": FULL[1:]}, "you requested 1025 tokens (1023 in the prompt, 2 in"),
+    ],
+)
+def test_a_prompt_beyond_the_context_is_refused_with_its_length(client, fields, said):
+    response = client.post(COMPLETIONS, json=fields)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["code"], said in error["message"]) == ("context_length_exceeded", True), error["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "offsets"),
+    [
+        ("</s>hi", [0, 4, 5]),
+        ("h</s>i</s></s>", [0, 1, 5, 6, 10]),
+        ("h€i", [0, 1, 1, 1, 2]),
+        ([*HI, TOKENS.eos_token_id, HI[0]], [0, 1, 2, 2]),  # the echo of ids leaves special tokens out
+        ([EURO[0], HI[0], HI[1]], [0, 0, 2]),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_an_echo_count_in_its_text(client, prompt, offsets, stream):
+    fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
+    if stream:
+        parts, shown = streamed(client, **fields)
+        scored = joined(parts)
+    else:
+        choice = choice_of(client, **fields)
+        shown, scored = choice["text"], choice["logprobs"]
+    assert scored["text_offset"][:-2] == offsets
+    assert scored["text_offset"][-2:] == [len(shown) - 2, len(shown) - 1] and shown.endswith("ab")
+
+
 def test_no_tokens_without_an_echo_are_refused(client):
     response = client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 0})
     assert (response.status_code, error_of(response)["param"]) == (400, "max_tokens")

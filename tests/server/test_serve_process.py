@@ -181,6 +181,34 @@ def test_the_port_answers_from_the_first_moment(model):
         assert server.end() == 0
 
 
+def said(server):
+    """The seed of a server, and four answers to requests without one."""
+    server.wait_ready()
+    with server.client() as client:
+        info = client.get("/server_info").json()
+        assert info["changed"]["seed"] == info["engine"]["seed"]
+        ask = {"prompt": "hi", "max_tokens": 8, "ignore_eos": True, "return_token_ids": True}
+        answers = [client.post("/v1/completions", json=ask).json() for _ in range(4)]
+    return info["engine"]["seed"], [answer["choices"][0]["token_ids"] for answer in answers]
+
+
+def test_servers_without_a_seed_answer_differently_and_a_seed_that_one_drew_repeats_it(model):
+    with process(model) as one, process(model) as other:
+        (seed, answers), (another, others) = said(one), said(other)
+        assert seed != another and answers != others
+        assert len(set(map(tuple, answers))) == 4
+        assert one.end() == 0 and f"seed={seed}" in one.popen.stderr.read()
+    again = Process({"model": model, "seed": seed}, {"port": 0}, [*FAKE, "0.0"])
+    with process(model) as third:
+        assert said(third)[1] not in (answers, others)
+    try:
+        assert said(again) == (seed, answers)
+    finally:
+        again.end()
+        again.popen.stdout.close()
+        again.popen.stderr.close()
+
+
 def test_an_engine_killed_during_sixteen_streams_ends_them_with_an_error(model):
     with process(model, pace=0.01) as server:
         server.wait_ready()

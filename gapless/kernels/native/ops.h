@@ -41,6 +41,19 @@ inline int64_t row_stride(const Tensor& x) {
 
 inline void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contiguous tensor is wanted"); }
 
+// Raises, with the operator's name, where its tensors do not fit together: a kernel would read or write beyond them.
+inline void fits(bool good, const char* op) { TORCH_CHECK(good, "gapless: ", op, " of other shapes"); }
+
+// Tables that each have a line for the same rows; the first has the state's columns, the second those of `params`.
+template <typename... More>
+void fit_tables(const char* op, const Tensor& state, const More&... more) {
+  fits(state.dim() == 2 && state.size(1) > CUT_ID && ((more.dim() >= 2 && more.size(0) == state.size(0)) && ...), op);
+}
+
+inline void fit_params(const char* op, const Tensor& params) {
+  fits(params.dim() == 2 && params.size(1) > STOP_IDS, op);
+}
+
 inline const int64_t* longs(const Tensor& x) {
   whole(x);
   return x.const_data_ptr<int64_t>();

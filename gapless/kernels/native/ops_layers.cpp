@@ -18,8 +18,7 @@ constexpr int64_t COPIED_AT_ONCE = 1 << 16;  // bytes
 // that ours need: 0.07 ms of copying can cost the next product 2 ms.
 Tensor join(const Tensor& a, const Tensor& b) {
   whole(a), whole(b);
-  TORCH_CHECK(
-      a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1) && a.dtype() == b.dtype(), "gapless: join of other shapes");
+  fits(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1) && a.dtype() == b.dtype(), "join");
   Tensor out = at::empty({a.size(0) + b.size(0), a.size(1)}, a.options());
   char* to = static_cast<char*>(out.mutable_data_ptr());
   for (const Tensor& part : {a, b}) {
@@ -35,6 +34,8 @@ Tensor join(const Tensor& a, const Tensor& b) {
 }
 
 Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
+  whole(weight);
+  fits(x.dim() == 2 && weight.numel() == x.size(1), "rms_norm");
   Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
   int64_t stride = row_stride(x);
   by_dtype(x, [&](auto* t) {
@@ -45,7 +46,8 @@ Tensor rms_norm_op(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weight, double eps) {
-  whole(x), whole(delta);
+  whole(x), whole(delta), whole(weight);
+  fits(x.dim() == 2 && delta.sizes() == x.sizes() && weight.numel() == x.size(1), "add_rms_norm");
   Tensor out = at::empty({x.size(0), x.size(1)}, x.options());
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -55,10 +57,24 @@ Tensor add_rms_norm_op(const Tensor& x, const Tensor& delta, const Tensor& weigh
   return out;
 }
 
+// Whether this is a cache [pages, layers, 2, page_size, kv_heads, dim] that has the layer.
+bool is_cache(const Tensor& cache, int64_t layer) {
+  return cache.dim() == 6 && cache.size(2) == 2 && cache.numel() > 0 && layer >= 0 && layer < cache.size(1);
+}
+
 void rope_and_write_op(
     const Tensor& qkv, const Maybe& norm, double eps, const Tensor& positions, const Tensor& table, const Tensor& slots,
     const Tensor& cache, int64_t layer) {
   whole(qkv), whole(cache), whole(table);
+  fits(
+      qkv.dim() == 3 && is_cache(cache, layer) && qkv.size(2) == cache.size(5) && qkv.size(1) > 2 * cache.size(4) &&
+          table.dim() == 2 && table.size(0) > 0 && table.size(1) == qkv.size(2) && qkv.size(2) % 2 == 0 &&
+          positions.numel() == qkv.size(0) && slots.numel() == qkv.size(0),
+      "rope_and_write");
+  if (norm) {
+    whole(*norm);
+    fits(norm->numel() == (qkv.size(1) - cache.size(4)) * qkv.size(2), "rope_and_write");
+  }
   RopeShape shape;
   shape.tokens = qkv.size(0), shape.dim = qkv.size(2), shape.kv_heads = cache.size(4);
   shape.heads = qkv.size(1) - 2 * shape.kv_heads, shape.table_rows = table.size(0);
@@ -73,6 +89,7 @@ void rope_and_write_op(
 
 Tensor silu_mul_op(const Tensor& gate_up) {
   whole(gate_up);
+  fits(gate_up.dim() == 2 && gate_up.size(1) % 2 == 0, "silu_mul");
   Tensor out = at::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.options());
   by_dtype(gate_up, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -84,15 +101,34 @@ Tensor silu_mul_op(const Tensor& gate_up) {
 void adapt_op(
     const Tensor& x, const Tensor& y, const Tensor& slots, const Tensor& down, const Tensor& up, at::IntArrayRef ends) {
   whole(y), whole(down), whole(up);
+  fits(
+      x.dim() == 2 && y.dim() == 2 && down.dim() == 3 && up.dim() == 3 && y.size(0) == x.size(0) &&
+          slots.numel() == x.size(0) && down.size(0) == up.size(0),
+      "adapt");
   AdapterShape shape{x.size(1), y.size(1), up.size(1), ends.data(), int64_t(ends.size())};
-  TORCH_CHECK(
+  fits(
       down.size(1) == shape.projections * shape.rank && down.size(1) <= MOST_RANKS && down.size(2) == shape.inputs &&
           up.size(2) == shape.outputs && x.dtype() == down.dtype() && y.dtype() == up.dtype() && x.dtype() == y.dtype(),
-      "gapless: adapt of other shapes");
+      "adapt");
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     adapt<T>(data<T>(x), row_stride(x), data<T>(y), longs(slots), x.size(0), data<T>(down), data<T>(up), shape);
   });
+}
+
+// Raises where the queries do not fit the cache, or a row's entries its line of the page table.
+void check_attention(
+    const char* op, const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
+    const Tensor& kv_lens) {
+  fits(
+      q.dim() == 3 && is_cache(cache, layer) && q.size(2) == cache.size(5) && q.size(1) % cache.size(4) == 0 &&
+          table.dim() == 2 && kv_lens.numel() == rows.numel(),
+      op);
+  const int64_t room = table.size(1) * cache.size(3), *row = longs(rows), *length = longs(kv_lens);
+  for (int64_t i = 0; i < rows.numel(); i++)
+    TORCH_CHECK(
+        row[i] >= 0 && row[i] < table.size(0) && length[i] <= room, "gapless: ", op, ": row ", row[i], " has ",
+        length[i], " entries, and the page table ", table.size(0), " rows of ", room);
 }
 
 template <typename T>
@@ -111,6 +147,8 @@ Queries<T> queries(const Tensor& q) {
 Tensor decode_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
     const Tensor& kv_lens, double scale) {
+  check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
+  fits(rows.numel() == q.size(0), "decode_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -126,6 +164,8 @@ template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,
     const Tensor& kv_lens, double scale, int64_t) {
+  check_attention("prefill_attention", q, cache, layer, table, rows, kv_lens);
+  fits(starts.numel() == rows.numel() + 1 && longs(starts)[rows.numel()] <= q.size(0), "prefill_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

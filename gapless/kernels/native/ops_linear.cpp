@@ -13,6 +13,8 @@ namespace {
 // Which product: the same numbers are in choice.py.
 enum Path { FLOATS, DOTS, AMX };
 
+bool fits_bias(const Maybe& bias, int64_t n) { return !bias || (bias->is_contiguous() && bias->numel() == n); }
+
 Tensor linear_pack(const Tensor& weight) {
   whole(weight);
   TORCH_CHECK(weight.dim() == 2, "gapless: linear_pack wants a matrix");
@@ -55,7 +57,7 @@ void linear_to(
     const Tensor& x, const Tensor& packed, int64_t n, const Maybe& bias, int64_t path, const Tensor& out) {
   TORCH_CHECK(x.dim() == 2 && x.size(1) > 0, "gapless: linear wants a matrix with columns");
   const int64_t k = round_up(x.size(1), packed.scalar_type() == at::kBFloat16 ? 2 : 1);
-  TORCH_CHECK(packed.numel() == round_up(n, LANES) * k, "gapless: linear of other shapes");
+  fits(packed.numel() == round_up(n, LANES) * k && fits_bias(bias, n), "linear");
   TORCH_CHECK(
       out.is_contiguous() && out.sizes() == at::IntArrayRef({x.size(0), n}) && out.dtype() == x.dtype(),
       "gapless: linear_to another shape or dtype");
@@ -82,8 +84,10 @@ std::tuple<Tensor, Tensor> linear_pack_bytes(const Tensor& weight) {
 
 Tensor linear_bytes_op(const Tensor& x, const Tensor& packed, const Tensor& scales, int64_t n, const Maybe& bias) {
   TORCH_CHECK(BYTES_HERE, "gapless: this processor has no dot product of bytes");
-  int64_t m = x.size(0), k = x.size(1), stride = row_stride(x);
-  TORCH_CHECK(packed.numel() == byte_elements(n, k), "gapless: linear_bytes of other shapes");
+  int64_t stride = row_stride(x), m = x.size(0), k = x.size(1);
+  fits(
+      packed.numel() == byte_elements(n, k) && scales.numel() == round_up(n, TILE) && fits_bias(bias, n),
+      "linear_bytes");
   Tensor out = at::empty({m, n}, x.options());
   by_dtype(x, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -99,7 +103,7 @@ Tensor embedding_packed(const Tensor& ids, const Tensor& packed, int64_t n, int6
   Tensor out = at::empty({ids.size(0), k}, packed.options());
   by_dtype(packed, [&](auto* t) {
     using W = std::remove_pointer_t<decltype(t)>;
-    TORCH_CHECK(packed.numel() == packed_elements<W>(n, k), "gapless: embedding_packed of other shapes");
+    fits(packed.numel() == packed_elements<W>(n, k), "embedding_packed");
     unpack_rows(data<W>(packed), n, k, longs(ids), ids.size(0), data<W>(out));
   });
   return out;

@@ -90,6 +90,13 @@ std::tuple<Tensor, Tensor> sample_op(
   whole(logits), whole(rows), whole(masks);
   int64_t count = logits.size(0), vocab = logits.size(1), batch = std::max<int64_t>(1, rows.size(0));
   int64_t places = count / batch;
+  fit_tables("sample", state, params, masks), fit_params("sample", params);
+  fits(
+      count == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
+          (!masks.size(2) || (masks.size(1) >= places && masks.size(2) * 32 >= vocab)) &&
+          (!adjusted || (adjusted->dim() == 3 && adjusted->is_contiguous() && adjusted->size(0) >= places &&
+                         adjusted->size(2) == vocab)),
+      "sample");
   Tensor tokens = at::empty({count}, rows.options().dtype(at::kLong));
   Tensor finite = at::empty({count}, rows.options().dtype(at::kBool));
   int64_t* token = data<int64_t>(tokens);
@@ -142,9 +149,8 @@ Tensor draft_op(
     int64_t place, int64_t vocab) {
   whole(logits);
   int64_t count = logits.size(0), some = logits.size(1);
-  TORCH_CHECK(
-      rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some,
-      "gapless: draft of other shapes");
+  fit_tables("draft", state, params), fit_params("draft", params);
+  fits(rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some, "draft");
   const int64_t *named = ids ? longs(*ids) : nullptr, *row = longs(rows);
   Tensor tokens = at::empty({count}, rows.options());
   by_dtype(logits, [&](auto* t) {
@@ -176,6 +182,14 @@ void adjust_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
     const Tensor& history, const Tensor& wishes, const Tensor& counts, const Tensor& counted, const Tensor& adjusted) {
   whole(logits), whole(index), whole(rows), whole(adjusted);
+  fit_tables("adjust", state, params, history), fit_params("adjust", params);
+  fits(
+      rows.size(0) > 0 && logits.size(0) % rows.size(0) == 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES &&
+          counts.dim() == 2 && counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
+          adjusted.size(0) * rows.size(0) >= logits.size(0) && adjusted.size(2) == logits.size(1) &&
+          wishes.size(0) == adjusted.size(1) && counts.size(0) == adjusted.size(1) &&
+          counted.size(0) == adjusted.size(1),
+      "adjust");
   int64_t vocab = logits.size(1), batch = rows.size(0), places = logits.size(0) / batch, last = -1;
   std::vector<std::pair<int64_t, Asking>> asking;
   for (int64_t i = 0; i < index.size(0); i++) {
@@ -209,6 +223,11 @@ void cut_op(
     const Tensor& logits, const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params,
     const Tensor& masks) {
   whole(logits), whole(index), whole(rows), whole(masks);
+  fit_tables("cut", state, params, masks), fit_params("cut", params);
+  fits(
+      (!rows.size(0) || state.size(1) >= CUT_VALUE + 2 * (logits.size(0) / rows.size(0))) && masks.dim() == 3 &&
+          (!masks.size(2) || masks.size(2) * 32 >= logits.size(1)),
+      "cut");
   int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);

@@ -16,10 +16,10 @@ namespace {
 void copy_pages(const Tensor& src, const Tensor& dst, const Tensor& places, const Tensor& sums) {
   whole(places), whole(sums);
   const int64_t count = sums.numel(), words = src.size(1);
-  TORCH_CHECK(
+  fits(
       src.dim() == 2 && dst.dim() == 2 && dst.size(1) == words && src.stride(1) == 1 && dst.stride(1) == 1 &&
           places.numel() == 2 * count,
-      "gapless: copy_pages of other shapes");
+      "copy_pages");
   const int32_t *from = places.const_data_ptr<int32_t>(), *to = from + count;
   int64_t* totals = sums.mutable_data_ptr<int64_t>();
   for (int64_t page = 0; page < count; page++) {
@@ -33,6 +33,7 @@ void copy_pages(const Tensor& src, const Tensor& dst, const Tensor& places, cons
 }
 
 void ask_op(const Tensor& rows, const Tensor& state, const Tensor& params, int64_t drafts) {
+  fit_tables("ask", state, params), fit_params("ask", params);
   for (int64_t i = 0; i < rows.size(0); i++) {
     int32_t *line = table(state).row(ints(rows)[i]), *own = table(params).row(ints(rows)[i]);
     int32_t room = std::min(own[DRAFTS], own[MAX_LEN] - 1 - line[LENGTH]);
@@ -42,6 +43,8 @@ void ask_op(const Tensor& rows, const Tensor& state, const Tensor& params, int64
 
 void keep_drafts_op(
     const Tensor& ids, const Tensor& positions, const Tensor& rows, const Tensor& slots, const Tensor& history) {
+  const int64_t count = ids.size(0);
+  fits(positions.numel() == count && rows.numel() == count && slots.numel() == count, "keep_drafts");
   for (int64_t i = 0; i < ids.size(0); i++) {
     bool real = longs(slots)[i] > 0;
     table(history).row(real ? longs(rows)[i] : 0)[real ? longs(positions)[i] : 0] = int32_t(longs(ids)[i]);
@@ -53,6 +56,7 @@ std::vector<std::pair<int64_t, Masked>> masked_rows(
     const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
     const Tensor& mail) {
   whole(index), whole(rows);
+  fit_tables("mask", state, params, history, mail), fit_params("mask", params);
   TORCH_CHECK(row_stride(mail) % 2 == 0, "gapless: a tag is one int64");
   std::vector<std::pair<int64_t, Masked>> found;
   for (int64_t i = 0; i < index.size(0); i++) {
@@ -69,6 +73,7 @@ void mask_op(
     const Tensor& index, const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history,
     const Tensor& masks, const Tensor& mail, int64_t places) {
   whole(masks);
+  fits(masks.dim() == 3 && masks.size(0) == state.size(0) && masks.size(1) >= places, "mask");
   int64_t words = masks.size(2);
   TORCH_CHECK(mail.size(1) >= MAIL_MASK + places * words, "gapless: a mask does not fit into the mail");
   for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, mail)) {
@@ -81,6 +86,7 @@ void reply_op(
     const Tensor& index, const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params,
     const Tensor& history, const Tensor& mail, int64_t drafts, int64_t most) {
   whole(tokens);
+  fits(tokens.dim() == 2 && tokens.size(0) <= rows.size(0), "reply");
   int64_t width = tokens.size(1);
   for (const auto& [sample, row] : masked_rows(index, rows, state, params, history, mail)) {
     const int32_t* given = tokens.const_data_ptr<int32_t>() + sample * width;
@@ -93,6 +99,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> begin_decode_op(
     const Tensor& words, int64_t count, int64_t places, int64_t writes, const Tensor& state, const Tensor& history,
     const Tensor& pages, int64_t page_size) {
   whole(words);
+  fit_tables("begin_decode", state, history, pages);
+  fits(words.numel() >= HEADER_WORDS + count + PAGE_WORDS * writes && places > 0, "begin_decode");
   auto fresh = [&] { return at::empty({count * places}, words.options().dtype(at::kLong)); };
   Tensor rows = fresh(), ids = fresh(), positions = fresh(), slots = fresh(), kv_lens = fresh();
   auto to = [](const Tensor& x) { return data<int64_t>(x); };
@@ -107,6 +115,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> begin_mixed_o
     int64_t places, const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& pages,
     int64_t page_size) {
   whole(words);
+  fit_tables("begin_mixed", state, params, history, pages), fit_params("begin_mixed", params);
+  const int64_t line = 1 + state.size(1) + params.size(1);
+  fits(
+      words.numel() >= HEADER_WORDS + 2 * count + PAGE_WORDS * writes + line * admissions && decode <= count &&
+          places > 0,
+      "begin_mixed");
   auto fresh = [&](int64_t size) { return at::empty({size}, words.options().dtype(at::kLong)); };
   int64_t batch = count + decode * (places - 1);
   Tensor rows = fresh(batch), last = fresh(batch), kv_lens = fresh(batch);
@@ -124,6 +138,13 @@ void finish_op(
     const Tensor& words, const Tensor& rows, const Maybe& sizes, const Tensor& tokens, const Tensor& finite,
     const Tensor& state, const Tensor& params, const Tensor& history, const Tensor& lines, const Tensor& out) {
   whole(words), whole(finite), whole(out);
+  fit_tables("finish", state, params, history), fit_params("finish", params);
+  fits(
+      words.numel() >= HEADER_WORDS && tokens.dim() == 2 && tokens.size(0) <= rows.size(0) &&
+          finite.numel() == tokens.size(0) && (!sizes || sizes->numel() == rows.size(0)) &&
+          out.numel() == tokens.numel() && lines.dim() == 2 &&
+          lines.size(1) >= (1 + tokens.size(0)) * ((LINE_TOKENS + tokens.size(1) + 3) / 4 * 4),
+      "finish");
   Finished step{data<int32_t>(words), ints(rows), sizes ? ints(*sizes) : nullptr, rows.size(0), tokens.size(0),
                 tokens.size(1), longs(tokens), finite.const_data_ptr<bool>()};
   finish(
@@ -136,6 +157,10 @@ Tensor accept_op(
     int64_t width) {
   whole(tokens), whole(finite);
   int64_t count = rows.size(0);
+  fit_tables("accept", state, history);
+  fits(
+      finite.numel() == tokens.size(0) && (!count || (tokens.size(0) % count == 0 && tokens.size(0) <= count * width)),
+      "accept");
   Tensor out = at::empty({count, width}, tokens.options());
   accept(
       longs(tokens), finite.const_data_ptr<bool>(), ints(rows), count, count ? tokens.size(0) / count : 1, table(state),
@@ -146,6 +171,7 @@ Tensor accept_op(
 Tensor look_up_op(
     const Tensor& rows, const Tensor& state, const Tensor& params, const Tensor& history, int64_t most,
     int64_t shortest, int64_t longest) {
+  fit_tables("look_up", state, params, history), fit_params("look_up", params);
   Tensor same = at::empty({rows.size(0)}, rows.options());
   look_up(
       ints(rows), rows.size(0), table(state), table(params), table(history), {most, shortest, longest},
@@ -155,6 +181,7 @@ Tensor look_up_op(
 
 Suffixes suffixes(const Tensor& table) {
   whole(table);
+  fits(table.dim() == 3 && table.size(1) > 1 && table.size(2) == SUFFIX_WORDS, "suffixes");
   return {data<int32_t>(table), table.size(0), table.size(1)};
 }
 
@@ -162,6 +189,8 @@ void remember_op(
     const Tensor& rows, const Tensor& tokens, const Tensor& state, const Tensor& params, const Tensor& history,
     const Tensor& noted) {
   whole(tokens);
+  fit_tables("remember", state, params, history), fit_params("remember", params);
+  fits(tokens.dim() == 2 && tokens.size(0) == rows.size(0), "remember");
   remember(
       ints(rows), rows.size(0), ints(tokens), tokens.size(1), {table(state), table(params), table(history)},
       suffixes(noted));
@@ -170,6 +199,8 @@ void remember_op(
 void recall_op(
     const Tensor& rows, const Tensor& same, const Tensor& state, const Tensor& params, const Tensor& history,
     const Tensor& noted, int64_t most, int64_t factor, int64_t least) {
+  fit_tables("recall", state, params, history), fit_params("recall", params);
+  fits(same.numel() == rows.size(0), "recall");
   recall(
       ints(rows), rows.size(0), ints(same), {table(state), table(params), table(history)}, suffixes(noted),
       {most, factor, least});
@@ -179,6 +210,10 @@ void score_op(
     const Tensor& logits, const Tensor& index, const Tensor& words, const Tensor& tokens, const Tensor& state,
     const Tensor& outboxes, int64_t start, int64_t width) {
   whole(logits), whole(words), whole(tokens);
+  fits(
+      logits.dim() == 2 && tokens.dim() == 2 && tokens.size(0) > 0 && logits.size(0) % tokens.size(0) == 0 &&
+          words.numel() >= HEADER_WORDS + tokens.size(0),
+      "score");
   Table boxes = table(outboxes);
   int64_t slot = (words.const_data_ptr<int32_t>()[PACKET_SLOT] - 1 + outboxes.size(0)) % outboxes.size(0);
   TORCH_CHECK(
