@@ -59,8 +59,8 @@ class Resolver:
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
         wanted = params.max_tokens
-        asked = 0 if prompt_only or wanted == self._own_limit else wanted or 0
-        _check_context(len(tokens), asked, context, prompt_only)
+        asked = 0 if prompt_only else None if wanted == self._own_limit else wanted
+        _check_context(len(tokens), params.min_tokens, asked, context)
         room = context + prompt_only - len(tokens)
         wanted = room if wanted is None else wanted
         first = Request(
@@ -223,19 +223,18 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
     return np.array(ids, dtype=np.int32)
 
 
-def _check_context(length: int, wanted: int, context: int, prompt_only: bool) -> None:
-    """Prompt and output must fit into the context together, and with it the `wanted` tokens."""
-    if length >= context + prompt_only:
-        more = "" if prompt_only else ", and at least one must be left for the completion"
+def _check_context(length: int, least: int, asked: int | None, context: int) -> None:
+    """Prompt and output must fit into the context together. The output has `least` tokens; those that are `asked` for
+    are 0 where the prompt alone counts, None where the context may cut them off."""
+    if length >= context + (asked == 0):
+        more = "" if asked == 0 else ", and at least one must be left for the completion"
         raise _too_long(context, f"your prompt has {length} tokens{more}")
-    if length + wanted > context:
+    if asked and length + asked > context:
         raise _too_long(
-            context, f"you requested {length + wanted} tokens ({length} in the prompt, {wanted} in the completion)"
+            context, f"you requested {length + asked} tokens ({length} in the prompt, {asked} in the completion)"
         )
-    if length + params.min_tokens > context:
-        raise _too_long(
-            context, f"you requested {length} tokens in the prompt and at least {params.min_tokens} in the completion"
-        )
+    if length + least > context:
+        raise _too_long(context, f"you requested {length} tokens in the prompt and at least {least} in the completion")
 
 
 def _too_long(context: int, what: str) -> RequestError:
