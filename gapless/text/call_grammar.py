@@ -12,7 +12,7 @@ from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
 from gapless.text.schema_words import WORDS
-from gapless.text.schemas import Said, resolved, said_of
+from gapless.text.schemas import Meaning, resolved, meaning_of
 
 MAX_CALLS = 32
 """Calls of one answer that must call."""
@@ -229,7 +229,7 @@ class _ExactParameters(_Parameters):
     def _parameter(self, key: str, schema: Schema, rule: str) -> list[str]:
         form, root = self._form, self._schema
         schema = resolved(schema, root)
-        said, chosen = said_of(schema, root), _is_choice(schema, root)
+        said, chosen = meaning_of(schema, root), _is_choice(schema, root)
         defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
         mixed = not form.before_string and "string" in said.types and (chosen or _nullable_text(schema))
         text = not form.python and (said.types == {"string"} or mixed)
@@ -245,7 +245,7 @@ class _ExactParameters(_Parameters):
         value = _python(schema, defined) if form.python else _json({**schema, **defined})
         return [f"{rule}: {begin} {value} {after}"]
 
-    def _choice(self, key: str, schema: Schema, said: Said) -> str:
+    def _choice(self, key: str, schema: Schema, said: Meaning) -> str:
         """Return the terminal of one of some constants."""
         least, most = schema.get("minLength", 0), schema.get("maxLength", sys.maxsize)
         known = [one for one in said.constants if not isinstance(one, str) or least <= len(one) <= most]
@@ -281,7 +281,7 @@ class _AnyParameters(_Parameters):
         return [f"{self._rule}: ({self._rule}any ({between} {self._rule}any)*)?", f"{self._rule}any: {names}", *kinds]
 
     def _is_json(self, schema: Any) -> bool:
-        types = said_of(schema, self._schema).types
+        types = meaning_of(schema, self._schema).types
         return bool(types) and "string" not in types
 
     def _around(self, before: str) -> list[str]:
@@ -327,14 +327,14 @@ def _is_choice(schema: Schema, root: Schema, inner: bool = False) -> bool:
     parts = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key, ())]
     plain = _only(schema, *_CHOICE - ({"minLength", "maxLength"} if inner else set()))
     whole = all(isinstance(part, Mapping) and _is_choice(part, root, True) for part in parts)
-    return plain and whole and said_of(schema, root).finite
+    return plain and whole and meaning_of(schema, root).finite
 
 
 def _nullable_text(schema: Schema) -> bool:
     """Return whether the schema is that of any string or null, for which the parser takes every text."""
     parts = schema.get("anyOf", [{"type": kind} for kind in schema.get("type", ())])
     plain = all(isinstance(part, Mapping) and _only(part, "type") for part in parts)
-    return plain and _only(schema, "type", "anyOf") and said_of(schema, schema).types == {"string", "null"}
+    return plain and _only(schema, "type", "anyOf") and meaning_of(schema, schema).types == {"string", "null"}
 
 
 def _only(schema: Schema, *words: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gapless.text.schemas import NOTHING, Said, resolved, said_of, type_of
+from gapless.text.schemas import NOTHING, Meaning, resolved, meaning_of, type_of
 
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
@@ -244,7 +244,7 @@ def _parsed_type(text: str) -> str | None:
         return None
 
 
-def as_json(text: str, said: Said) -> str:
+def as_json(text: str, said: Meaning) -> str:
     """Return JSON for a value that is written as plain text, by what its schema says: a string where that is one of its
     constants, else as it is if that is JSON of a type that it may have."""
     bare, types = text.strip(WHITE), said.types
@@ -296,7 +296,7 @@ class ParameterWriter:
 
     def begin_value(self, key: str, types: frozenset[str] | None = None, python: bool = False) -> str:
         """Begin the value of a parameter; return the text up to it. `types` are those of the schema unless given."""
-        self._said = said_of(self._of(key), self._schema) if types is None else Said(types)
+        self._said = meaning_of(self._of(key), self._schema) if types is None else Meaning(types)
         types_said = self._said.types
         self._python, self._held, self._begun = python, "", False
         self.is_json = not python and "string" not in types_said and (bool(types_said) or types is not None)

@@ -142,6 +142,8 @@ class ReplyFormat:
         if form is None:
             return None, begun
         form = form._replace(answer="") if calls else form
+        if not begun.strip(WHITE):
+            return form, ""
         if not self.reasoning.opening:  # messages, whose heads are in the grammar
             return form, begun
         _, closed, rest = begun.rpartition(form.end)
@@ -150,10 +152,11 @@ class ReplyFormat:
         return (None, rest.lstrip(WHITE)) if closed or rest.strip(WHITE) else (form, "")
 
     def begun_call(self, begun: str) -> str:
-        """Return a section of calls that is open at the end of this text, from its beginning; empty without one."""
+        """Return what this text has of calls, from the beginning of the first; empty without one."""
         trigger = self.tools.form.trigger if self.tools.form else ""
-        in_prose = self.parser(begun=begun).in_prose
-        return "" if in_prose or trigger not in begun else begun[begun.find(trigger) :]
+        if not trigger or trigger not in begun or (self.parser(begun=begun).in_prose and not self.tools.sure):
+            return ""
+        return begun[begun.find(trigger) :]
 
     def parser(self, functions: Mapping[str, Any] | None = None, begun: str = "") -> ReplyParser:
         """Return a parser for one reply.
@@ -168,7 +171,8 @@ class ReplyFormat:
         parser = ReplyParser(self, functions or {}, state)
         thinking = self.reasoning.thinking
         if end and not (thinking and opening and end.endswith(thinking.end)):
-            parser.begin(begun)
+            # What stands before the reasoning is the template's.
+            parser.begin(begun[begun.find(opening) :] if opening in begun and opening not in self.added else begun)
         return parser
 
 
@@ -189,6 +193,8 @@ class ReplyParser:
         """The next text begins a stretch of content or reasoning: white space before it is dropped."""
         self._given: set[ReplyState] = set()
         """Which of content and reasoning have begun."""
+        self._said: set[ReplyState] = set()
+        """Which of them the reply has, without what the prompt has of it."""
         self._unsure: list[str] | None = [] if state is _S.HEADER else None
         """Text since the last content that is content again if no call comes of it."""
         self._word = ""
@@ -236,6 +242,7 @@ class ReplyParser:
             self._events = [replace(calls[-1], index=0), *[CallArguments(0, said)] * bool(said)]
         self._calls, self._space, self._theirs = 0, "", len(self._text)
         self._unsure = None if self._unsure is None else []
+        self._said.clear()
 
     def push(self, text: str, terminal: str = "") -> list[ReplyEvent]:
         """Take text, and the terminal after it where one has come as a token."""
@@ -378,7 +385,7 @@ class ReplyParser:
         new = text[self._theirs :].lstrip(WHITE) if self._fresh else text[self._theirs :]
         if new and self._fresh:
             self._fresh = False
-            self._space = "\n" if self._state in self._given else ""
+            self._space = "\n" if self._state in self._said else ""
         whole = self._space + new
         said = whole.rstrip(WHITE)
         self._space = whole[len(said) :]
@@ -388,6 +395,7 @@ class ReplyParser:
 
     def _say(self, text: str) -> None:
         self._given.add(self._state)
+        self._said.add(self._state)
         self._events.append(Content(text) if self._state is _S.CONTENT else Reasoning(text))
 
     def _drop(self, text: str) -> int:

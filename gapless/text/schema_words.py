@@ -48,6 +48,8 @@ WORDS: Mapping[str, Word] = {
 _FREE = Word("any")
 _NULLABLE = {"const", "default", "type"}
 """Keywords for which null is a value; of a type, one that cannot be guessed"""
+_APART = {"$schema", "$dynamicAnchor", "$recursiveAnchor"}
+"""Notes that the library that makes grammars does not take, or not with every value"""
 _DRAFTS = ("http://json-schema.org/draft", "https://json-schema.org/draft")
 
 
@@ -64,6 +66,7 @@ def _is_regex(value: Any) -> bool:
     return isinstance(value, str) and (len(value) - len(value.rstrip("\\"))) % 2 == 0
 
 
+_ANY: tuple[Callable[[Any], bool], str] = (lambda value: True, "")
 _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "types": (lambda value: isinstance(value, str) or _are_texts(value), "the name of a type, or a list of them"),
     "list": (lambda value: isinstance(value, list), "a list"),
@@ -95,10 +98,11 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
 def plain_schema(schema: Schema) -> dict[str, Any]:
     """Return a schema without what says nothing, which means the same. Raises ValueError naming the place of what is
     no schema, and for one that no value satisfies because none ends."""
-    plain = _plain(without_nulls(schema), "", 0)
+    reader = _PlainReader()
+    plain = reader.plain(schema, "", 0)
     if not isinstance(plain, dict):
         raise ValueError('it allows no value: "not" excludes all')
-    if endless := _endless(plain):
+    if reader.refers and (endless := _endless(plain)):
         raise ValueError(f"no value of it ends: one of {endless!r} needs another one; allow null or fewer properties")
     return plain
 
@@ -117,33 +121,46 @@ def _mapped(schema: Schema, change: Callable[[str, Any], Any]) -> dict[str, Any]
     return changed
 
 
-def _plain(schema: Any, where: str, depth: int) -> Any:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"recursion limit exceeded: it nests more than {MAX_DEPTH} levels deep")
-    if isinstance(schema, bool):
-        return schema
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"{where[:-1][:200] or 'it'} must be a schema: an object, true or false")
-    told = {key: value for key, value in schema.items() if _tells(key, schema)}
-    for key, value in told.items():
-        fits, shape = _SHAPES.get(WORDS.get(key, _FREE).shape, (None, ""))
-        if fits is not None and not fits(value):
-            raise ValueError(f"{where[:200]}{key} must be {shape}")
-    told = _mapped(told, lambda key, part: _plain(part, f"{where}{key}.", depth + 1))
-    if "not" in told and _is_free(told["not"]):
-        return False
-    return {key: _whole(key, value) for key, value in told.items() if not _says_nothing(key, told)}
+class _PlainReader:
+    """Reads a schema, part by part."""
+
+    refers = False
+    """Whether it has references"""
+
+    def plain(self, schema: Any, where: str, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"recursion limit exceeded: it nests more than {MAX_DEPTH} levels deep")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"{where[:-1][:200] or 'it'} must be a schema: an object, true or false")
+        about = _about(schema.get("type"))
+        told = {key: value for key, value in schema.items() if _tells(key, value, about)}
+        for key, value in told.items():
+            fits, shape = _SHAPES.get(WORDS.get(key, _FREE).shape, _ANY)
+            if not fits(value):
+                raise ValueError(f"{where[:200]}{key} must be {shape}")
+        self.refers |= "$ref" in told
+        told = _mapped(told, lambda key, part: self.plain(part, f"{where}{key}.", depth + 1))
+        if "not" in told and _is_free(told["not"]):
+            return False
+        return {key: _whole(key, value) for key, value in told.items() if not _says_nothing(key, told)}
 
 
-def _tells(key: str, schema: Schema) -> bool:
-    """Return whether a keyword is about values of the types that the schema states."""
-    about, types = WORDS.get(key, _FREE).about, schema.get("type")
-    if key == "$schema":
-        return str(schema[key]).startswith(_DRAFTS)
-    if key in ("$dynamicAnchor", "$recursiveAnchor"):
+def _about(types: Any) -> tuple[str, ...]:
+    """Return the types that a schema states; none where it does not."""
+    stated = (types,) if isinstance(types, str) else tuple(types) if _are_texts(types) else ()
+    return (*stated, "number") if "integer" in stated else stated
+
+
+def _tells(key: str, value: Any, about: tuple[str, ...]) -> bool:
+    """Return whether a keyword says something of values of these types."""
+    if value is None and key not in _NULLABLE:
         return False
-    stated = {types} if isinstance(types, str) else set(types) if _are_texts(types) and types else {about}
-    return not about or about in stated or (about == "number" and "integer" in stated)
+    word = WORDS.get(key)
+    if word is None:
+        return key not in _APART or (key == "$schema" and str(value).startswith(_DRAFTS))
+    return not word.about or not about or word.about in about
 
 
 def _whole(key: str, value: Any) -> Any:

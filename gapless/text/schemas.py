@@ -15,7 +15,7 @@ _FEW = {"null": [None], "boolean": [False, True]}
 """Types of few values"""
 
 
-class Said(NamedTuple):
+class Meaning(NamedTuple):
     """What a schema says of a value."""
 
     types: frozenset[str]
@@ -26,16 +26,16 @@ class Said(NamedTuple):
     """It is one of these constants."""
 
 
-NOTHING = Said(frozenset())
+NOTHING = Meaning(frozenset())
 
 
 def type_of(value: Any) -> str:
     return _TYPES.get(type(value), "null")
 
 
-def said_of(schema: Any, root: Any) -> Said:
+def meaning_of(schema: Any, root: Any) -> Meaning:
     """Return what a schema says. `root` holds its definitions."""
-    return _Reader(root).of(schema)
+    return _MeaningReader(root).of(schema)
 
 
 def definition(reference: str, root: Any) -> Any:
@@ -65,7 +65,7 @@ def resolved(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
     return schema
 
 
-class _Reader:
+class _MeaningReader:
     """Reads MAX_PARTS parts at most, and no reference inside itself."""
 
     def __init__(self, root: Any) -> None:
@@ -73,7 +73,7 @@ class _Reader:
         self._left = MAX_PARTS
         self._inside: list[str] = []
 
-    def of(self, schema: Any, depth: int = 0) -> Said:
+    def of(self, schema: Any, depth: int = 0) -> Meaning:
         self._left -= 1
         if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_DEPTH:
             return NOTHING
@@ -87,7 +87,7 @@ class _Reader:
             every.append(_any([self.of(part, depth + 1) for part in parts]))
         return _all([one for one in every if one is not NOTHING])
 
-    def _referred(self, schema: Mapping[str, Any], depth: int) -> Said:
+    def _referred(self, schema: Mapping[str, Any], depth: int) -> Meaning:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in self._inside:
             return NOTHING
@@ -102,25 +102,26 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _stated(types: Any) -> Said:
-    named = [one for one in ([types] if isinstance(types, str) else types or ()) if isinstance(one, str)]
+def _stated(types: Any) -> Meaning:
+    listed = types if isinstance(types, list) else [types]
+    named = [one for one in listed if isinstance(one, str)]
     if not named:
         return NOTHING
     few = [value for one in named for value in _FEW.get(one, ())]
-    return Said(frozenset(named), few, all(one in _FEW for one in named))
+    return Meaning(frozenset(named), few, all(one in _FEW for one in named))
 
 
-def _among(values: Sequence[Any]) -> Said:
-    return Said(frozenset(map(type_of, values)), values, True)
+def _among(values: Sequence[Any]) -> Meaning:
+    return Meaning(frozenset(map(type_of, values)), values, True)
 
 
-def _any(parts: Sequence[Said]) -> Said:
+def _any(parts: Sequence[Meaning]) -> Meaning:
     """Return what is said where one of these holds; parts that say nothing do not count."""
     types = frozenset[str]().union(*(one.types for one in parts))
-    return Said(types, [value for one in parts for value in one.constants], all(one.finite for one in parts))
+    return Meaning(types, [value for one in parts for value in one.constants], all(one.finite for one in parts))
 
 
-def _all(parts: Sequence[Said]) -> Said:
+def _all(parts: Sequence[Meaning]) -> Meaning:
     """Return what is said where all of these hold."""
     if not parts:
         return NOTHING
@@ -130,7 +131,7 @@ def _all(parts: Sequence[Said]) -> Said:
     finite = [one.constants for one in parts if one.finite] or [[value for one in parts for value in one.constants]]
     others = [{json.dumps(value) for value in values} for values in finite[1:]]
     values = [value for value in finite[0] if all(json.dumps(value) in other for other in others)]
-    return Said(types, [value for value in values if _fits(value, types)], any(one.finite for one in parts))
+    return Meaning(types, [value for value in values if _fits(value, types)], any(one.finite for one in parts))
 
 
 def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:

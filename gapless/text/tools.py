@@ -59,11 +59,15 @@ def check_tools(
         return NO_TOOLS
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are allowed", "tools")
-    if len(json.dumps(tools)) > MAX_FORM_BYTES:
+    text = json.dumps(tools)
+    if len(text) > MAX_FORM_BYTES:
         raise RequestError(f"tools are larger than {MAX_FORM_BYTES:,} bytes", "tools")
     functions, fields, plain = {}, {}, []
     for i, tool in zip(places or range(len(tools)), tools, strict=True):
         function = _function(tool, f"tools[{i}]")
+        if ": null" in text:  # few have one, and looking for it takes a while
+            function = _without_nulls(function)
+        _check_parameters(function.get("parameters", _NONE), f"tools[{i}].function.parameters")
         plain.append({**tool, "function": function})
         if function["name"] in functions:
             field = f"tools[{i}].function.name"
@@ -77,8 +81,13 @@ def check_tools(
     return ToolUse(kept, schemas, fields, strict, must, named, parallel is not False) if names else NO_TOOLS
 
 
-def _function(tool: Any, where: str) -> dict[str, Any]:
-    """Return a tool's function without fields and keywords that are null: they are absent."""
+def _without_nulls(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a function without fields and keywords that are null: they are absent."""
+    given = {key: value for key, value in function.items() if value is not None}
+    return {**given, "parameters": without_nulls(given["parameters"])} if "parameters" in given else given
+
+
+def _function(tool: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(tool, Mapping):
         raise RequestError(f"{where} must be an object with type and function", where)
     if tool.get("type") != "function":
@@ -86,17 +95,13 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
     function, where = tool.get("function"), f"{where}.function"
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} must be an object with a name", where)
-    name, parameters = function.get("name"), function.get("parameters")
+    name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(f"{where}.name must be 1 to 64 letters, digits, '_', '-' or '.'", f"{where}.name")
     if not isinstance(function.get("description"), str | None):
         raise RequestError(f"{where}.description must be a string", f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{where}.strict must be true or false", f"{where}.strict")
-    function = {key: value for key, value in function.items() if value is not None}
-    if parameters is not None:
-        function["parameters"] = without_nulls(parameters)
-        _check_parameters(function["parameters"], f"{where}.parameters")
     return function
 
 

@@ -87,7 +87,7 @@ def test_thinking_that_the_prompt_has_begun_anywhere_ends_before_the_form(reason
     open_, close = MARKS[reasoning]
     voice = speaker(MARKS[reasoning] if tokens else ())
     for begun, good, bad in [
-        (f"{open_}\nLet me see, ", [f"ok{close}\n\nyes"], ["yes", f"{open_}ok{close}yes"]),
+        (f"{open_}\nLet me see, ", [f"ok{close}\n\nyes"], ["yes", *[f"{open_}ok{close}yes"] * tokens]),
         (f"{open_}hm{close}\n\n", ["yes"], [f"{open_}ok{close}yes"]),
         (f"{open_}hm{close}\n\ny", ["es"], ["yes", f"{open_}ok{close}yes"]),
         (f"{open_}a{close}b{open_}c" if tokens else f"{open_}c", [f"d{close}yes"], ["yes"]),

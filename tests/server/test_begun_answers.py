@@ -38,10 +38,8 @@ REPLIES = {
 def script(request, count):
     """The rest of the reply that the end of the prompt begins."""
     prompt = TOKENS.decode(request.tokens.tolist(), skip_special_tokens=False)
-    begun, rest = next(
-        (one.split(SPLIT) for one in REPLIES if prompt.endswith(one.split(SPLIT)[0])), ("", "")
-    )  # fmt: skip
-    assert begun, prompt
+    found = [one.split(SPLIT) for one in REPLIES if prompt.endswith(one.split(SPLIT)[0])]
+    _, rest = max(found, key=lambda one: len(one[0]))
     said = TOKENS.encode(rest, False)
     return said[count] if count < len(said) else TOKENS.eos_token_id
 

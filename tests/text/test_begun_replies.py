@@ -5,19 +5,17 @@ from replies import FUNCTIONS, GOLDEN, Call, Golden, Reply, added_up, feed, form
 from test_reply_parser import special
 
 from gapless.text.replies import ReplyForms, last_words
-from gapless.text.reply_parser import ReplyFormat
+from gapless.text.reply_parser import ReplyFormat, ReplyParser
 from gapless.text.reply_tables import HARMONY_REPLY, REASONING_TABLES, TOOL_TABLES
 
 
-def halves(golden: Golden, form: ReplyFormat, at: int) -> tuple[Reply, Reply]:
-    """What the first `at` characters mean by themselves, and what a reply that goes on there means."""
-    begun, rest = golden.prompt + golden.text[:at], golden.text[at:]
-    parser, tokens, events, end = form.parser(FUNCTIONS, begun), form.in_text, [], 0
-    for found in tokens.finditer(rest):
-        events += parser.push(rest[end : found.start()], found[0])
-        end = found.end()
-    events += feed(parser, [rest[end:]])
-    return added_up(feed(form.parser(FUNCTIONS, golden.prompt), [golden.text[:at]])), added_up(events)
+def fed(parser: ReplyParser, form: ReplyFormat, text: str) -> Reply:
+    """What a reply of this text means, in which marks that are tokens come as such."""
+    events, at = [], 0
+    for found in form.in_text.finditer(text):
+        events += parser.push(text[at : found.start()], found[0])
+        at = found.end()
+    return added_up([*events, *feed(parser, [text[at:]])])
 
 
 @pytest.mark.parametrize("tokens", [False, True])
@@ -26,10 +24,13 @@ def test_a_reply_goes_on_wherever_the_prompt_ends(name: str, tokens: bool) -> No
     golden = GOLDEN[name]
     form = form_of(golden, special(golden) if tokens else None)
     inside = {at for found in form.in_text.finditer(golden.text) for at in range(found.start() + 1, found.end())}
+    opening, wanted = form.reasoning.opening, golden.means
+    prompt = opening if opening and opening in golden.prompt else "" if opening else golden.prompt
     for at in sorted(set(range(len(golden.text) + 1)) - inside):
-        _, after = halves(golden, form, at)
-        wanted = golden.means
-        assert wanted.content.endswith(after.content.strip()), at
+        if opening and at and golden.text[:at].rstrip().endswith("d " + opening):
+            continue  # it is text of the answer here, and might be more
+        after = fed(form.parser(FUNCTIONS, prompt + golden.text[:at]), form, golden.text[at:])
+        assert wanted.content.strip().endswith(after.content.strip()), at
         assert wanted.reasoning.endswith(after.reasoning.strip()), at
         whole = [call._replace(call_id=None) for call in wanted.calls]
         found = [call._replace(call_id=None) for call in after.calls]
@@ -48,7 +49,7 @@ def test_a_reply_goes_on_wherever_the_prompt_ends(name: str, tokens: bool) -> No
         ("think", "<think>\nhm\n</think>\n\nHello", " you", Reply(" you")),
         ("think", "</think>", "Hi", Reply("Hi")),
         ("think", "Hello", " you", Reply(" you")),
-        ("think", "<think>hm</think>a <think>b", " c</think>d", Reply("d", " c")),
+        ("think", "Well, <think>b", " c</think>d", Reply("d", " c")),
         ("think", "<think>hm </thi", "nk>Hi", Reply("Hi")),
         ("think", "<think>hm </thi", "s way</think>Hi", Reply("Hi", "s way")),
         ("mistral", "[THINK]a [b", " c[/THINK]d", Reply("d", " c")),
@@ -60,20 +61,11 @@ def test_a_reply_goes_on_wherever_the_prompt_ends(name: str, tokens: bool) -> No
 )  # fmt: skip
 @pytest.mark.parametrize("tokens", [False, True])
 def test_reasoning_that_the_prompt_has_begun_goes_on(reasoning, begun, text, means, tokens) -> None:
-    golden = Golden(None, reasoning, text, means)
-    marks = [mark for mark in special(golden) if not (tokens and "</thi" in begun)]
-    form = form_of(golden, {mark: 100 + i for i, mark in enumerate(marks)} if tokens else None)
-    for at in range(len(text) + 1):
-        parser, events = form.parser({}, begun), []
-        if tokens:
-            end = 0
-            for found in form.in_text.finditer(text):
-                events += parser.push(text[end : found.start()], found[0])
-                end = found.end()
-            events += feed(parser, [text[end:]])
-        else:
-            events = feed(parser, [text[:at], text[at:]])
-        assert added_up(events) == means, at
+    marks = {move.terminal for move in REASONING_TABLES[reasoning].moves} if tokens and "</thi" not in begun else set()
+    form = form_of(Golden(None, reasoning, text, means), {mark: 100 + i for i, mark in enumerate(sorted(marks))})
+    assert fed(form.parser({}, begun), form, text) == means
+    for at in range(0 if tokens else len(text) + 1):
+        assert added_up(feed(form.parser({}, begun), [text[:at], text[at:]])) == means, at
 
 
 def test_a_call_that_gives_up_is_content_without_what_the_prompt_has_of_it() -> None:

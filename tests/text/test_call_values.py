@@ -7,7 +7,7 @@ import pytest
 from gapless.text.replies import ReplyReader, joined
 from gapless.text.reply_parser import ReplyFormat
 from gapless.text.reply_tables import TOOL_TABLES
-from gapless.text.schemas import said_of
+from gapless.text.schemas import meaning_of
 
 FORMS = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=v>\n{}\n</parameter>\n</function>\n</tool_call>",
@@ -95,14 +95,14 @@ def test_types_of_a_schema_that_refers_to_itself_many_times_are_found_at_once():
     """Following every reference as often as it stands would take hours."""
     knot = {"anyOf": [{"$ref": "#/$defs/knot"}] * 600 + [{"type": "string"}]}
     schema = {"$ref": "#/$defs/knot", "$defs": {"knot": knot}}
-    assert said_of(schema, schema).types == {"string"}
+    assert meaning_of(schema, schema).types == {"string"}
 
 
 def test_references_that_go_round_or_deep_say_what_they_can():
-    assert said_of({"$ref": "#"}, {"$ref": "#"}).types == frozenset()
+    assert meaning_of({"$ref": "#"}, {"$ref": "#"}).types == frozenset()
     deep = {"type": "string"}
     for _ in range(900):
         deep = {"allOf": [deep]}
-    assert said_of(deep, deep).types == frozenset()
+    assert meaning_of(deep, deep).types == frozenset()
     wide = {"anyOf": [{"$ref": "#/$defs/a"}] * 50, "$defs": {"a": {"anyOf": [{"type": "string"}] * 50}}}
-    assert said_of(wide, wide).types == {"string"}
+    assert meaning_of(wide, wide).types == {"string"}
