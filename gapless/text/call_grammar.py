@@ -12,7 +12,7 @@ from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
 from gapless.text.schema_words import WORDS
-from gapless.text.schemas import Meaning, resolved, meaning_of
+from gapless.text.schemas import Meaning, meaning_of, resolved
 
 MAX_CALLS = 32
 """Calls of one answer that must call."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gapless.text.schemas import NOTHING, Meaning, resolved, meaning_of, type_of
+from gapless.text.schemas import NOTHING, Meaning, meaning_of, resolved, type_of
 
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
