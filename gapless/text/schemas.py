@@ -23,7 +23,7 @@ class Meaning(NamedTuple):
     constants: Sequence[Any] = ()
     """Constants that it may be"""
     finite: bool = False
-    """It is one of these constants."""
+    """Whether it can be nothing else than one of these constants"""
 
 
 NOTHING = Meaning(frozenset())
@@ -103,7 +103,7 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _stated(types: Any) -> Meaning:
-    listed = types if isinstance(types, list) else [types]
+    listed: list[Any] = types if isinstance(types, list) else [types]
     named = [one for one in listed if isinstance(one, str)]
     if not named:
         return NOTHING

@@ -31,7 +31,7 @@ REPLIES = {
     CALL.replace('"name": ', '"name": |'): {"calls": ['{"city": "Oslo"}']},
     CALL.replace('": {"', '|": {"'): {"calls": ['{"city": "Oslo"}']},
     f"{CALL}{CALL[:50]}|{CALL[50:]}{CALL}": {"calls": ['{"city": "Oslo"}'] * 2},
-    f"<think>a {CALL[:50]}|{CALL[50:]}": {"calls": ['{"city": "Oslo"}']},
+    f"<think>a</think>{CALL[:50]}|{CALL[50:]}": {"calls": ['{"city": "Oslo"}']},
 }  # fmt: skip
 
 

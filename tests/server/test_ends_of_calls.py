@@ -143,10 +143,10 @@ def test_a_function_without_parameters_takes_none_on_all_apis(quick):
                     "/v1/chat/completions", json={**chat, "tool_choice": choice, "max_tokens": 300}
                 ).json()
                 calls = answer["choices"][0]["message"]["tool_calls"]
-                assert {call["function"]["arguments"] for call in calls} == {"{}"}
+                assert calls and all(json.loads(call["function"]["arguments"]) == {} for call in calls)
             asked = {"input": "hi", "tools": [tool], "tool_choice": "required", "max_output_tokens": 300}
             items = client.post("/v1/responses", json=asked).json()["output"]
-            assert {item["arguments"] for item in items if item["type"] == "function_call"} == {"{}"}
+            assert items and all(json.loads(item["arguments"]) == {} for item in items)
         schemas = ({"type": "object", "properties": None, "required": None}, {"type": ["object", "null"]}, {})
         for schema in (*schemas, {"properties": {"a": {"type": "null", "enum": None}}, "additionalProperties": None}):
             asked = {"model": "tiny", "messages": HI, "max_tokens": 300, "tool_choice": {"type": "any"}}
