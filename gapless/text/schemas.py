@@ -11,7 +11,7 @@ MAX_PARTS = 1_000
 """Parts of a schema that are looked at for one value."""
 MAX_DEPTH = 50
 _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
-_FEW = {"null": [None], "boolean": [False, True]}
+_FEW: Mapping[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 """Types of few values"""
 
 
@@ -103,7 +103,7 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _stated(types: Any) -> Meaning:
-    listed: list[Any] = types if isinstance(types, list) else [types]
+    listed = types if isinstance(types, list) else [types]
     named = [one for one in listed if isinstance(one, str)]
     if not named:
         return NOTHING
