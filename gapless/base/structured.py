@@ -64,6 +64,9 @@ class StructuredOutputs:
     parts: tuple[str, ...] = ()
     """The request's fields that the rules `arguments0`, `arguments1`, ..., then `answer`, of a grammar come from, for
     errors"""
+    begun: str = field(default="", compare=False)
+    """What the prompt has of the output already, thinking included: the output goes on there. Text that is no beginning
+    of one stands before it, but for JSON and calls, which are refused then"""
     source: str = field(default="", compare=False)
     """The request's field that this comes from, for errors; empty when that is structured_outputs"""
 
@@ -165,5 +168,5 @@ def as_form(value: object) -> StructuredOutputs | None:
         raise RequestError(f"{name} must be StructuredOutputs, got {type(value).__name__}", name)
     known = [one.name for one in fields(StructuredOutputs)]
     if unknown := [key for key in value if key not in known]:
-        raise RequestError(f"{name} has no field {unknown[0]!r}; known: {', '.join(known[:-4])}", name)
+        raise RequestError(f"{name} has no field {unknown[0]!r}; known: {', '.join(known[:-5])}", name)
     return StructuredOutputs(**value)

@@ -26,6 +26,7 @@ from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.trace import RequestRecord
 from gapless.engine.tracker import Tracker
 from gapless.engine.watch import StepWatcher
+from gapless.text.replies import last_words
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
@@ -336,6 +337,8 @@ class AsyncLLM:
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """{"prompt": text, "prompt_token_ids": ids}; the template writes the special tokens itself."""
+    """{"prompt": text, "prompt_token_ids": ids, "last_words": (head, text)}; the template writes the special tokens
+    itself."""
     text = resolver.tokenizer.chat(messages, **options)
-    return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False)}
+    last = last_words(text, messages, bool(options.get("continue_final_message")))
+    return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False), "last_words": last}

@@ -132,12 +132,13 @@ class LLM:
         ]
         given = self._params(sampling_params, len(prompts))
         params: list[SamplingParams] = []
-        for prompt, one in zip(prompts, given, strict=True):
+        begun = [self._replies.begun(*prompt["last_words"]) for prompt in prompts]
+        for text, one in zip(begun, given, strict=True):
             with _naming_prompt(len(params), len(prompts)):
-                params.append(formed(one, use, self._replies, prompt["prompt"]))
+                params.append(formed(one, use, self._replies, text))
         outputs = self.generate(prompts, params, use_tqdm, adapter=adapter)
         reply = self._replies.format(tools=bool(use.tools))
-        return [taken_apart(output, reply, use) for output in outputs]
+        return [taken_apart(output, reply, use, text) for output, text in zip(outputs, begun, strict=True)]
 
     def update_weights(self, path: str) -> None:
         """Replace the model's weights by those of a directory, of the same architecture. Raises RequestError for what

@@ -130,8 +130,9 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse) -> RequestOutput:
-    """Return the output of a chat with reasoning, content and calls; `use` is what the request says about tools.
+def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse, begun: str) -> RequestOutput:
+    """Return the output of a chat with reasoning, content and calls; `use` is what the request says about tools, and
+    `begun` what the prompt has of the reply.
 
     Without a format of replies, the content is the text.
     """
@@ -139,7 +140,7 @@ def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse) 
         return replace(output, outputs=[replace(one, content=one.text) for one in output.outputs])
     completions = []
     for one in output.outputs:
-        reader = ReplyReader(reply, use.schemas, output.prompt or "", parallel=use.parallel)
+        reader = ReplyReader(reply, use.schemas, begun, parallel=use.parallel)
         said = joined(reader.feed(one.token_ids, one.text) + reader.finish())
         calls = tuple(said.tool_calls)
         content = said.content or (None if said.reasoning or calls else "")

@@ -183,8 +183,9 @@ class Compiler:
         self._jobs.put(None)  # the thread may wait there
 
     def _kept(self, request: Request, form: StructuredOutputs) -> Request | GaplessError | None:
-        """Return the request with its matcher, or its refusal, if the form's grammar is kept."""
-        if self.grammars is None:
+        """Return the request with its matcher, or its refusal, if the form's grammar is kept and nothing has begun,
+        which may be long."""
+        if self.grammars is None or form.begun:
             return None
         try:
             matcher = self.grammars.kept(form, request.stop_ids)

@@ -96,6 +96,13 @@ class Grammars:
             self._keep(form)
             found = self.kept(form, stop_ids, hit=False)
         assert found is not None, "what was compiled last is kept"
+        if not form.begun or found.begin(self._vocabulary.tokenized(form.begun, form.marks)):
+            return found
+        if form.parts or form.kind.startswith("json"):
+            text = "the final message begins an output that is not of this form"
+            raise RequestError(f"{form.where}: {text}: end that message before it", form.where)
+        found = self.kept(form, stop_ids, hit=False)
+        assert found is not None, "a text before it changes nothing"
         return found
 
     def kept(self, form: StructuredOutputs, stop_ids: tuple[int, ...], hit: bool = True) -> FormMatcher | None:

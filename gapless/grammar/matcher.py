@@ -54,6 +54,10 @@ class FormMatcher:
         self._ended = 0
         """Tokens taken over since the end of the output"""
 
+    def begin(self, tokens: Sequence[int]) -> bool:
+        """Take over what the prompt has of the output. After False, where no output begins so, it is of no use."""
+        return all(map(self._matcher.consume, tokens))
+
     def advance(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             # llguidance counts its own end tokens at some ends and not at others, so none is passed on.

@@ -15,6 +15,7 @@ from gapless.base.structured import WHITESPACE, StructuredOutputs
 from gapless.grammar.lark import from_grammar, from_regex
 from gapless.grammar.tags import tag_grammar
 from gapless.text.call_grammar import EXACT, quoted
+from gapless.text.schema_words import plain_schema
 
 NO_TOKENS: Mapping[str, int] = MappingProxyType({})
 _MENDS = {
@@ -69,11 +70,14 @@ def _part(form: StructuredOutputs, reason: str) -> str:
 
 def _json(form: StructuredOutputs) -> str:
     schema = form.text
-    if form.disable_additional_properties:
+    try:
         value = json.loads(schema)
+    except (ValueError, RecursionError):  # the library says what is wrong with it
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_options(form)))
+    value = plain_schema(value)
+    if form.disable_additional_properties:
         _close(value)
-        schema = json.dumps(value)
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=_options(form)))
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=_options(form)))
 
 
 def _options(form: StructuredOutputs) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from gapless.grammar.lark import from_grammar, from_regex
 from gapless.text.call_grammar import quoted
+from gapless.text.schema_words import plain_schema
 
 ANY = "/(?s:.*)/"
 """The terminal of free text. Special tokens are no part of it."""
@@ -261,7 +262,7 @@ class TagGrammar:
             raise ValueError("json_schema: the schema must be an object")
         if tree.get("style") not in (None, "json"):
             raise ValueError("json_schema: style must be json")
-        return _then(f"%json {json.dumps({**schema, 'x-guidance': self._options})}", ends)
+        return _then(f"%json {json.dumps({**plain_schema(schema), 'x-guidance': self._options})}", ends)
 
     def _grammar(self, tree: Format, ends: Ends | None, last: bool) -> str:
         name = f"grammar{len(self._grammars)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -39,6 +40,13 @@ class Vocabulary:
         if ids not in self._made:
             self._made[ids] = LlgTokens(self._texts, ids, self.ends)
         return self._made[ids]
+
+    def tokenized(self, text: str, marks: Collection[str]) -> list[int]:
+        """Return tokens of a text, in which special ones and those of `marks` are whole."""
+        ids, known = self.kept_apart(marks), sorted(self.added, key=len, reverse=True)
+        apart = "|".join(re.escape(one) for one in known if one in text and self.added[one] in ids)
+        pieces = re.split(f"({apart})", text) if apart else [text]
+        return [t for i, one in enumerate(pieces) for t in ([self.added[one]] if i % 2 else self.tokens.tokenize(one))]
 
     def kept_apart(self, marks: Collection[str]) -> frozenset[int]:
         """Return the tokens that are no text: special ones, and added ones of these texts."""

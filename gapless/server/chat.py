@@ -57,14 +57,14 @@ async def rendered_job(
     include_reasoning: bool = True,
 ) -> Job:
     """Return the job of a conversation whose `prompt` has been made. Raises RequestError naming the field."""
-    state, text = call.state, prompt["prompt"]
-    form = state.replies.format(tools=bool(use.tools))
-    params = formed(params, use, state.replies, text)
+    state = call.state
+    form, begun = state.replies.format(tools=bool(use.tools)), state.replies.begun(*prompt["last_words"])
+    params = formed(params, use, state.replies, begun)
     await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)
     if form is not None:
         job.readers = {
-            index: ReplyReader(form, use.schemas, text, include_reasoning, parallel=use.parallel, named=use.named)
+            index: ReplyReader(form, use.schemas, begun, include_reasoning, parallel=use.parallel, named=use.named)
             for index in range(len(job.choices))
         }
     return job

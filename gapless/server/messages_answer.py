@@ -44,7 +44,7 @@ def _ending(job: Job, max_tokens: int) -> dict[str, Any]:
     if done.finish_reason == "stop" and isinstance(done.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": done.stop_reason}
     reason = _STOP_REASONS.get(done.finish_reason or "", "end_turn")
-    if reason == "end_turn" and reader is not None and reader.called:
+    if done.finish_reason == "stop" and reader is not None and reader.called and not reader.cut:
         reason = "tool_use"
     if reason == "max_tokens" and done.tokens < max_tokens:
         reason = "model_context_window_exceeded"

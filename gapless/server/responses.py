@@ -135,7 +135,8 @@ class ResponseAnswer(StreamedAnswer):
             events += self._given(self._job.events_of(choice, Delta(choice, text, tokens)))
         if delta.finish_reason is not None:
             events += self._given(self._reader.finish() if self._reader else [], ended=True)
-            events += self._output.finish("incomplete" if delta.finish_reason == "length" else "completed")
+            cut = delta.finish_reason == "length" or (self._reader is not None and self._reader.cut)
+            events += self._output.finish("incomplete" if cut else "completed")
         return events
 
     def _pieces(self, delta: Delta) -> Iterable[tuple[list[int], str]]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
-from gapless.text.call_values import resolved, schema_types
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
+from gapless.text.schema_words import WORDS
+from gapless.text.schemas import Meaning, meaning_of, resolved
 
 MAX_CALLS = 32
 """Calls of one answer that must call."""
 EXACT = {"lenient": False, "coerce_one_of": False}
 """llguidance's options for JSON: a schema is exact or refused"""
-_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"}
-_OBJECT = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_TEXT = _NOTES | {"type", "enum", "const", "minLength", "maxLength"}
+_OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_TEXT = {"type", "minLength", "maxLength", "$defs", "definitions"}
+_CHOICE = _TEXT | {"enum", "const", "anyOf", "oneOf", "allOf"}
+_ELSEWHERE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
+"""A reference to a place that a parameter's own schema has not"""
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 _ENVELOPE = r'\{\s*"(type|id|name|arguments|parameters)"'
 """How JSON that may be a call begins, where it has no mark of its own"""
@@ -179,8 +183,8 @@ class _Parameters:
         self._calls = calls
         self._form = form
         self._function = function
-        self._schema = function.schema
-        self._properties: Mapping[str, Any] = function.schema.get("properties") or {}
+        self._schema = resolved(function.schema, function.schema)
+        self._properties: Mapping[str, Any] = self._schema.get("properties") or {}
         self._rule = rule
         self._marks = "|".join(map(_regex, calls.marks))
         if form.python and not _IDENTIFIER.fullmatch(function.name):
@@ -213,7 +217,7 @@ class _ExactParameters(_Parameters):
 
     def _check(self) -> None:
         """Refuse what the parameters cannot be held to."""
-        for key in self._schema.keys() - _OBJECT:
+        for key in self._schema.keys() & WORDS.keys() - _OBJECT:
             raise self._calls.refusal(self._function, f"the keyword {key!r}")
         for key in self._schema.get("required") or ():
             if key not in self._properties:
@@ -225,34 +229,38 @@ class _ExactParameters(_Parameters):
     def _parameter(self, key: str, schema: Schema, rule: str) -> list[str]:
         form, root = self._form, self._schema
         schema = resolved(schema, root)
+        said, chosen = meaning_of(schema, root), _is_choice(schema, root)
         defined = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        types = schema_types(schema, root)
-        text = types == {"string"} or (not form.before_string and _nullable_text(schema))
-        if not (text or form.python or form.before_string) and (not types or "string" in types):
+        mixed = not form.before_string and "string" in said.types and (chosen or _nullable_text(schema))
+        text = not form.python and (said.types == {"string"} or mixed)
+        if not (text or form.python or form.before_string) and (not said.types or "string" in said.types):
             raise self._calls.refusal(self._function, f"the type of {key!r}, which may be a string or another,")
         before = form.before_string if text and form.before_string else form.before
         begin, after = self._calls.text(before.replace("{key}", key)), self._calls.text(form.after)
-        if form.python:
-            return [f"{rule}: {begin} {_python(schema, defined)} {after}"]
         if text:
-            return self._plain(key, schema, rule, begin, after)
-        return [f"{rule}: {begin} {_json({**schema, **defined})} {after}"]
+            value = self._choice(key, schema, said) if chosen else self._plain(key, schema)
+            return _ended(rule, begin, value, after)
+        if _ELSEWHERE.search(json.dumps([schema, defined])):
+            raise self._calls.refusal(self._function, f"a reference to another place than $defs in {key!r}")
+        value = _python(schema, defined) if form.python else _json({**schema, **defined})
+        return [f"{rule}: {begin} {value} {after}"]
 
-    def _plain(self, key: str, schema: Schema, rule: str, begin: str, after: str) -> list[str]:
-        """Return the rules of a string that is written as it is, and ends with the next of `marks`."""
-        for name in () if _nullable_text(schema) else schema.keys() - _TEXT:
+    def _choice(self, key: str, schema: Schema, said: Meaning) -> str:
+        """Return the terminal of one of some constants."""
+        least, most = schema.get("minLength", 0), schema.get("maxLength", sys.maxsize)
+        known = [one for one in said.constants if not isinstance(one, str) or least <= len(one) <= most]
+        texts = [one if isinstance(one, str) else json.dumps(one) for one in known]
+        for one in texts or ["none of its length"]:
+            if not texts or re.search(self._marks, one):
+                raise self._calls.refusal(self._function, f"the value {one[:40]!r} of {key!r}")
+        return f"({' | '.join(map(quoted, texts))})"
+
+    def _plain(self, key: str, schema: Schema) -> str:
+        """Return the terminal of a string that is written as it is, and ends with the next of `marks`."""
+        for name in () if _nullable_text(schema) else schema.keys() & WORDS.keys() - _TEXT:
             raise self._calls.refusal(self._function, f"the keyword {name!r} of the string {key!r}")
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if choices is not None:
-            for one in choices:
-                if not isinstance(one, str) or re.search(self._marks, one):
-                    raise self._calls.refusal(self._function, f"the value {str(one)[:40]!r} of {key!r}")
-            value = "(" + " | ".join(map(quoted, choices)) + ")"
-        else:
-            most = schema.get("maxLength", "") if schema.get("minLength") or "maxLength" in schema else None
-            count = "*" if most is None else f"{{{schema.get('minLength', 0)},{most}}}"
-            value = _any_text(self._marks, count)
-        return _ended(rule, begin, value, after)
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        return _any_text(self._marks, f"{{{least},{most}}}" if least or most != "" else "*")
 
 
 class _AnyParameters(_Parameters):
@@ -273,7 +281,7 @@ class _AnyParameters(_Parameters):
         return [f"{self._rule}: ({self._rule}any ({between} {self._rule}any)*)?", f"{self._rule}any: {names}", *kinds]
 
     def _is_json(self, schema: Any) -> bool:
-        types = schema_types(schema, self._schema)
+        types = meaning_of(schema, self._schema).types
         return bool(types) and "string" not in types
 
     def _around(self, before: str) -> list[str]:
@@ -313,21 +321,35 @@ def _ended(rule: str, begin: str, value: str, after: str) -> list[str]:
     return [f"{rule}: {begin} {rule.upper()} {others}", f"{rule.upper()}: {value} {ending}"]
 
 
+def _is_choice(schema: Schema, root: Schema, inner: bool = False) -> bool:
+    """Return whether a value of this schema is one of the constants that it lists."""
+    schema = resolved(schema, root)
+    parts = [part for key in ("anyOf", "oneOf", "allOf") for part in schema.get(key, ())]
+    plain = _only(schema, *_CHOICE - ({"minLength", "maxLength"} if inner else set()))
+    whole = all(isinstance(part, Mapping) and _is_choice(part, root, True) for part in parts)
+    return plain and whole and meaning_of(schema, root).finite
+
+
 def _nullable_text(schema: Schema) -> bool:
     """Return whether the schema is that of any string or null, for which the parser takes every text."""
     parts = schema.get("anyOf", [{"type": kind} for kind in schema.get("type", ())])
-    plain = all(isinstance(part, Mapping) and part.keys() <= _NOTES | {"type"} for part in parts)
-    return plain and schema.keys() <= _NOTES | {"type", "anyOf"} and schema_types(schema, schema) == {"string", "null"}
+    plain = all(isinstance(part, Mapping) and _only(part, "type") for part in parts)
+    return plain and _only(schema, "type", "anyOf") and meaning_of(schema, schema).types == {"string", "null"}
+
+
+def _only(schema: Schema, *words: str) -> bool:
+    """Return whether a schema says nothing but by these keywords."""
+    return schema.keys() & WORDS.keys() <= set(words)
 
 
 def _python(schema: Schema, defined: Schema) -> str:
     """Return a Python literal: JSON, but for the words of booleans and none, which are Python's outside of lists."""
-    kind, plain = schema.get("type"), schema.keys() <= _NOTES | {"type"}
+    kind, plain = schema.get("type"), _only(schema, "type")
     if plain and kind == "boolean":
         return '("True" | "False")'
     if plain and kind == "null":
         return '"None"'
     parts = schema.get("anyOf")
-    if isinstance(parts, list) and parts and schema.keys() <= _NOTES | {"anyOf"}:
+    if isinstance(parts, list) and parts and _only(schema, "anyOf"):
         return "(" + " | ".join(_python(part, defined) for part in parts if isinstance(part, Mapping)) + ")"
     return _json({**schema, **defined})

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gapless.text.schemas import NOTHING, Meaning, meaning_of, resolved, type_of
+
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
 _JSON = re.compile(r'["\[\]{},]')
@@ -70,6 +72,8 @@ class CallReader:
     done = False
     failed = False
     """The text is not a call."""
+    whole = False
+    """The arguments have ended."""
 
     def __init__(self) -> None:
         self._fragments: list[str] = []
@@ -132,7 +136,6 @@ class EnvelopeReader(CallReader):
         self._text = ""
         self._streams = False
         self._has_arguments = False
-        self._arguments_over = False
 
     @property
     def ready(self) -> bool:
@@ -170,7 +173,7 @@ class EnvelopeReader(CallReader):
         return at if self.failed else at + 1
 
     def _is_arguments(self) -> bool:
-        return self._key in ("arguments", "parameters") and not self._arguments_over
+        return self._key in ("arguments", "parameters") and not self.whole
 
     def _in_value(self, value: ValueScanner, text: str, at: int) -> int:
         end = value.feed(text, at)
@@ -195,7 +198,7 @@ class EnvelopeReader(CallReader):
         if self._key == "name" and self.name is None:
             self.name = string_of(self._text) or None
         elif self._is_arguments():
-            self._arguments_over = True
+            self.whole = True
             if not self._streams:
                 self._fragments.append(_unwrapped(self._text))
         self._streams = False
@@ -226,61 +229,7 @@ def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
-MAX_PARTS = 1_000
-"""Parts of a schema that are looked at for the types of one value."""
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-
-
-def _type_of(value: Any) -> str:
-    return _TYPES.get(type(value), "null")
-
-
-def schema_types(schema: Any, root: Any) -> frozenset[str]:
-    """Return the JSON types that a schema allows; empty when it does not say. `root` holds its definitions.
-
-    Each reference is followed once, and MAX_PARTS parts are looked at: the schema is a caller's.
-    """
-    found: set[str] = set()
-    left, references = [schema], set[str]()
-    for _ in range(MAX_PARTS):
-        if not left:
-            break
-        part = left.pop()
-        if not isinstance(part, Mapping):
-            continue
-        stated, among, reference = part.get("type"), part.get("enum"), part.get("$ref")
-        if isinstance(stated, str):
-            found.add(stated)
-        elif isinstance(stated, list):
-            found.update(kind for kind in stated if isinstance(kind, str))
-        elif isinstance(among, list):
-            found.update(map(_type_of, among))
-        else:
-            for key in ("anyOf", "oneOf", "allOf"):
-                left += part[key] if isinstance(part.get(key), list) else ()
-            if isinstance(reference, str) and reference not in references:
-                references.add(reference)
-                left.append(_definition(reference, root))
-    return frozenset(found)
-
-
-def resolved(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
-    """Return the definition that a schema refers to, or itself; other keywords beside the reference are kept."""
-    for _ in range(8):
-        if not isinstance(schema.get("$ref"), str):
-            break
-        found = _definition(schema["$ref"], root)
-        if not isinstance(found, Mapping):
-            break
-        schema = {**found, **{key: value for key, value in schema.items() if key != "$ref"}}
-    return schema
-
-
-def _definition(reference: str, root: Any) -> Any:
-    for name in reference.removeprefix("#/").split("/"):
-        root = root.get(name) if isinstance(root, Mapping) else None
-    return root
 
 
 def _refuse(word: str) -> None:
@@ -290,14 +239,17 @@ def _refuse(word: str) -> None:
 def _parsed_type(text: str) -> str | None:
     """Return the type of a JSON text; None when it is not JSON."""
     try:
-        return _type_of(json.loads(text, parse_constant=_refuse))
+        return type_of(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
         return None
 
 
-def as_json(text: str, types: frozenset[str]) -> str:
-    """Return JSON for a value that is written as plain text: as it is if that is JSON and the types allow it."""
-    bare = text.strip(WHITE)
+def as_json(text: str, said: Meaning) -> str:
+    """Return JSON for a value that is written as plain text, by what its schema says: a string where that is one of its
+    constants, else as it is if that is JSON of a type that it may have."""
+    bare, types = text.strip(WHITE), said.types
+    if constant := next((one for one in (text, bare) if one in said.constants), None):
+        return dumps(constant)
     if bare in _WORDS and types & {"boolean", "null"}:
         bare = _WORDS[bare]
     found = _parsed_type(bare)
@@ -335,7 +287,7 @@ class ParameterWriter:
         self._schema = schema
         self._trims = trims
         self._count = 0
-        self._types: frozenset[str] = frozenset()
+        self._said = NOTHING
         self._python = False
         self._held = ""
         self._begun = False
@@ -344,17 +296,23 @@ class ParameterWriter:
 
     def begin_value(self, key: str, types: frozenset[str] | None = None, python: bool = False) -> str:
         """Begin the value of a parameter; return the text up to it. `types` are those of the schema unless given."""
-        properties = self._schema.get("properties") if isinstance(self._schema, Mapping) else None
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        self._types = schema_types(schema, self._schema) if types is None else types
+        self._said = meaning_of(self._of(key), self._schema) if types is None else Meaning(types)
+        types_said = self._said.types
         self._python, self._held, self._begun = python, "", False
-        self.is_json = not python and "string" not in self._types and (bool(self._types) or types is not None)
+        self.is_json = not python and "string" not in types_said and (bool(types_said) or types is not None)
         self._count += 1
         return f"{'{' if self._count == 1 else ', '}{dumps(key)}: "
 
+    def _of(self, key: str) -> Any:
+        """Return the schema of a parameter."""
+        root = resolved(self._schema, self._schema) if isinstance(self._schema, Mapping) else {}
+        properties = root.get("properties")
+        more = root.get("additionalProperties")
+        return properties.get(key, more) if isinstance(properties, Mapping) else more
+
     @property
     def _streams(self) -> bool:
-        return self._types == {"string"} and not self._python
+        return self._said.types == {"string"} and not self._python
 
     def write(self, text: str) -> str:
         """Add text to the value; return what of it can be sent."""
@@ -375,7 +333,7 @@ class ParameterWriter:
         if self._python:
             return python_as_json(self._held)
         text = self._held.removeprefix("\n").removesuffix("\n") if self._trims else self._held
-        return as_json(text, self._types)
+        return as_json(text, self._said)
 
     def cut(self) -> str:
         """Return the rest of a value whose end never came, as it is."""

@@ -11,9 +11,19 @@ import msgspec
 
 from gapless.base.errors import ConfigError
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent, ReplyFormat
-from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable, choose_tables
+from gapless.text.reply_tables import (
+    HARMONY_REPLY,
+    REASONING_TABLES,
+    TOOL_TABLES,
+    ReplyState,
+    ReplyTable,
+    choose_tables,
+)
 from gapless.text.response_template import compile_response_template
 from gapless.text.tokenizer import Tokenizer
+
+HEAD_CHARS = 40
+"""The end of a prompt that is looked at where a template has changed the text before it"""
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -61,6 +71,15 @@ class ReplyForms:
             self._formats[tools] = ReplyFormat(table, self.reasoning, self._added)
         return self._formats[tools]
 
+    def begun(self, head: str, text: str) -> str:
+        """Return what a prompt has of the reply: `text` of its last message, and of the `head` before it, which is the
+        chat template's own, what begins or ends the reasoning."""
+        table, thinking = self.reasoning or self.tools, self.reasoning and self.reasoning.thinking
+        if table is not None and table.start is ReplyState.HEADER:
+            return head.rpartition(HARMONY_REPLY)[2] + text
+        places = [head.find(mark) for mark in (thinking.begin, thinking.end) if mark in head] if thinking else []
+        return head[min(places) :] + text if places else text
+
     def names(self) -> dict[str, str | None]:
         """Return what was chosen, for those who ask the server."""
         return {
@@ -85,15 +104,16 @@ def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | Non
 class ReplyReader:
     """Takes one choice apart, as its tokens come.
 
-    Without `parallel` it passes on the first call alone. `named` is whether the request has named the function.
+    `begun` is what the prompt has of the reply. Without `parallel` it passes on the first call alone. `named` is
+    whether the request has named the function.
     """
 
     def __init__(
-        self, form: ReplyFormat, schemas: Mapping[str, Any], prompt: str, include_reasoning: bool = True,
+        self, form: ReplyFormat, schemas: Mapping[str, Any], begun: str = "", include_reasoning: bool = True,
         *, parallel: bool = True, named: bool = False,
     ) -> None:  # fmt: skip
         self._form = form
-        self._parser = form.parser(schemas, prompt)
+        self._parser = form.parser(schemas, begun)
         self._include = include_reasoning
         self._parallel = parallel
         self._named = named
@@ -138,9 +158,16 @@ class ReplyReader:
         """Return what was held back, at the end."""
         return self._shown(self._parser.push(self._pending) + self._parser.finish())
 
+    @property
+    def cut(self) -> bool:
+        """Whether the reply, if it has ended, ended inside a call that was passed on."""
+        index = self._parser.open_call
+        return index is not None and (self._parallel or index == 0)
+
     def finish_reason(self, reason: str) -> str:
-        """Return the finish reason of a completion, as clients are given it: `stop` where they chose the call."""
-        return "tool_calls" if self.called and reason == "stop" and not self._named else reason
+        """Return the finish reason of a completion, as clients are given it: `stop` where they chose the call, and
+        where the end came inside one."""
+        return "tool_calls" if self.called and not self.cut and reason == "stop" and not self._named else reason
 
     def _count(self, tokens: int) -> None:
         """Note these tokens, before their text changes what the parser reads."""
@@ -174,3 +201,22 @@ def joined(events: Sequence[ReplyEvent]) -> Said:
 def call_id(call: CallBegun) -> str:
     """Return the id that the model gave the call, or a new one."""
     return call.call_id or f"call_{secrets.token_hex(12)}"
+
+
+def last_words(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> tuple[str, str]:
+    """Return what the prompt's end is made of, for ReplyForms.begun: the chat template's words after the last message
+    that is answered, and the text of the message that the reply continues, if it does."""
+    text = _text_of(messages[-1]) if continued else ""
+    shown = next((one for one in (text, text.rstrip(), text.strip()) if prompt.endswith(one)), None)
+    body = prompt.removesuffix(shown or "")
+    answered = _text_of(messages[-2] if continued else messages[-1]).strip() if len(messages) > continued else ""
+    at = body.rfind(answered) if answered else -1
+    head = body[at + len(answered) :] if at >= 0 else body[-HEAD_CHARS:]
+    return ("", text) if shown is None else (head, shown)
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gapless.base.structured import Thinking
@@ -123,6 +123,8 @@ class ReplyFormat:
             if move.state is _S.CONTENT and move.to is not _S.CONTENT and move.terminal in added:
                 self.by_token.setdefault((_S.REASONING, move.terminal), move)
         within = [one for one in added if len(one) > 1 and any(one in move.terminal for move in self.tools.moves)]
+        self.in_text = re.compile("|".join(map(re.escape, sorted(self.terminal_of.values(), key=len)[::-1])) or "(?!)")
+        """Finds terminals that are tokens in a text of the prompt's."""
         self.marks = tuple(sorted({*self.terminal_of.values(), *within}))
         """Added tokens that mean something in a reply, also as parts of a terminal of calls."""
         texts = [move for move in moves if move.terminal not in added]
@@ -133,28 +135,45 @@ class ReplyFormat:
         }
         """Terminals that are found in the text, by state and whether content has begun."""
 
-    def thinking(self, prompt: str, calls: bool = False) -> Thinking | None:
-        """Return what may come before a form of the answer, or of calls; None where nothing may.
+    def thinking(self, begun: str = "", calls: bool = False) -> tuple[Thinking | None, str]:
+        """Return what may come before a form of the answer, or of calls, and what of these has begun; None where no
+        thinking may come. `begun` is what the prompt has of the reply."""
+        form = self.reasoning.thinking
+        if form is None:
+            return None, begun
+        form = form._replace(answer="") if calls else form
+        if not begun.strip(WHITE):
+            return form, ""
+        if not self.reasoning.opening:  # messages, whose heads are in the grammar
+            return form, begun
+        _, closed, rest = begun.rpartition(form.end)
+        if self.parser(begun=begun).in_reasoning:
+            return form._replace(begin=""), ""
+        return (None, rest.lstrip(WHITE)) if closed or rest.strip(WHITE) else (form, "")
 
-        `prompt` is the prompt's text, or its end: it may have begun the reasoning, or have ended it.
-        """
-        form, end = self.reasoning.thinking, prompt.rstrip(WHITE)
-        if form is None or end.endswith(form.end):
-            return None
-        if self.reasoning.opening and end.endswith(self.reasoning.opening):
-            form = form._replace(begin="")
-        return form._replace(answer="") if calls else form
+    def begun_call(self, begun: str) -> str:
+        """Return what this text has of calls, from the beginning of the first; empty without one."""
+        trigger = self.tools.form.trigger if self.tools.form else ""
+        if not trigger or trigger not in begun or (self.parser(begun=begun).in_prose and not self.tools.sure):
+            return ""
+        return begun[begun.find(trigger) :]
 
-    def parser(self, functions: Mapping[str, Any] | None = None, prompt: str = "") -> ReplyParser:
+    def parser(self, functions: Mapping[str, Any] | None = None, begun: str = "") -> ReplyParser:
         """Return a parser for one reply.
 
-        `functions` are the JSON schemas of the parameters by function name. `prompt` is the prompt's text, or its end.
+        `functions` are the JSON schemas of the parameters by function name. `begun` is what the prompt has of the reply
+        already: the parser goes on there.
         """
-        opening = self.reasoning.opening
+        opening, end = self.reasoning.opening, begun.rstrip(WHITE)
         state = self.reasoning.start if self.tools is _NO_TABLE else self.tools.start
-        if opening and prompt.rstrip(WHITE).endswith(opening):
-            state = _S.REASONING
-        return ReplyParser(self, functions or {}, state)
+        if opening and end.endswith(opening):
+            return ReplyParser(self, functions or {}, _S.REASONING)
+        parser = ReplyParser(self, functions or {}, state)
+        thinking = self.reasoning.thinking
+        if end and not (thinking and opening and end.endswith(thinking.end)):
+            # What stands before the reasoning is the template's.
+            parser.begin(begun[begun.find(opening) :] if opening in begun and opening not in self.added else begun)
+        return parser
 
 
 class ReplyParser:
@@ -174,6 +193,8 @@ class ReplyParser:
         """The next text begins a stretch of content or reasoning: white space before it is dropped."""
         self._given: set[ReplyState] = set()
         """Which of content and reasoning have begun."""
+        self._said: set[ReplyState] = set()
+        """Which of them the reply has, without what the prompt has of it."""
         self._unsure: list[str] | None = [] if state is _S.HEADER else None
         """Text since the last content that is content again if no call comes of it."""
         self._word = ""
@@ -184,6 +205,8 @@ class ReplyParser:
         self._written = False
         self._value = ValueScanner(python=True)
         self._key = ""
+        self._theirs = 0
+        """Characters at the beginning of `_text` that are the prompt's."""
 
     @property
     def in_reasoning(self) -> bool:
@@ -191,9 +214,35 @@ class ReplyParser:
         return self._state is _S.REASONING
 
     @property
+    def in_prose(self) -> bool:
+        """The text is content or reasoning now."""
+        return self._state in _PROSE
+
+    @property
+    def open_call(self) -> int | None:
+        """The index of the call that has begun and not ended."""
+        return None if self._parameters is None else self._calls
+
+    @property
     def held(self) -> int:
         """Characters at the end of the text that may still become content or reasoning, or be dropped."""
-        return len(self._text) + len(self._space) + sum(map(len, self._unsure or ()))
+        return len(self._text) - self._theirs + len(self._space) + sum(map(len, self._unsure or ()))
+
+    def begin(self, text: str) -> None:
+        """Read what the prompt has of the reply. A call that it leaves open is whole in the events of the reply; all
+        else was the prompt's, and is in none."""
+        events, at = [], 0
+        for found in self._form.in_text.finditer(text):
+            events += self.push(text[at : found.start()], found[0])
+            at = found.end()
+        events += self.push(text[at:])
+        calls = [event for event in events if isinstance(event, CallBegun)]
+        if self._parameters is not None:
+            said = "".join(e.text for e in events if isinstance(e, CallArguments) and e.index == self._calls)
+            self._events = [replace(calls[-1], index=0), *[CallArguments(0, said)] * bool(said)]
+        self._calls, self._space, self._theirs = 0, "", len(self._text)
+        self._unsure = None if self._unsure is None else []
+        self._said.clear()
 
     def push(self, text: str, terminal: str = "") -> list[ReplyEvent]:
         """Take text, and the terminal after it where one has come as a token."""
@@ -208,7 +257,9 @@ class ReplyParser:
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back; call it once, after the last token."""
         self._read(last=True)
-        if self._parameters is not None and self._state in _VALUES:
+        if self._parameters is not None and self._state is _S.ENVELOPE and self._reader.whole:
+            self._end_call()
+        elif self._parameters is not None and self._state in _VALUES:
             self._write(self._parameters.cut())
         elif self._parameters is None and self._unsure:
             self._give_up()
@@ -227,15 +278,15 @@ class ReplyParser:
             terminals = self._form.terminals[before]
             at, literal = terminals.find(text, last)
             used = _HANDLERS[self._state](self, text[:at]) if at else 0
-            self._text = text[used:]
+            self._text, self._theirs = text[used:], max(0, self._theirs - used)
             if used < at or before != (self._state, _S.CONTENT in self._given) or at == len(text):
                 continue
             if self._quoted:
                 _HANDLERS[self._state](self, text[at])
-                self._text = text[at + 1 :]
+                self._text, self._theirs = text[at + 1 :], 0
             elif literal:
                 move = terminals.moves[literal]
-                self._text = text[at + (0 if move.kept else len(literal)) :]
+                self._text, self._theirs = text[at + (0 if move.kept else len(literal)) :], 0
                 self._move(move)
             else:
                 return
@@ -331,10 +382,10 @@ class ReplyParser:
 
     def _prose(self, text: str) -> int:
         """Give out content or reasoning, but for the white space at its end."""
-        new = text.lstrip(WHITE) if self._fresh else text
+        new = text[self._theirs :].lstrip(WHITE) if self._fresh else text[self._theirs :]
         if new and self._fresh:
             self._fresh = False
-            self._space = "\n" if self._state in self._given else ""
+            self._space = "\n" if self._state in self._said else ""
         whole = self._space + new
         said = whole.rstrip(WHITE)
         self._space = whole[len(said) :]
@@ -344,6 +395,7 @@ class ReplyParser:
 
     def _say(self, text: str) -> None:
         self._given.add(self._state)
+        self._said.add(self._state)
         self._events.append(Content(text) if self._state is _S.CONTENT else Reasoning(text))
 
     def _drop(self, text: str) -> int:

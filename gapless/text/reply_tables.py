@@ -104,7 +104,7 @@ class ReplyTable(NamedTuple):
     channels: tuple[tuple[str, ReplyState], ...] = ()
     """State of a message's body by a text in its head, first match first; content when none matches."""
     opening: str = ""
-    """The prompt may end with this text, and then the reply begins with reasoning."""
+    """The prompt may begin the reply with this text, and then that begins with reasoning."""
     thinking: Thinking | None = None
     """How reasoning is written, for a grammar that begins after it."""
 
@@ -305,6 +305,8 @@ _HARMONY_MOVES = (
         )
     ),
 )
+HARMONY_REPLY = "<|start|>assistant"
+"""The head of a reply's messages, up to what the grammar of one begins with"""
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 _HARMONY_CALL = "<|channel|>commentary to=functions."
 _HARMONY = ReplyTable(
@@ -315,7 +317,7 @@ _HARMONY = ReplyTable(
         _HARMONY_CALL,
         f"{_HARMONY_CALL}{{name}} <|constrain|>json<|message|>",
         "<|call|>",
-        between="<|start|>assistant",
+        between=HARMONY_REPLY,
         plain=_HARMONY_ANSWER,
     ),
     start=_H,
@@ -343,7 +345,7 @@ _REASONING = (
     ReplyTable(
         "harmony", _HARMONY_MOVES, ("<|channel|>", "analysis"), start=_H,
         channels=(("analysis", _R), ("to=", _R)),
-        thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", _HARMONY_ANSWER),
+        thinking=Thinking("<|channel|>analysis<|message|>", "<|end|>", HARMONY_REPLY, _HARMONY_ANSWER),
     ),
     think_table("think", "<think>", "</think>"),
     think_table("mistral", "[THINK]", "[/THINK]"),

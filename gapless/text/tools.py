@@ -14,9 +14,12 @@ from gapless.base.structured import MAX_FORM_BYTES, StructuredOutputs
 from gapless.text.call_grammar import CallGrammar, Function
 from gapless.text.replies import ReplyForms
 from gapless.text.reply_parser import ReplyFormat
+from gapless.text.schema_words import plain_schema, without_nulls
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Parameters of a function without the field: it takes none"""
 
 
 class ToolUse(NamedTuple):
@@ -39,6 +42,7 @@ class ToolUse(NamedTuple):
 
 
 NO_TOOLS = ToolUse()
+_TEXT_ALONE = ReplyFormat()
 
 
 def check_tools(
@@ -55,21 +59,32 @@ def check_tools(
         return NO_TOOLS
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools has {len(tools)} entries, at most {MAX_TOOLS} are allowed", "tools")
-    if len(json.dumps(tools)) > MAX_FORM_BYTES:
+    text = json.dumps(tools)
+    if len(text) > MAX_FORM_BYTES:
         raise RequestError(f"tools are larger than {MAX_FORM_BYTES:,} bytes", "tools")
-    functions, fields = {}, {}
+    functions, fields, plain = {}, {}, []
     for i, tool in zip(places or range(len(tools)), tools, strict=True):
         function = _function(tool, f"tools[{i}]")
+        if ": null" in text:  # few have one, and looking for it takes a while
+            function = _without_nulls(function)
+        _check_parameters(function.get("parameters", _NONE), f"tools[{i}].function.parameters")
+        plain.append({**tool, "function": function})
         if function["name"] in functions:
             field = f"tools[{i}].function.name"
             raise RequestError(f"{field}: two tools are called {function['name']!r}", field)
         functions[function["name"]], fields[function["name"]] = function, f"tools[{i}].function.parameters"
     names, must = _chosen(choice, functions)
-    kept = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    schemas = {name: functions[name].get("parameters") or {"type": "object", "properties": {}} for name in names}
+    kept = tuple(tool for tool in plain if tool["function"]["name"] in names)
+    schemas = {name: {**functions[name].get("parameters", _NONE), "type": "object"} for name in names}
     strict = frozenset(name for name in names if functions[name].get("strict"))
     named = isinstance(choice, Mapping) and choice["type"] == "function"
     return ToolUse(kept, schemas, fields, strict, must, named, parallel is not False) if names else NO_TOOLS
+
+
+def _without_nulls(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a function without fields and keywords that are null: they are absent."""
+    given = {key: value for key, value in function.items() if value is not None}
+    return {**given, "parameters": without_nulls(given["parameters"])} if "parameters" in given else given
 
 
 def _function(tool: Any, where: str) -> Mapping[str, Any]:
@@ -80,25 +95,26 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
     function, where = tool.get("function"), f"{where}.function"
     if not isinstance(function, Mapping):
         raise RequestError(f"{where} must be an object with a name", where)
-    name, parameters = function.get("name"), function.get("parameters")
+    name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(f"{where}.name must be 1 to 64 letters, digits, '_', '-' or '.'", f"{where}.name")
     if not isinstance(function.get("description"), str | None):
         raise RequestError(f"{where}.description must be a string", f"{where}.description")
     if not isinstance(function.get("strict"), bool | None):
         raise RequestError(f"{where}.strict must be true or false", f"{where}.strict")
-    if parameters is not None and not _describes_object(parameters):
-        text = "must be a JSON schema of an object: properties is an object, required a list of names"
-        raise RequestError(f"{where}.parameters {text}", f"{where}.parameters")
     return function
 
 
-def _describes_object(schema: Any) -> bool:
-    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        return False
+def _check_parameters(schema: Any, where: str) -> None:
+    """Check what the prompt and the reader of calls go by, also where nothing is held to the schema."""
+    types = schema.get("type") or "object" if isinstance(schema, Mapping) else ()
+    if types != "object" and not (isinstance(types, list) and "object" in types):
+        raise RequestError(f"{where} must be a JSON schema of an object", where)
+    if not isinstance(schema.get("properties", {}), Mapping):
+        raise RequestError(f"{where}.properties must be an object", where)
     required = schema.get("required", [])
-    named = isinstance(required, list) and all(isinstance(name, str) for name in required)
-    return named and isinstance(schema.get("properties", {}), Mapping)
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise RequestError(f"{where}.required must be a list of names", where)
 
 
 def _chosen(choice: Any, functions: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
@@ -134,11 +150,11 @@ def _known(choice: Any, functions: Mapping[str, Any], where: str) -> str:
 
 
 def call_form(
-    use: ToolUse, reply: ReplyFormat, prompt: str, form: StructuredOutputs | None = None
+    use: ToolUse, reply: ReplyFormat, begun: str, form: StructuredOutputs | None = None
 ) -> StructuredOutputs | None:
     """Return the form of output that a request with these tools asks for; None where calls may be as they come.
 
-    `prompt` is the prompt's text, or its end. `form` is what the request asks of text that is no call. Raises
+    `begun` is what the prompt has of the reply. `form` is what the request asks of text that is no call. Raises
     RequestError where the model's way to write calls has no such form.
     """
     held, answer = use.must or use.strict, None if form is None else _answer(form)
@@ -147,20 +163,35 @@ def call_form(
         raise RequestError(text, form.where)
     if not held and (answer is None or not use.tools or reply.tools.form is None):
         return None
-    functions = [
-        Function(name, schema, use.must or name in use.strict, use.fields[name]) for name, schema in use.schemas.items()
-    ]
+    functions = [_to_call(use, name) for name in use.schemas]
     grammar = CallGrammar(reply.tools, functions, reply.added, _source(use, form))
     if use.must:  # then there is no text
         text = grammar.calls(use.parallel)
     else:
         text = grammar.free(use.parallel) if answer is None else grammar.calls_or(answer, use.parallel)
-    thinking = reply.thinking(prompt, calls=use.must or bool(reply.tools.form and reply.tools.form.plain))
+    plain = use.must or bool(reply.tools.form and reply.tools.form.plain)
+    thinking, rest = reply.thinking(begun, calls=plain)
     fields = tuple(function.field for function in functions)
     if answer is not None and form is not None:
         fields += (form.where,)
     source = "tools" if use.must else _source(use, form)
-    return StructuredOutputs(grammar=text, thinking=thinking, marks=reply.marks, parts=fields, source=source)
+    if not thinking and (use.must or answer is not None):  # text may stand before the calls, and not in their grammar
+        rest = reply.begun_call(rest) or ("" if use.must else _begun_json(rest))
+    return StructuredOutputs(
+        grammar=text, thinking=thinking, marks=reply.marks, parts=fields, source=source, begun=rest
+    )  # fmt: skip
+
+
+def _to_call(use: ToolUse, name: str) -> Function:
+    schema, field, exact = use.schemas[name], use.fields[name], use.must or name in use.strict
+    return Function(name, _plain(schema, field, name) if exact else schema, exact, field)
+
+
+def _plain(schema: Any, field: str, name: str = "") -> dict[str, Any]:
+    try:
+        return plain_schema(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} cannot be honoured: {f'{name}: ' * bool(name)}{error}"[:400], field) from error
 
 
 def _answer(form: StructuredOutputs) -> Mapping[str, Any] | None:
@@ -172,7 +203,12 @@ def _answer(form: StructuredOutputs) -> Mapping[str, Any] | None:
         schema = json.loads(form.text)
     except (ValueError, RecursionError):
         return None
-    return schema if isinstance(schema, Mapping) else None
+    return _plain(schema, form.where) if isinstance(schema, Mapping) else None
+
+
+def _begun_json(text: str) -> str:
+    found = re.search(r"[{\[]", text)
+    return text[found.start() :] if found else ""
 
 
 def _source(use: ToolUse, form: StructuredOutputs | None = None) -> str:
@@ -182,23 +218,25 @@ def _source(use: ToolUse, form: StructuredOutputs | None = None) -> str:
     return f"tools and {form.where}" if use.strict else form.where
 
 
-def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, prompt: str) -> SamplingParams:
+def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str = "") -> SamplingParams:
     """Return the parameters with the form that calls must have, and what a parser of the reply needs.
 
-    A form begins after the model's thinking. Where calls are required there is no other text, so JSON that is asked for
-    as well binds none; where they are free, the reply is calls or the JSON. Raises RequestError where the model has no
-    form of calls, or two other forms are asked for.
+    `begun` is what the prompt has of the reply: thinking, a call or a form that it leaves open goes on. A form begins
+    after the model's thinking. Where calls are required there is no other text, so JSON that is asked for as well binds
+    none; where they are free, the reply is calls or the JSON. Raises RequestError where the model has no form of calls,
+    or two other forms are asked for.
     """
     if (use.must or use.strict) and replies.tools is None:
         raise RequestError(
             "tools: this model's chat template has no known form of calls, so none can be required or strict: name the "
             "form with --tool-call-parser NAME (tool_call_parser in Python)", "tools")  # fmt: skip
-    reply, form = replies.format(tools=bool(use.tools)), params.structured_outputs
-    if reply is None:
-        return params
-    calls = call_form(use, reply, prompt, form)
+    reply, form = replies.format(tools=bool(use.tools)) or _TEXT_ALONE, params.structured_outputs
+    calls = call_form(use, reply, begun, form)
     if calls is None and form is not None:
-        calls = replace(form, thinking=reply.thinking(prompt), marks=reply.marks)
+        thinking, rest = reply.thinking(begun)
+        if form.kind.startswith("json") and thinking is None:  # other text may stand before it
+            rest = _begun_json(rest)
+        calls = replace(form, thinking=thinking, marks=reply.marks, begun=rest)
     if any(reply.added[mark] in replies.special_ids for mark in reply.marks):  # it must be seen
         params = params.replace(skip_special_tokens=False)
     return params.replace(structured_outputs=calls)

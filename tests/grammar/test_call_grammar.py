@@ -221,7 +221,7 @@ def test_thinking_before_calls_is_free_and_the_calls_are_not(reasoning, tokens):
     voice = speaker(marks if tokens else ())
     forms = forms_of(voice, TABLE[reasoning], reasoning)
     opening = REASONING_TABLES[reasoning].opening
-    drawn = [Drawn(voice, forms, seed, f"hm{opening * (seed % 2)}\n") for seed in range(20)]
+    drawn = [Drawn(voice, forms, seed, f"{opening}\n" * (seed % 2)) for seed in range(20)]
     for one in drawn:
         one.check(must=True)
     assert any(one.reasoning for one in drawn[1::2]) or not opening, "thinking that the prompt began has to end"

@@ -99,7 +99,7 @@ def test_whitespace_has_an_end_by_default():
                 ({"type": "array", "uniqueItems": True}, '"uniqueItems"'),
                 ({"type": "array", "contains": {"type": "integer"}}, '"contains"'),
                 ({"not": {"type": "null"}}, '"not"'),
-                ({"if": {}, "then": {}}, '"if", "then"'),
+                ({"if": {"type": "string"}, "then": {"maxLength": 1}}, '"if", "then"'),
                 ({"type": "object", "dependentRequired": {"a": ["b"]}}, '"dependentRequired"'),
                 ({"type": "object", "propertyNames": {"pattern": "a"}}, '"propertyNames"'),
                 ({"unevaluatedProperties": False}, '"unevaluatedProperties"'),

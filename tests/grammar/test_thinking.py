@@ -36,7 +36,7 @@ def form_after(prompt: str, tokens: bool, **form) -> tuple:
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize(("form", "output"), FORMS)
 def test_every_form_begins_after_thinking_and_not_before(form, output, tokens):
-    voice, asked = form_after("<|a|>", tokens, **form)
+    voice, asked = form_after("", tokens, **form)
     for text in (output, f"<think>Let me {{see}}: 你?\n</think>\n\n{output}", f"<think></think>{output}"):
         assert voice.accepts(asked, text), text
     for text in (f"<think>hm{output}", "<think>hm</think>", f"<think>hm</think>{output}</think>"):
@@ -45,9 +45,9 @@ def test_every_form_begins_after_thinking_and_not_before(form, output, tokens):
 
 @pytest.mark.parametrize("tokens", [True, False])
 def test_a_prompt_may_have_begun_the_thinking_or_ended_it(tokens):
-    voice, begun = form_after("<|a|><think>\n", tokens, choice=["yes"])
+    voice, begun = form_after("<think>\n", tokens, choice=["yes"])
     assert voice.accepts(begun, "hm</think>\nyes") and not voice.accepts(begun, "yes")
-    voice, ended = form_after("<|a|><think>\n\n</think>\n\n", tokens, choice=["yes"])
+    voice, ended = form_after("<think>\n\n</think>\n\n", tokens, choice=["yes"])
     assert voice.accepts(ended, "yes") and not voice.accepts(ended, "<think>hm</think>yes")
 
 
@@ -71,9 +71,7 @@ def test_thinking_of_harmony_is_a_message_before_the_last():
     marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
     voice = speaker(marks, special=True)
     params = SamplingParams(structured_outputs=StructuredOutputs(choice=["yes"]))
-    form = formed(
-        params, NO_TOOLS, ReplyForms(voice.tokenizer, "none", "harmony"), "<|start|>assistant"
-    ).structured_outputs
+    form = formed(params, NO_TOOLS, ReplyForms(voice.tokenizer, "none", "harmony"), "").structured_outputs
     last = "<|channel|>final<|message|>yes"
     assert voice.accepts(form, last) and not voice.accepts(form, "yes")
     assert voice.accepts(form, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{last}")
