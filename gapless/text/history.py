@@ -72,17 +72,20 @@ def _message(message: Mapping[str, Any], where: str, called: str) -> dict[str, A
     parts = [*_parts(said.get("content"), f"{where}.content")]
     refusal = _text(said.pop("refusal", ""), f"{where}.refusal")
     texts = [text for kind, text in parts if kind != "thinking" and text] or [refusal] * bool(refusal)
-    given = next((said.pop(name) for name in REASONING if name in said), None)
-    for name in REASONING:
-        said.pop(name, None)
-    thought = "".join(text for kind, text in parts if kind == "thinking") or _reasoning(given, where)
+    thought = _thought(said, [text for kind, text in parts if kind == "thinking"], where)
     if not texts and not (role == "assistant" and calls):
         _check_silence(said, where, thought)
         texts = [""]
-    said |= {"content": texts} if texts else {}
-    if not texts:
-        said.pop("content", None)
-    return {**said, **({"tool_calls": calls} if calls else {}), **({REASONING[0]: thought} if thought else {})}
+    made = {**said, "content": texts, "tool_calls": calls, REASONING[0]: thought}
+    return {name: value for name, value in made.items() if not is_empty(value)}
+
+
+def _thought(said: dict[str, Any], parts: list[str], where: str) -> str:
+    """Take a message's reasoning out of it, which is in parts of its content, or in a field of several names."""
+    if parts and said["role"] != "assistant":
+        raise RequestError(f"{where}.content has thinking, which is the assistant's alone", f"{where}.content")
+    given = [said.pop(name) for name in REASONING if name in said]
+    return "".join(parts or (text for one in given[:1] for _, text in _parts(one, f"{where}.{REASONING[0]}")))
 
 
 def _check_silence(said: Mapping[str, Any], where: str, thought: str) -> None:
@@ -90,7 +93,7 @@ def _check_silence(said: Mapping[str, Any], where: str, thought: str) -> None:
     returned no parts, and an answer that was cut off while it reasoned.
     """
     role, content = said["role"], said.get("content")
-    silent = content is None or (content == [] and role != "tool")
+    silent = content is None or (not content and not isinstance(content, str) and role != "tool")
     if silent and not (role == "assistant" and thought):
         text = f"{where}.content is missing: it must be a string or a list of parts"
         raise RequestError(text, f"{where}.content")
@@ -125,10 +128,6 @@ def _text(value: Any, where: str) -> str:
     return value
 
 
-def _reasoning(given: Any, where: str) -> str:
-    return "".join(text for _, text in _parts(given, f"{where}.{REASONING[0]}"))
-
-
 def _calls(calls: Any, where: str) -> Iterator[dict[str, Any]]:
     if not isinstance(calls, (list, tuple)):
         raise RequestError(f"{where} must be a list", where)
@@ -161,7 +160,7 @@ def _arguments(given: Any) -> CallArguments:
     if not isinstance(fields, Mapping):
         return CallArguments(None, json.dumps(given, default=str) if written is None else written)
     broken = fields.get(INVALID) if len(fields) == 1 else None
-    return CallArguments(None, broken) if isinstance(broken, str) else CallArguments(dict(fields), written)
+    return _arguments(broken) if isinstance(broken, str) else CallArguments(dict(fields), written)
 
 
 def _loaded(text: str) -> Any:

@@ -1,13 +1,14 @@
-"""Answers of ours as the history of the next request: wherever they were cut off, on all three APIs, by their official
-clients, and as one prompt."""
+"""Answers of ours as the history of the next request: wherever they were cut off, on all three APIs, and as one
+prompt. Streamed calls are added up as Anthropic's client does."""
 
 import json
 import re
 
-import anthropic
+import jiter
 import openai
 import pytest
 from form_core import FormCore
+from message_events import events_of
 from server_harness import MODEL, TOKENS, error_of, serving, tokenizer
 
 from gapless.engine.frontdoor import ModelAssets
@@ -20,7 +21,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}{{ extra | tojson if extra is defined }}"
 )
 REPLIES = {
-    "call": '<think>\nhm\n</think>\n\nI add. <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n</tool_call>',
+    "call": '<think>\nhm\n</think>\n\nI add. <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n'
+            "</tool_call>",
     "two": '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "add", "arguments": {}}'
            "</tool_call>",
     "wrong": '<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>',
@@ -43,9 +45,7 @@ def speak(request, count):
 
 @pytest.fixture(scope="module")
 def server():
-    config = ServerConfig(
-        port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True
-    )
+    config = ServerConfig(port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True)
     front = ModelAssets(tokenizer(TEMPLATE), (TOKENS.eos_token_id,), {})
     with serving(config, core=lambda: FormCore(TOKENS, speak), front=front) as running:
         yield running
@@ -60,12 +60,6 @@ def client(server):
 @pytest.fixture(scope="module")
 def chat(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def claude(server):
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -90,38 +84,52 @@ def responded(client, word, most, **dumped):
     return prompts[-1]
 
 
-def messaged(client, word, most, stream=False, **dumped):
+def messaged(client, word, most, stream=False):
     talk = [{"role": "user", "content": f"Say {word}"}]
-    asked = {"model": MODEL, "tools": [{"name": "add", "description": "Add", "input_schema": SCHEMA}]}
-    if stream:
-        with client.messages.stream(messages=talk, max_tokens=most, **asked) as events:
-            said = events.get_final_message()
-    else:
-        said = client.messages.create(messages=talk, max_tokens=most, **asked)
-    results = [{"type": "tool_result", "tool_use_id": block.id, "content": "none"}
-               for block in said.content if block.type == "tool_use"]  # fmt: skip
-    answer = {"role": "assistant", "content": [block.model_dump(**dumped) for block in said.content]}
+    tool = {"name": "add", "description": "Add", "input_schema": SCHEMA}
+    asked = {"model": MODEL, "tools": [tool]}
+    response = client.post("/v1/messages", json={**asked, "messages": talk, "max_tokens": most, "stream": stream})
+    said = added_up(events_of(response)) if stream else response.json()["content"]
+    results = [{"type": "tool_result", "tool_use_id": block["id"], "content": "none"}
+               for block in said if block["type"] == "tool_use"]  # fmt: skip
     again = {"role": "user", "content": [*results, {"type": "text", "text": "Say plain"}]}
-    client.messages.create(messages=[*talk, answer, again], max_tokens=1, **asked)
+    talk += [{"role": "assistant", "content": said}, again]
+    response = client.post("/v1/messages", json={**asked, "messages": talk, "max_tokens": 1})
+    assert response.status_code == 200, response.text
     return prompts[-1]
+
+
+def added_up(events):
+    """The blocks of a stream, where what there is of a call's arguments is read, as Anthropic's client does."""
+    blocks, parts = [event["content_block"] for event in events if event["type"] == "content_block_start"], {}
+    for event in events:
+        if event["type"] == "content_block_delta":
+            kind = event["delta"]["type"]
+            if kind == "input_json_delta":
+                parts[event["index"]] = parts.get(event["index"], "") + event["delta"]["partial_json"]
+            elif kind != "signature_delta":
+                blocks[event["index"]][kind.removesuffix("_delta")] += event["delta"][kind.removesuffix("_delta")]
+    for index, text in parts.items():
+        blocks[index]["input"] = jiter.from_json(text.encode(), partial_mode=True)
+    return blocks
 
 
 @pytest.mark.parametrize("word", [word for word in REPLIES if word != "plain"])
 @pytest.mark.parametrize("dumped", [{}, {"exclude_none": True}], ids=["nulls", "no nulls"])
-def test_an_answer_that_was_cut_off_anywhere_is_the_same_history_on_every_api(chat, claude, word, dumped):
+def test_an_answer_that_was_cut_off_anywhere_is_the_same_history_on_every_api(chat, client, word, dumped):
     for most in range(1, len(REPLIES[word]) + 2):
         found = {
             chatted(chat, word, most, **dumped), responded(chat, word, most, **dumped),
-            messaged(claude, word, most, **dumped),
+            messaged(client, word, most),
         }  # fmt: skip
         assert len(found) == 1, (most, found)
     assert '"arguments": {' in found.pop()
 
 
 @pytest.mark.parametrize("word", ["call", "two"])
-def test_a_streamed_message_that_was_cut_off_anywhere_is_taken_back(claude, word):
+def test_a_streamed_message_that_was_cut_off_anywhere_is_taken_back(client, word):
     for most in range(1, len(REPLIES[word]) + 2):
-        assert messaged(claude, word, most, stream=True).endswith("<user>Say plain<assistant>")
+        assert messaged(client, word, most, stream=True).endswith("<user>Say plain<assistant>")
 
 
 VALUES = [None, 3, "text", {"a": [1, None]}, [True, 2.5]]

@@ -20,7 +20,8 @@ FIRST_PART = "{% for m in messages %}<{{ m.role }}>{{ m.content[0].text }}{% end
 MIXED = """{% for m in messages %}{% if m.role == 'system' %}[{{ m.content | trim }}]{% else %}<{{ m.role }}>
 {%- for part in m.content %}{% if part.type == 'text' %}|{{ part.text }}{% endif %}{% endfor %}{% endif %}
 {% endfor %}"""
-QWEN = """{%- if tools %}{{- '<tools>' }}{%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}{%- endif %}
+QWEN = """{%- if tools %}{{- '<tools>' }}
+{%- for tool in tools %}{{- "\n" }}{{- tool | tojson }}{%- endfor %}{%- endif %}
 {%- for message in messages %}
 {%- if message.role == 'user' or message.role == 'system' or (message.role == 'assistant' and not message.tool_calls) %}
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}

@@ -175,7 +175,7 @@ def test_arguments_that_are_nothing_are_an_empty_object(nothing, name):
          [USER, called(TEXT, {}, reasoning_content="hm"), result()]),
         ([USER, called(TEXT, {}, thinking=[{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]), result()],
          [USER, called(TEXT, {}, reasoning_content="hm"), result()]),
-        ([USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]}],
+        ([USER, {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, "a"]}],
          [USER, {"role": "assistant", "content": "a", "reasoning_content": "hm"}]),
         ([USER, {"role": "assistant", "content": "", "refusal": "no"}], [USER, {"role": "assistant", "content": "no"}]),
         ([USER, {"role": "assistant", "tool_calls": [
@@ -210,6 +210,8 @@ def test_reasoning_under_any_name_is_read_under_any(field, read):
         ({"role": "assistant", "content": "", "function_call": {"arguments": "{}"}}, "function_call"),
         ({"role": "assistant", "content": "a", "reasoning_content": 3}, "reasoning_content"),
         ({"role": "tool", "content": "a", "tool_call_id": 3}, "tool_call_id"),
+        ({"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}, "content"),
+        ({"role": "user", "content": ()}, "content"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(message, field):
@@ -231,13 +233,18 @@ VARIABLES = [
 
 @pytest.mark.parametrize("variables", VARIABLES, ids=str)
 def test_any_variable_reaches_the_template(variables):
-    names = "enable_thinking date_string thinking_budget add_vision_id documents custom_tools x".split()
+    names = ["enable_thinking", "date_string", "thinking_budget", "add_vision_id", "documents", "custom_tools", "x"]
     shows = "".join(f"{{% if {name} is defined %}}{{{{ {name} | tojson }}}}{{% endif %}}," for name in names)
     assert ours(shows, [USER], variables=variables) == theirs(shows, [USER], **variables)
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "pad_token",
-                                  "continue_final_message", "chat_template", "tokenize", "raise_exception"])  # fmt: skip
+OWN = [
+    "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "pad_token", "chat_template",
+    "tokenize", "raise_exception", "namespace",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_a_variable_of_the_renderer_is_refused_by_name(name):
     with pytest.raises(RequestError, match=rf"chat_template_kwargs\.{name} ") as caught:
         ours(templates.QWEN, [USER], variables={name: "x"})
