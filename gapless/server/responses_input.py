@@ -74,7 +74,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
         if last["role"] != part["role"]:
             joins = False
         elif part["role"] == "assistant":  # what it reasoned, said and called in one turn is one message
-            joins = "tool_calls" in part or not last.keys() & {"content", "tool_calls"}
+            joins = "tool_calls" in part or "tool_calls" in last or "content" not in last
         else:
             joins = part["role"] == "system" and len(messages) == 1  # many templates take one, the first
         if not joins:

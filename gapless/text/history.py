@@ -23,7 +23,7 @@ _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 """Types of parts, and the fields that hold their text"""
 
 
-class CallArguments(NamedTuple):
+class GivenArguments(NamedTuple):
     """The arguments of an earlier call. What a model wrote may be no object, or cut off."""
 
     fields: dict[str, Any] | None
@@ -149,18 +149,18 @@ def _called(kind: str, function: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function["name"], "arguments": _arguments(given), **more}}
 
 
-def _arguments(given: Any) -> CallArguments:
+def _arguments(given: Any) -> GivenArguments:
     written = given if isinstance(given, str) and given.strip() else None
     try:
         fields = (given or {}) if not isinstance(given, str) else _loaded(given) if written else {}
     except (ValueError, RecursionError):
-        return CallArguments(None, written)
+        return GivenArguments(None, written)
     if fields is None:
-        return CallArguments({})
+        return GivenArguments({})
     if not isinstance(fields, Mapping):
-        return CallArguments(None, json.dumps(given, default=str) if written is None else written)
+        return GivenArguments(None, json.dumps(given, default=str) if written is None else written)
     broken = fields.get(INVALID) if len(fields) == 1 else None
-    return _arguments(broken) if isinstance(broken, str) else CallArguments(dict(fields), written)
+    return _arguments(broken) if isinstance(broken, str) else GivenArguments(dict(fields), written)
 
 
 def _loaded(text: str) -> Any:

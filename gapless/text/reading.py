@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
-from gapless.text.history import INVALID, REASONING, CallArguments
+from gapless.text.history import INVALID, REASONING, GivenArguments
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], str]
 """Renders messages and tools. Raises RequestError."""
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
         made = {**call, "function": {**function, "arguments": self._arguments(function["arguments"])}}
         return {**made, "id": self._id(call["id"])} if "id" in call else made
 
-    def _arguments(self, given: CallArguments) -> Any:
+    def _arguments(self, given: GivenArguments) -> Any:
         if self.objects and (given.fields is not None or not self.texts):
             return {INVALID: given.text} if given.fields is None else given.fields
         return given.text
@@ -132,7 +132,7 @@ def _conversation(role: str) -> list[dict[str, Any]]:
     user, words = {"role": "user", "content": ["hi"]}, {"role": role, "content": list(_WORDS)}
     if role != "tool":
         return {"user": [words], "system": [words, user]}.get(role, [user, words, user])
-    call = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": CallArguments(_GIVEN)}}
+    call = {"type": "function", "id": _ID, "function": {"name": _NAME, "arguments": GivenArguments(_GIVEN)}}
     return [user, {"role": "assistant", "tool_calls": [call]}, {**words, "tool_call_id": _ID, "name": _NAME}]
 
 

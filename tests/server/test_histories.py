@@ -122,7 +122,8 @@ def test_an_answer_that_was_cut_off_anywhere_is_the_same_history_on_every_api(ch
             chatted(chat, word, most, **dumped), responded(chat, word, most, **dumped),
             messaged(client, word, most),
         }  # fmt: skip
-        assert len(found) == 1, (most, found)
+        # Texts around a call are one text, which the APIs join in their own ways.
+        assert len({"".join(prompt.split()) for prompt in found}) == 1, (most, found)
     assert '"arguments": {' in found.pop()
 
 
