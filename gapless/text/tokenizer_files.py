@@ -100,7 +100,7 @@ def _numbered(root: Path, config: Mapping[str, Any], special: Iterable[str]) -> 
         raise CheckpointError(f"{root / _CONFIG}: added_tokens_decoder must be an object")
     found = {}
     for number, entry in listed.items():
-        token = _token(entry) if isinstance(entry, dict) else None
+        token = _token({"special": False, **entry}) if isinstance(entry, dict) else None
         if token is None or not str(number).isdecimal():
             raise CheckpointError(f"{root / _CONFIG}: added_tokens_decoder entry {number} has no content")
         found[int(number)] = token

@@ -50,6 +50,7 @@ DECLARED = {
     "decoder makes special": (decoder(PLAIN), {}),
     "decoder strips": (decoder(PLAIN, rstrip=True), {}),
     "decoder not special": (decoder(PLAIN, special=False), {}),
+    "decoder without flags": ({**BASE, "added_tokens_decoder": {str(PLAIN): {"content": "<plain>"}}}, {}),
     "decoder of a letter": (decoder(LETTER, "a"), {}),
     "decoder of a new token": (decoder(VOCABULARY.vocab_size, "<new>"), {}),
     "pad is added": ({**BASE, "pad_token": "<plain>"}, {}),
