@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.hub.names import is_hub_name
-from gapless.hub.repo import CONFIG, GENERATION, TOKENIZER, TOKENIZER_MORE, Repo, fetch_tokenizer, open_repo
+from gapless.hub.repo import CONFIG, GENERATION, Repo, fetch_tokenizer, open_repo
 from gapless.model.config import (
     drafter_method,
     load_config,
@@ -99,7 +99,7 @@ def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
     repo.fetch(CONFIG, more=(GENERATION,))
     model_length(config, read_model_config(repo.folder))
     if tokenizer is None:
-        repo.fetch(TOKENIZER, more=TOKENIZER_MORE)
+        repo.fetch_tokenizer()
     there = replace(config, model=str(repo.folder), tokenizer=tokenizer, revision=None, download_dir=None)
     return Located(there, repo.commit), repo
 

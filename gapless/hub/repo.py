@@ -26,7 +26,12 @@ from gapless.hub.pull import partial_of, pull
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
-TOKENIZER_MORE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+TOKENIZER_MORE = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+TEMPLATES = "additional_chat_templates"
+"""The folder of further chat templates, by name"""
 MAIN = "main"
 _COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 LOCK_SECONDS = 1.0
@@ -72,6 +77,11 @@ class Repo:
                 raise no_room(self.asked, f"{in_bytes(to_come)} are needed and {there} has {in_bytes(free)} free")
             for name, file in missing.items():
                 self._fetch(name, file, count)
+
+    def fetch_tokenizer(self) -> None:
+        """Bring all files of the tokenizer into the cache, as `fetch` does."""
+        folder = [name for name in self._files if Path(name).parent == Path(TEMPLATES) and name.endswith(".jinja")]
+        self.fetch(TOKENIZER, more=(*TOKENIZER_MORE, *folder))
 
     def missing(self, names: Sequence[str]) -> dict[str, Remote]:
         """Return those of `names` that the commit has and the cache lacks, or has in another size."""
@@ -223,7 +233,7 @@ def _room(cache: Path) -> tuple[Path, int]:
 def fetch_tokenizer(name: str, revision: str | None = None, cache: str | None = None) -> Path:
     """The folder of a tokenizer on the hub, with nothing else fetched. Raises what open_repo and Repo.fetch raise."""
     repo = open_repo("tokenizer", name, revision, cache)
-    repo.fetch(TOKENIZER, more=TOKENIZER_MORE)
+    repo.fetch_tokenizer()
     return repo.folder
 
 

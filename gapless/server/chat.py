@@ -97,8 +97,7 @@ def message_of(events: Sequence[ReplyEvent]) -> dict[str, Any]:
 
 async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """The prompt of a conversation, text and ids. Raises RequestError."""
-    known = [{**message, "role": "system"} if message.get("role") == "developer" else message for message in messages]
-    return await state.text_work(state.llm.chat_prompt(known, **options))
+    return await state.text_work(state.llm.chat_prompt(messages, **options))
 
 
 def prompt_options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ class ContentBlock(msgspec.Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     content: str | list[ContentBlock] | None = None
     is_error: bool | None = None
@@ -42,7 +42,7 @@ Content = str | list[ContentBlock]
 
 class MessageParam(msgspec.Struct):
     role: str
-    content: Content
+    content: Content | None = None
 
 
 class ClientTool(msgspec.Struct):
@@ -93,6 +93,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self, **sampling: Any) -> TranslatedChat:
         """Return the chat request that this stands for. Raises RequestError naming the field."""
@@ -109,7 +110,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
             tool_choice=_choice(choice, [tool.name for tool in tools]),
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
             include_reasoning=self.thinking is None or self.thinking.display != "omitted",
-            chat_template_kwargs=_thinking(self.thinking),
+            chat_template_kwargs={**_thinking(self.thinking), **(self.chat_template_kwargs or {})} or None,
             reasoning_effort=_effort(config.effort),
             add_generation_prompt=not prefilled,
             continue_final_message=prefilled,
@@ -168,7 +169,7 @@ def _turns(messages: Sequence[MessageParam]) -> list[_Turn]:
         if message.role not in _ROLES:
             text = f"{where}.role must be user, assistant or system, got {message.role[:40]!r}"
             raise RequestError(text, f"{where}.role")
-        blocks = _blocks(message.content, f"{where}.content")
+        blocks = _blocks(message.content or [], f"{where}.content")
         if not blocks and message.role != "assistant":
             raise RequestError(f"{where}.content must hold at least one block", f"{where}.content")
         if turns and turns[-1].role == message.role:
@@ -203,7 +204,7 @@ def _assistant(turn: _Turn) -> dict[str, Any]:
         if block.type == "thinking":
             thoughts.append(_needed(block, "thinking", where))
         elif block.type == "tool_use":
-            function = {"name": _needed(block, "name", where), "arguments": _needed(block, "input", where)}
+            function = {"name": _needed(block, "name", where), "arguments": block.input}
             calls.append({"id": _needed(block, "id", where), "type": "function", "function": function})
         elif block.type != "redacted_thinking":  # which is for the API's own models alone
             texts.append(_text(block, where))
@@ -290,10 +291,10 @@ def _choice(asked: ToolChoice | None, names: Sequence[str]) -> Any:
     return _CHOICES[asked.type]
 
 
-def _thinking(asked: ThinkingConfig | None) -> dict[str, bool] | None:
+def _thinking(asked: ThinkingConfig | None) -> dict[str, bool]:
     """Return the variables by which chat templates switch thinking; each has one of them."""
     if asked is None:
-        return None
+        return {}
     if asked.type not in _THINKING:
         raise RequestError(f"thinking.type must be one of {', '.join(_THINKING)}", "thinking.type")
     return dict.fromkeys(("enable_thinking", "thinking"), _THINKING[asked.type])

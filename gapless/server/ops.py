@@ -148,6 +148,7 @@ async def tokenize(call: HttpCall) -> ASGIApp:
             tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
         )
         tokens = prompt["prompt_token_ids"]
     strings = [state.llm.tokenizer.token_str(token) for token in tokens] if request.return_token_strs else None

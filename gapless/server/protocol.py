@@ -15,8 +15,6 @@ from gapless.server.forms import FormRequest
 
 MAX_DEPTH = 64
 MAX_SEQUENCES = 256
-TEMPLATE_VARIABLES = ("enable_thinking", "thinking")
-"""What a client may hand to the chat template by name."""
 DEFAULT_COMPLETION_TOKENS = 16
 _STEP = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
@@ -126,7 +124,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, bool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -136,11 +134,8 @@ class ChatRequest(GenerationRequest):
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def variables(self) -> dict[str, bool | str]:
-        """Values for the template by name. They are data: nothing of ours takes them as arguments."""
-        for name in self.chat_template_kwargs or ():
-            if name not in TEMPLATE_VARIABLES:
-                raise unsupported("chat_template_kwargs", f" except for {', '.join(TEMPLATE_VARIABLES)}")
+    def variables(self) -> dict[str, Any]:
+        """Values for the template by name; the text room checks them."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **(self.chat_template_kwargs or {})}
 
@@ -158,6 +153,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
 

@@ -18,8 +18,8 @@ class InputPart(msgspec.Struct):
     """A part of an item's content; only text is read."""
 
     type: str
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 class InputItem(msgspec.Struct, kw_only=True):
@@ -42,18 +42,18 @@ class InputReasoning(InputItem):
 class InputCall(InputItem):
     call_id: str
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
 
 
 class InputCustomCall(InputItem):
     call_id: str
     name: str
-    input: str
+    input: str | None = None
 
 
 class InputCallOutput(InputItem):
     call_id: str
-    output: str | list[InputPart]
+    output: str | list[InputPart] | None = None
 
 
 _KINDS: dict[str, type[InputItem]] = {
@@ -74,7 +74,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
         if last["role"] != part["role"]:
             joins = False
         elif part["role"] == "assistant":  # what it reasoned, said and called in one turn is one message
-            joins = "tool_calls" in part or not last.keys() & {"content", "tool_calls"}
+            joins = "tool_calls" in part or "tool_calls" in last or "content" not in last
         else:
             joins = part["role"] == "system" and len(messages) == 1  # many templates take one, the first
         if not joins:
@@ -101,16 +101,13 @@ def _parts(items: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             if text := text_of(getattr(item, field) or "", f"{where}.{field}"):
                 yield {"role": "assistant", "reasoning_content": [text]}
         elif isinstance(item, InputCallOutput):
-            text = text_of(item.output, f"{where}.output")
+            text = text_of(item.output or "", f"{where}.output")
             if item.call_id not in calls:
                 why = "no call with this id comes before; nothing is stored here, so send the whole conversation"
                 raise RequestError(f"{where}.call_id: {why}", f"{where}.call_id")
             yield {"role": "tool", "tool_call_id": item.call_id, "content": [text]}
         elif isinstance(item, InputCall | InputCustomCall):
-            if isinstance(item, InputCall):
-                arguments = _arguments(item.arguments, f"{where}.arguments")
-            else:
-                arguments = {"input": item.input}
+            arguments = item.arguments if isinstance(item, InputCall) else {"input": item.input or ""}
             calls.add(item.call_id)
             function = {"name": item.name, "arguments": arguments}
             yield {"role": "assistant", "tool_calls": [{"id": item.call_id, "type": "function", "function": function}]}
@@ -142,11 +139,4 @@ def text_of(content: str | list[InputPart], where: str) -> str:
         if part.type not in (*_READ, "refusal"):
             field = f"{where}[{j}].type"
             raise RequestError(f"{field} must be input_text or output_text: this model reads text only", field)
-    return "".join(part.refusal if part.type == "refusal" else part.text for part in content)
-
-
-def _arguments(text: str, where: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        raise RequestError(f"{where} must be the text of a JSON object", where) from None
+    return "".join((part.refusal if part.type == "refusal" else part.text) or "" for part in content)

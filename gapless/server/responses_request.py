@@ -69,6 +69,7 @@ class ResponsesRequest(GenerationRequest):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -113,10 +114,10 @@ class ResponsesRequest(GenerationRequest):
             raise two_forms(form.where if form else "text.format", other.where if other else "response_format")
         return form or other
 
-    def variables(self) -> dict[str, str]:
+    def variables(self) -> dict[str, Any]:
         """Values for the chat template by name."""
         effort = self.reasoning.effort if self.reasoning else None
-        return {} if effort is None else {"reasoning_effort": effort}
+        return {**({} if effort is None else {"reasoning_effort": effort}), **(self.chat_template_kwargs or {})}
 
     def chat_tools(self, strict: bool) -> dict[int, Any]:
         """Return the tools in the shape of chat requests, by place; `strict` is that of functions that do not say."""

@@ -10,10 +10,16 @@ from jinja2 import Template, TemplateError
 
 from gapless.base.errors import CheckpointError, RequestError
 from gapless.text.budget import BUDGET, Budget, check_chars
+from gapless.text.history import canonical
+from gapless.text.reading import Reading, read
 from gapless.text.sandbox import Environment
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send a message's reasoning; templates read the first, some the second."""
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MAX_VARIABLES = 1 << 20
+"""Most characters of the variables that a request brings, as JSON"""
+_PROBE_SECONDS = 0.5
+"""Budget of all probes of a template, in its thread's own time"""
+_OWNED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -30,13 +36,28 @@ class ChatTemplate:
         name: str = "the chat template",
     ) -> None:
         named = {"default": sources} if isinstance(sources, str) else sources
-        self.source = named["default"]
+        self.default = named["default"]
+        self.source = "\n".join(named.values())
+        """The text of them all, whose marks show how the model writes calls."""
         self._special = dict(special or {})
         environment = Environment()
+        self._owned = {*_OWNED, *SPECIAL_NAMES, *self._special, *environment.globals}
         try:
             self._compiled = {key: environment.from_string(text) for key, text in named.items()}
         except (TemplateError, RecursionError) as error:
             raise CheckpointError(f"{name} does not compile: {error or type(error).__name__}") from error
+        self._readings = {key: self._read(template) for key, template in self._compiled.items()}
+
+    def _read(self, template: Template) -> Reading:
+        budget = Budget(seconds=_PROBE_SECONDS)
+        return read(lambda chat, tools: _render(template, self._values(chat, tools), budget))
+
+    def _values(
+        self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, opened: bool = True
+    ) -> dict[str, Any]:
+        """Return what every template is given."""
+        own = {"messages": chat, "tools": tools, "add_generation_prompt": opened}
+        return {**self._special, "documents": None, **own}
 
     def render(
         self,
@@ -54,20 +75,41 @@ class ChatTemplate:
         template by name. `seconds` bounds the render's own time. Raises RequestError naming the message that is
         wrong, also for what the template itself refuses.
         """
-        chat = plain_messages(messages)
+        chat = canonical(messages)
         if continue_final_message:
             _mark_final(chat, add_generation_prompt)
-        values = {
-            **self._special,
-            **(variables or {}),
-            "messages": chat,
-            "tools": [dict(tool) for tool in tools] if tools is not None else None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        template = self._compiled.get("tool_use" if tools else "default", self._compiled["default"])
-        text = _render(template, values, Budget() if seconds is None else Budget(seconds=seconds))
+        key = "tool_use" if tools and "tool_use" in self._compiled else "default"
+        written = [self._readings[key].written(message) for message in chat]
+        values = self._values(written, [_tool(tool) for tool in tools] if tools else None, add_generation_prompt)
+        values |= self._variables(variables or {})
+        text = _render(self._compiled[key], values, Budget() if seconds is None else Budget(seconds=seconds))
         return _cut_final(text) if continue_final_message else text
+
+    def _variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a client hands to the template by name: JSON alone, which does not replace what is ours."""
+        field = "chat_template_kwargs"
+        try:
+            text = json.dumps(given)
+            values: Any = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"{field} must hold JSON values alone: {error}"[:300], field) from error
+        if not isinstance(values, dict):
+            raise RequestError(f"{field} must be an object", field)
+        if len(text) > MAX_VARIABLES:
+            raise RequestError(f"{field} has {len(text):,} characters as JSON, at most {MAX_VARIABLES:,} go", field)
+        if owned := sorted(self._owned & values.keys()):
+            why = "not a variable that requests may set: leave it out, and use the request's own field if it has one"
+            raise RequestError(f"{field}.{owned[0]} is {why}", field, "unsupported_parameter")
+        return values
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool without the fields that are null."""
+    function = tool.get("function")
+    kept = {name: value for name, value in tool.items() if value is not None}
+    if isinstance(function, Mapping):
+        kept["function"] = {name: value for name, value in function.items() if value is not None}
+    return kept
 
 
 def _render(template: Template, values: Mapping[str, Any], budget: Budget) -> str:
@@ -86,96 +128,15 @@ def _render(template: Template, values: Mapping[str, Any], budget: Budget) -> st
         BUDGET.reset(token)
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Checked copies of the messages: text parts joined, absent fields left out, tool arguments as objects."""
-    if not isinstance(messages, (list, tuple)) or not messages:
-        raise RequestError("messages must be a list with at least one message", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object with role and content", where)
-    plain = {key: value for key, value in message.items() if value is not None}
-    if plain.get("content") == []:
-        del plain["content"]
-    if not isinstance(plain.get("tool_call_id", ""), str):
-        raise RequestError(f"{where}.tool_call_id must be a string", f"{where}.tool_call_id")
-    if not isinstance(plain.get("role"), str) or not plain["role"]:
-        raise RequestError(f"{where}.role must be a non-empty string", f"{where}.role")
-    refusal = plain.pop("refusal", None)
-    if not isinstance(refusal, str | None):
-        raise RequestError(f"{where}.refusal must be a string", f"{where}.refusal")
-    if "content" in plain:
-        plain["content"] = _content(plain["content"], f"{where}.content")
-    elif refusal is not None:
-        plain["content"] = refusal
-    elif plain["role"] == "assistant" and any(name in plain for name in _REASONING):
-        plain["content"] = ""  # an answer that was cut off while it reasoned, sent back
-    elif plain["role"] != "assistant" or not plain.get("tool_calls"):
-        raise RequestError(f"{where}.content is missing: it must be a string or a list of parts", f"{where}.content")
-    if "tool_calls" in plain:
-        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
-    return _with_reasoning(plain)
-
-
-def _content(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise RequestError(f"{where} must be a string or a list of parts", where)
-    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
-
-
-def _part(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping):
-        raise RequestError(f"{where} must be an object with type and text", where)
-    if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
-        raise RequestError(f"{where}.type must be text: this model reads text only", f"{where}.type")
-    field = "refusal" if part["type"] == "refusal" else "text"
-    text = part.get(field)
-    if not isinstance(text, str):
-        raise RequestError(f"{where}.{field} must be a string", f"{where}.{field}")
-    return text
-
-
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """OpenAI clients send arguments as JSON text; templates print them as objects."""
-    if not isinstance(calls, (list, tuple)):
-        raise RequestError(f"{where} must be a list", where)
-    return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
-
-
-def _tool_call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where}.function must be an object with a name", f"{where}.function")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-    if not isinstance(arguments, Mapping):
-        raise RequestError(f"{where}.function.arguments must be a JSON object", f"{where}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    given = next((message[name] for name in _REASONING if name in message), None)
-    return message if given is None else {"thinking": given, **message, "reasoning_content": given}
-
-
 def _mark_final(chat: list[dict[str, Any]], add_generation_prompt: bool) -> None:
     if add_generation_prompt:
         raise RequestError(
             "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
         )
-    if not chat[-1].get("content"):
+    texts = chat[-1].get("content", [""])
+    if not texts[-1]:
         raise RequestError("the final message has no content to continue", "continue_final_message")
-    chat[-1]["content"] += _CONTINUE
+    texts[-1] += _CONTINUE
 
 
 def _cut_final(text: str) -> str:

@@ -11,11 +11,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from gapless.base.errors import CheckpointError, RequestError
-from gapless.base.files import read_json, read_text
-from gapless.text.chat import ChatTemplate
+from gapless.base.files import read_text
+from gapless.text.chat import SPECIAL_NAMES, ChatTemplate
+from gapless.text.tokenizer_files import read_files, template_sources
 from gapless.text.tokens import Memo, byte_ids, byte_level_map, decoder_types
-
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -66,11 +65,8 @@ class Tokenizer:
         Raises CheckpointError naming the file that is missing or broken.
         """
         root = Path(path)
-        backend = _load_backend(root / "tokenizer.json")
-        config = read_json(root / "tokenizer_config.json") or {}
-        special = _special_tokens(read_json(root / "special_tokens_map.json") or {}, config)
-        _add_configured(backend, config, root / "tokenizer_config.json")
-        sources = {"default": template_text(chat_template)} if chat_template else _template_sources(root, config)
+        backend, config, special = read_files(root)
+        sources = {"default": template_text(chat_template)} if chat_template else template_sources(root, config)
         name = "the given chat template" if chat_template else f"the chat template of {root}"
         template = ChatTemplate(sources, special, name) if sources else None
         return cls(backend, special=special, config=config, template=template)
@@ -158,7 +154,7 @@ class Tokenizer:
     def info(self) -> dict[str, Any]:
         """Return the answer of /tokenizer_info: the tokenizer's settings, special tokens and chat template."""
         kept = {k: v for k, v in self._config.items() if isinstance(v, (str, int, float, bool)) or v is None}
-        template = self.template.source if self.template else None
+        template = self.template.default if self.template else None
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **kept,
@@ -178,59 +174,8 @@ def template_text(given: str) -> str:
     return text
 
 
-def _load_backend(path: Path) -> Backend:
-    text = read_text(path)
-    if text is None:
-        raise CheckpointError(f"{path} does not exist; the directory must hold a tokenizer.json, or name another one")
-    try:
-        return Backend.from_str(text)
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from error
-
-
-def _special_tokens(legacy: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
-    """Special tokens by name; a token is written as a string or as {"content": ...}."""
-    found = {}
-    for name in SPECIAL_NAMES:
-        value = config.get(name) or legacy.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str) and text:
-            found[name] = text
-    return found
-
-
-def _add_configured(backend: Backend, config: Mapping[str, Any], path: Path) -> None:
-    """Mark the tokens that tokenizer_config.json declares special; the id must be the one declared."""
-    listed = config.get("added_tokens_decoder") or {}
-    if not isinstance(listed, dict):
-        raise CheckpointError(f"{path}: added_tokens_decoder must be an object")
-    for number, entry in listed.items():
-        content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str):
-            raise CheckpointError(f"{path}: added_tokens_decoder entry {number} has no content")
-        if entry.get("special") and str(backend.token_to_id(content)) == number:
-            _mark_special(backend, [content])
-
-
 def _mark_special(backend: Backend, tokens: Iterable[str]) -> None:
     known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     new = [AddedToken(t, special=True) for t in tokens if t not in known and backend.token_to_id(t) is not None]
     if new:
         backend.add_special_tokens(new)
-
-
-def _template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name. A chat_template.jinja beats chat_template.json, which beats tokenizer_config.json."""
-    text = read_text(root / "chat_template.jinja")
-    if text is not None:
-        return {"default": text}
-    found = (read_json(root / "chat_template.json") or {}).get("chat_template") or config.get("chat_template")
-    if isinstance(found, list):
-        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-    if isinstance(found, str):
-        found = {"default": found}
-    if not found:
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()) or "default" not in found:
-        raise CheckpointError(f"{root}: chat_template must be a string, or a list of name and template with a default")
-    return found

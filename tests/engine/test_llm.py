@@ -142,6 +142,22 @@ def test_chat_renders_and_answers() -> None:
     assert one.get_tokenizer().info()["chat_template"] == CHATML
 
 
+@pytest.mark.parametrize(
+    ("chat", "variables", "prompt"),
+    [
+        ([{"role": "developer", "content": "be"}], {}, "<|system|>be\n<|a|>"),
+        ([{"role": "function", "content": "7", "name": "f"}], {"enable_thinking": None}, "<|tool|>7\n<|a|>"),
+        ([{"role": "assistant", "content": "x", "tool_calls": []}], {"x": [1]}, "<|assistant|>x\n<|a|>"),
+        ([{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}], {"tool": {}}, "<|user|>ab\n<|a|>"),
+    ],
+)
+def test_a_chat_of_other_spellings_is_read_as_over_http(chat, variables, prompt) -> None:
+    with llm(says("hi")) as one:
+        assert one.chat(chat, chat_template_kwargs=variables)[0].prompt == prompt
+        with pytest.raises(RequestError, match=r"chat_template_kwargs\.messages"):
+            one.chat(chat, chat_template_kwargs={"messages": []})
+
+
 def test_a_chat_has_content_and_reasoning_beside_its_text() -> None:
     messages = [{"role": "user", "content": "hello"}]
     with llm(says("<think>hm</think>\n\nhi"), reasoning_parser="think") as one:

@@ -20,6 +20,7 @@ from gapless.base.errors import CheckpointError, ConfigError
 from gapless.base.speculative import SpeculativeConfig
 from gapless.engine.frontdoor import locate, survey
 from gapless.hub import progress
+from gapless.text.tokenizer import Tokenizer
 
 NEVER = {
     name: b"import os" for name in ("modeling_x.py", "pytorch_model.bin", "README.md", "tokenizer.model", "a.gguf")
@@ -44,6 +45,20 @@ def test_only_what_is_read_is_fetched_and_only_once(hub: Hub, tiny: dict[str, by
     hub.asked.clear()
     assert locate(EngineConfig(model="org/tiny")) == located
     assert [(a.method, a.path) for a in hub.asked] == [("GET", "/api/models/org/tiny/revision/main")]
+
+
+def test_every_file_of_a_tokenizer_is_fetched(hub: Hub, tiny: dict[str, bytes]) -> None:
+    read = {
+        "special_tokens_map.json": b"{ }", "added_tokens.json": b"{  }", "chat_template.jinja": b"plain",
+        "additional_chat_templates/tool_use.jinja": b"with tools", "additional_chat_templates/rag.jinja": b"with texts",
+    }  # fmt: skip
+    never = {f"additional_chat_templates/{name}": b"x" for name in ("x.py", "deep/y.jinja", "jinja", "z.jinja.bin")}
+    hub.add("org/tiny", {**tiny, **read, **never, "tool_use.jinja": b"x", "other/tool_use.jinja": b"x"})
+    there = folder(EngineConfig(model="org/tiny"))
+    assert sorted(hub.fetched()) == sorted(NEEDED | {Path(name).name for name in read})
+    tokenizer = Tokenizer.from_dir(there)
+    chat = [{"role": "user", "content": "x"}]
+    assert (tokenizer.chat(chat), tokenizer.chat(chat, tools=[{}])) == ("plain", "with tools")
 
 
 def test_other_programs_find_the_files(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
