@@ -10,8 +10,8 @@ using Piece = void (*)(const void* work, int64_t index, bool last);
 // How many threads a call may use now: 1 inside a parallel region.
 int threads_here();
 
-// Work of this many times what is worth a second thread gets one, in calls from this thread: 1, unless it has been told
-// otherwise. A helper looks for more work on a core of its own, which may be better used by others.
+// From now on, work of calls from this thread is shared from this many times what is worth a second thread; at first 1.
+// A helper looks for more work on a core of its own, which others may use better.
 void share_from(int64_t times);
 
 // How many threads work gets that is this many times what is worth a second one.
