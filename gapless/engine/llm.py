@@ -132,7 +132,7 @@ class LLM:
         ]
         given = self._params(sampling_params, len(prompts))
         params: list[SamplingParams] = []
-        begun = [self._replies.begun(*prompt["last_words"]) for prompt in prompts]
+        begun = [self._replies.begun(prompt["last_words"]) for prompt in prompts]
         for text, one in zip(begun, given, strict=True):
             with _naming_prompt(len(params), len(prompts)):
                 params.append(formed(one, use, self._replies, text))

@@ -58,7 +58,7 @@ async def rendered_job(
 ) -> Job:
     """Return the job of a conversation whose `prompt` has been made. Raises RequestError naming the field."""
     state = call.state
-    form, begun = state.replies.format(tools=bool(use.tools)), state.replies.begun(*prompt["last_words"])
+    form, begun = state.replies.format(tools=bool(use.tools)), state.replies.begun(prompt["last_words"])
     params = formed(params, use, state.replies, begun)
     await state.turnstile.enter()  # many may have waited for their text too
     job = Job(call, request, [prompt], params)

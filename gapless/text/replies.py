@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from gapless.base.errors import ConfigError
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent, ReplyFormat
 from gapless.text.reply_tables import (
+    HARMONY_MESSAGE,
     HARMONY_REPLY,
     REASONING_TABLES,
     TOOL_TABLES,
@@ -71,14 +72,17 @@ class ReplyForms:
             self._formats[tools] = ReplyFormat(table, self.reasoning, self._added)
         return self._formats[tools]
 
-    def begun(self, head: str, text: str) -> str:
-        """Return what a prompt has of the reply: `text` of its last message, and of the `head` before it, which is the
-        chat template's own, what begins or ends the reasoning."""
+    def begun(self, last: LastWords) -> str:
+        """Return what a prompt has of the reply: the text of the message that goes on, and before it what begins or
+        ends the reasoning in the chat template's own words."""
         table, thinking = self.reasoning or self.tools, self.reasoning and self.reasoning.thinking
         if table is not None and table.start is ReplyState.HEADER:
-            return head.rpartition(HARMONY_REPLY)[2] + text
-        places = [head.find(mark) for mark in (thinking.begin, thinking.end) if mark in head] if thinking else []
-        return head[min(places) :] + text if places else text
+            _, found, head = last.before.rpartition(HARMONY_REPLY)
+            return (head if found and HARMONY_MESSAGE not in head else "") + last.text
+        marks = (thinking.begin, thinking.end) if thinking else ()
+        head = _head(last, marks) if marks else ""
+        places = [head.find(mark) for mark in marks if mark in head]
+        return head[min(places) :] + last.text if places else last.text
 
     def names(self) -> dict[str, str | None]:
         """Return what was chosen, for those who ask the server."""
@@ -203,16 +207,47 @@ def call_id(call: CallBegun) -> str:
     return call.call_id or f"call_{secrets.token_hex(12)}"
 
 
-def last_words(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> tuple[str, str]:
-    """Return what the prompt's end is made of, for ReplyForms.begun: the chat template's words after the last message
-    that is answered, and the text of the message that the reply continues, if it does."""
+class LastWords(NamedTuple):
+    """What the end of a chat's prompt is made of."""
+
+    before: str
+    """The prompt up to the text that the reply continues"""
+    answered: str = ""
+    """The text of the last message that is answered"""
+    text: str = ""
+    """What the prompt has of the message that the reply continues, if it does"""
+
+
+def last_words(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> LastWords:
     text = _text_of(messages[-1]) if continued else ""
     shown = next((one for one in (text, text.rstrip(), text.strip()) if prompt.endswith(one)), None)
-    body = prompt.removesuffix(shown or "")
+    if shown is None:
+        return LastWords("", text=text)
     answered = _text_of(messages[-2] if continued else messages[-1]).strip() if len(messages) > continued else ""
-    at = body.rfind(answered) if answered else -1
-    head = body[at + len(answered) :] if at >= 0 else body[-HEAD_CHARS:]
-    return ("", text) if shown is None else (head, shown)
+    return LastWords(prompt.removesuffix(shown), answered, shown)
+
+
+def _head(last: LastWords, marks: tuple[str, str]) -> str:
+    """Return the chat template's words after the message that is answered. Its text may be part of these words, as "hi"
+    is of a mark, or a mark itself."""
+    before, answered = last.before, last.answered
+    places = _places(before, answered, marks)
+    at = next(places, -1)
+    if answered.endswith(marks) and at + len(answered) >= len(before.rstrip()):
+        at = next(places, at)
+    return before[at + len(answered) :] if at >= 0 else before[-HEAD_CHARS:]
+
+
+def _places(before: str, text: str, marks: tuple[str, str]) -> Iterator[int]:
+    """Yield where this text stands, the last place first, but where a mark lies across one of its ends."""
+    at = len(before)
+    for _ in range(HEAD_CHARS if text else 0):
+        at = before.rfind(text, 0, at + len(text) - 1)
+        if at < 0:
+            return
+        edges = (at, at + len(text))
+        if not any(mark in before[max(0, x - len(mark) + 1) : x + len(mark) - 1] for x in edges for mark in marks):
+            yield at
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -305,7 +305,8 @@ _HARMONY_MOVES = (
         )
     ),
 )
-HARMONY_REPLY = "<|start|>assistant"
+HARMONY_MESSAGE = "<|start|>"
+HARMONY_REPLY = f"{HARMONY_MESSAGE}assistant"
 """The head of a reply's messages, up to what the grammar of one begins with"""
 _HARMONY_ANSWER = "<|channel|>final<|message|>"
 _HARMONY_CALL = "<|channel|>commentary to=functions."

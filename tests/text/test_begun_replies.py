@@ -97,19 +97,35 @@ USER = {"role": "user", "content": "Use <think> and <tool_call>"}
         ("<a>Hi", [{"content": [{"type": "text", "text": "H"}, "i"]}], True, "Hi"),
         ("<u>CHANGED<a><think>\n", [{"content": "changed"}], False, "<think>\n"),
         ("<u>Hi<a>CHANGED", [{"content": "Hi"}, {"content": "<think>b"}], True, "<think>b"),
+        ("<u>hi<a><think>\n", [{"content": "hi"}], False, "<think>\n"),
+        ("<u>n<a><think>\n", [{"content": "n"}], False, "<think>\n"),
+        ("<u>think<a><think>\n\n</think>\n\n", [{"content": "think"}], False, "<think>\n\n</think>\n\n"),
+        ("<u>/<a></think>", [{"content": " / "}], False, "</think>"),
+        ("<u>a<assistant><think>\n", [{"content": "a"}], False, "<think>\n"),
+        ("<u>><a><think>\nLet", [{"content": ">"}, {"content": "Let"}], True, "<think>\nLet"),
+        ("<u><think><a><think>\n", [{"content": "<think>"}], False, "<think>\n"),
+        ("<u>Use <think><a>", [{"content": "Use <think>"}], False, ""),
+        ("<u>Use <think>", [{"content": "Use <think>"}], False, ""),
+        ("<u>hi<a>", [{"content": "hi"}], False, ""),
         ("<a>call<a>", [{"role": "assistant", "tool_calls": [{}], "content": None}], False, ""),
     ],
 )
 def test_the_beginning_of_a_reply_is_told_from_other_text_of_the_prompt(prompt, messages, continued, begun) -> None:
     forms = ReplyForms.__new__(ReplyForms)
     forms.reasoning, forms.tools = REASONING_TABLES["think"], None
-    assert forms.begun(*last_words(prompt, messages, continued)) == begun
+    assert forms.begun(last_words(prompt, messages, continued)) == begun
 
 
 def test_messages_of_harmony_begin_after_the_head_of_the_last_one() -> None:
     forms = ReplyForms.__new__(ReplyForms)
     forms.reasoning, forms.tools = REASONING_TABLES["harmony"], None
     prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
-    assert forms.begun(*last_words(prompt, [{"content": "Hi"}], False)) == ""
+    assert forms.begun(last_words(prompt, [{"content": "Hi"}], False)) == ""
+    for text in ("a", "is", "tant", "assistant", "start", "<"):
+        prompt = f"<|start|>user<|message|>{text}<|end|><|start|>assistant"
+        assert forms.begun(last_words(prompt, [{"content": text}], False)) == ""
+    asked = "<|start|>assistant<|message|>b<|end|><|start|>user<|message|>Hi<|end|>"
+    assert forms.begun(last_words(asked, [{"content": "Hi"}], False)) == ""
+    prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
     said = "<|channel|>final<|message|>Well"
-    assert forms.begun(*last_words(prompt + said, [{"content": "Hi"}, {"content": "Well"}], True)) == said
+    assert forms.begun(last_words(prompt + said, [{"content": "Hi"}, {"content": "Well"}], True)) == said
