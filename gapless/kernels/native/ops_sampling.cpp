@@ -150,7 +150,10 @@ Tensor draft_op(
   whole(logits);
   int64_t count = logits.size(0), some = logits.size(1);
   fit_tables("draft", state, params), fit_params("draft", params);
-  fits(rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some, "draft");
+  fits(
+      rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some && place >= 0 &&
+          state.size(1) >= CUT_VALUE + 2 * (place + 1),
+      "draft");
   const int64_t *named = ids ? longs(*ids) : nullptr, *row = longs(rows);
   Tensor tokens = at::empty({count}, rows.options());
   by_dtype(logits, [&](auto* t) {
@@ -224,9 +227,10 @@ void cut_op(
     const Tensor& masks) {
   whole(logits), whole(index), whole(rows), whole(masks);
   fit_tables("cut", state, params, masks), fit_params("cut", params);
+  const int64_t places = logits.size(0) / std::max<int64_t>(1, rows.size(0));
   fits(
-      (!rows.size(0) || state.size(1) >= CUT_VALUE + 2 * (logits.size(0) / rows.size(0))) && masks.dim() == 3 &&
-          (!masks.size(2) || masks.size(2) * 32 >= logits.size(1)),
+      logits.size(0) == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
+          (!masks.size(2) || (masks.size(1) >= places && masks.size(2) * 32 >= logits.size(1))),
       "cut");
   int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
