@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
-from gapless.text.schemas import NOTHING, Meaning, meaning_of, resolved, type_of
+from gapless.text.schemas import NOTHING, Meaning, meaning_of, property_of, type_of
 
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
@@ -296,19 +295,12 @@ class ParameterWriter:
 
     def begin_value(self, key: str, types: frozenset[str] | None = None, python: bool = False) -> str:
         """Begin the value of a parameter; return the text up to it. `types` are those of the schema unless given."""
-        self._said = meaning_of(self._of(key), self._schema) if types is None else Meaning(types)
+        self._said = meaning_of(property_of(key, self._schema), self._schema) if types is None else Meaning(types)
         types_said = self._said.types
         self._python, self._held, self._begun = python, "", False
         self.is_json = not python and "string" not in types_said and (bool(types_said) or types is not None)
         self._count += 1
         return f"{'{' if self._count == 1 else ', '}{dumps(key)}: "
-
-    def _of(self, key: str) -> Any:
-        """Return the schema of a parameter."""
-        root = resolved(self._schema, self._schema) if isinstance(self._schema, Mapping) else {}
-        properties = root.get("properties")
-        more = root.get("additionalProperties")
-        return properties.get(key, more) if isinstance(properties, Mapping) else more
 
     @property
     def _streams(self) -> bool:

@@ -65,6 +65,20 @@ def resolved(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
     return schema
 
 
+def property_of(key: str, root: Any) -> Any:
+    """Return the schema of a property of objects of this schema, which may stand in a part of it; None without one."""
+    left, found = [root], []
+    for part in left:  # it grows meanwhile
+        part = resolved(part, root) if isinstance(part, Mapping) else {}
+        properties = part.get("properties")
+        if isinstance(properties, Mapping) and key in properties:
+            found.append(properties[key])
+        elif len(left) < MAX_PARTS:
+            left += [one for name in ("allOf", "anyOf", "oneOf") for one in _list(part, name)]
+    more = resolved(root, root).get("additionalProperties") if isinstance(root, Mapping) else None
+    return {"anyOf": found} if found else more
+
+
 class _MeaningReader:
     """Reads MAX_PARTS parts at most, and no reference inside itself."""
 

@@ -81,6 +81,13 @@ def test_constants_of_other_types_are_read_as_they_are(schema, text, value):
     "parameters",
     [
         {"type": "object", "additionalProperties": {"const": "5"}},
+        {"type": "object", "allOf": [{"properties": {"v": {"const": "5"}}}]},
+        {"anyOf": [{"properties": {"w": {"const": 5}}}, {"oneOf": [{"properties": {"v": {"enum": ["5", "6"]}}}]}]},
+        {
+            "properties": {"w": {}},
+            "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#"}],
+            "$defs": {"a": {"properties": {"v": {"const": "5"}}}},
+        },
         {"$ref": "#/$defs/all", "$defs": {"all": {"type": "object", "properties": {"v": {"const": "5"}}}}},
         {"type": "object", "properties": {"v": {"$ref": "#/properties/w"}, "w": {"enum": ["5"]}}},
         {"type": "object", "properties": {"v": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": {"a/b c": {"const": "5"}}},
