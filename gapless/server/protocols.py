@@ -70,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnchunkedCycle  # its task has not begun
+            self.cycle.waiting_for_100_continue = False  # RFC 9110, 10.1.1
         self.scope["extensions"] = {DIRECT_BODY: DirectBody(self.cycle, self.flow)}  # type: ignore[dict-item]
 
     def send_400_response(self, msg: str) -> None:

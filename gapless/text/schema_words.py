@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gapless.text.schemas import definition
+from gapless.text.schemas import definition, meaning_of
 
 MAX_DEPTH = 127
 """Levels of a schema; the library that makes grammars takes no more."""
@@ -98,7 +98,7 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
 def plain_schema(schema: Schema) -> dict[str, Any]:
     """Return a schema without what says nothing, which means the same. Raises ValueError naming the place of what is
     no schema, and for one that no value satisfies because none ends."""
-    reader = _PlainReader()
+    reader = _PlainReader(schema)
     plain = reader.plain(schema, "", 0)
     if not isinstance(plain, dict):
         raise ValueError('it allows no value: "not" excludes all')
@@ -127,6 +127,11 @@ class _PlainReader:
     refers = False
     """Whether it has references"""
 
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._names: dict[str, bool] = {}
+        """Whether a reference allows every name"""
+
     def plain(self, schema: Any, where: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
             raise ValueError(f"recursion limit exceeded: it nests more than {MAX_DEPTH} levels deep")
@@ -144,7 +149,16 @@ class _PlainReader:
         told = _mapped(told, lambda key, part: self.plain(part, f"{where}{key}.", depth + 1))
         if "not" in told and _is_free(told["not"]):
             return False
-        return {key: _whole(key, value) for key, value in told.items() if not _says_nothing(key, told)}
+        return {key: _whole(key, value) for key, value in told.items() if not self._says_nothing(key, told)}
+
+    def _says_nothing(self, key: str, told: Schema) -> bool:
+        value = told[key]
+        if key == "propertyNames" and isinstance(value, Mapping) and "$ref" in value:
+            rest, reference = {name: part for name, part in value.items() if name != "$ref"}, value["$ref"]
+            if reference not in self._names:
+                self._names[reference] = _allows_names(definition(reference, self._root))
+            return self._names[reference] and _allows_names(rest)
+        return _says_nothing(key, told)
 
 
 def _about(types: Any) -> tuple[str, ...]:
@@ -177,12 +191,14 @@ def _is_free(schema: Any) -> bool:
 def _says_nothing(key: str, schema: Schema) -> bool:
     value = schema[key]
     match key:
-        case "minLength" | "minItems" | "minProperties" | "uniqueItems":
+        case "minLength" | "minItems" | "minProperties":
             return not value
+        case "uniqueItems":
+            return not value or schema.get("maxItems", 2) < 2
         case "not":
             return value is False
         case "propertyNames":
-            return _is_free(value) or (isinstance(value, Mapping) and _allows_names(value))
+            return _allows_names(value)
         case "unevaluatedProperties" | "unevaluatedItems":
             return _is_free(value)
         case "additionalItems":
@@ -198,9 +214,19 @@ def _says_nothing(key: str, schema: Schema) -> bool:
     return False
 
 
-def _allows_names(schema: Schema) -> bool:
-    types = schema.get("type", ())
-    return schema.keys() & WORDS.keys() <= {"type"} and (types == "string" or "string" in list(types))
+def _allows_names(schema: Any) -> bool:
+    """Return whether every name is one of these. References are not followed."""
+    if _is_free(schema) or not isinstance(schema, Mapping):
+        return _is_free(schema)
+    return all(
+        (key == "type" and "string" in (value if isinstance(value, list) else [value]))
+        or (key == "pattern" and value in ("", ".*", "^.*"))
+        or (key == "minLength" and not value)
+        or (key == "allOf" and isinstance(value, list) and all(map(_allows_names, value)))
+        or (key == "anyOf" and isinstance(value, list) and any(map(_allows_names, value)))
+        for key, value in schema.items()
+        if key in WORDS and key not in ("$defs", "definitions")
+    )
 
 
 # Schemas whose values never end.
@@ -244,17 +270,30 @@ def _ends(schema: Any, ended: set[str]) -> bool:
         return False
     if not all(any(_ends(part, ended) for part in schema[key]) for key in ("anyOf", "oneOf") if schema.get(key)):
         return False
-    types = schema.get("type", "null")
     if "enum" in schema or "const" in schema:
-        return True
-    return any(_type_ends(kind, schema, ended) for kind in ([types] if isinstance(types, str) else types or ["null"]))
+        return bool(meaning_of({key: schema[key] for key in ("type", "enum", "const") if key in schema}, {}).constants)
+    types = schema.get("type", "null")
+    kinds, schema = [types] if isinstance(types, str) else types or ["null"], _joined(schema)
+    return any(_type_ends(kind, schema, ended) for kind in kinds)
+
+
+def _joined(schema: Schema) -> Schema:
+    """Return a schema of objects together with the properties of those that have to hold as well."""
+    parts = [part for part in (schema, *schema.get("allOf", ())) if isinstance(part, Mapping)]
+    if len(parts) == 1:
+        return schema
+    properties = {name: value for part in reversed(parts) for name, value in part.get("properties", {}).items()}
+    return {**schema, "properties": properties, "required": [n for part in parts for n in part.get("required", ())]}
 
 
 def _type_ends(kind: str, schema: Schema, ended: set[str]) -> bool:
     if kind == "object":
         properties = schema.get("properties", {})
-        other = "patternProperties" in schema or schema.get("additionalProperties", True)
-        return all(_ends(properties.get(name, other), ended) for name in schema.get("required", ()))
+        others = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties", True)]
+        other = any(_ends(part, ended) for part in others)
+        if not all(_ends(properties.get(name, other), ended) for name in schema.get("required", ())):
+            return False
+        return other or schema.get("minProperties", 0) <= sum(_ends(part, ended) for part in properties.values())
     if kind == "array":
         items, first = schema.get("items", True), schema.get("prefixItems", [])
         first, rest = (items, True) if isinstance(items, list) else (first, items)

@@ -156,4 +156,5 @@ def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
 
 def _fits(value: Any, types: frozenset[str]) -> bool:
     kind = type_of(value)
-    return kind in types or (kind == "integer" and "number" in types) or not types
+    whole = kind == "number" and float(value).is_integer() and "integer" in types
+    return kind in types or (kind == "integer" and "number" in types) or whole or not types

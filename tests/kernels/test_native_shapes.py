@@ -75,6 +75,7 @@ CASES = [
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
         *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)},
+        {"kv_lens": longs(T)},
     ]),
     *[(f"{kind}prefill_attention", CHUNKS, [
         *NO_KV, {"q": torch.ones(9, Q, 32)}, {"q": torch.ones(8, Q, D)}, {"starts": torch.tensor([0, 4, 9])},
@@ -102,7 +103,7 @@ CASES = [
     ]),
     ("finish", FINISH, [
         *NO_TABLES[:5], {"tokens": longs(5, WIDTH)}, {"finite": torch.ones(2, dtype=bool)}, {"sizes": ints(3)},
-        {"out": ints(2, WIDTH)}, {"lines": ints(2, LINE_TOKENS)},
+        {"out": ints(2, WIDTH)}, {"lines": ints(2, LINE_TOKENS)}, {"lines": ints(0, 4 * line_words(WIDTH))},
     ]),
     ("accept", {
         "tokens": longs(4), "finite": torch.ones(4, dtype=bool), "rows": ints(2), "width": 2,
@@ -123,7 +124,7 @@ CASES = [
         "state": TABLES["state"], "outboxes": ints(2, 500), "start": 0, "width": 3,
     }, [
         {"logits": torch.ones(3, VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
-        {"tokens": ints(0, 1)},
+        {"tokens": ints(0, 1)}, {"outboxes": ints(0, 500)}, {"start": -50},
     ]),
     ("sample", SAMPLE, [
         *NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(ROWS - 1, 1, 2)},

@@ -51,7 +51,9 @@ def steady(data):
     return texts
 
 
-@pytest.mark.parametrize("connection", [(), ("Connection: keep-alive",), ("Connection: close",)])
+@pytest.mark.parametrize(
+    "connection", [(), ("Connection: keep-alive",), ("Connection: close",), ("Expect: 100-continue",)]
+)
 @pytest.mark.parametrize(("path", "body"), REQUESTS, ids=lambda one: str(one)[:40])
 def test_an_answer_has_no_chunks_and_ends_with_the_connection(alone, path, body, connection):
     head, data = asked(alone, "1.0", path, body, *connection)

@@ -150,7 +150,8 @@ Tensor decode_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows,
     const Tensor& kv_lens, double scale) {
   check_attention("decode_attention", q, cache, layer, table, rows, kv_lens);
-  fits(rows.numel() == q.size(0), "decode_attention");
+  const int64_t count = rows.numel(), *length = longs(kv_lens);
+  fits(count == q.size(0) && std::all_of(length, length + count, [](int64_t n) { return n > 0; }), "decode_attention");
   Tensor out = at::empty({q.size(0), q.size(1) * q.size(2)}, q.options());
   by_dtype(q, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;

@@ -150,7 +150,8 @@ void finish_op(
       words.numel() >= HEADER_WORDS && tokens.dim() == 2 && tokens.size(0) <= rows.size(0) &&
           finite.numel() == tokens.size(0) && (!sizes || sizes->numel() == rows.size(0)) &&
           out.numel() == tokens.numel() && lines.dim() == 2 &&
-          lines.size(1) >= (1 + tokens.size(0)) * ((LINE_TOKENS + tokens.size(1) + 3) / 4 * 4),
+          lines.size(1) >= (1 + tokens.size(0)) * ((LINE_TOKENS + tokens.size(1) + 3) / 4 * 4) &&
+          ints(words)[PACKET_SLOT] >= 0 && ints(words)[PACKET_SLOT] < lines.size(0),
       "finish");
   Finished step{data<int32_t>(words), ints(rows), sizes ? ints(*sizes) : nullptr, rows.size(0), tokens.size(0),
                 tokens.size(1), longs(tokens), finite.const_data_ptr<bool>()};
@@ -221,7 +222,7 @@ void score_op(
   whole(logits), whole(words), whole(tokens);
   fits(
       logits.dim() == 2 && tokens.dim() == 2 && tokens.size(0) > 0 && logits.size(0) % tokens.size(0) == 0 &&
-          words.numel() >= HEADER_WORDS + tokens.size(0),
+          words.numel() >= HEADER_WORDS + tokens.size(0) && outboxes.size(0) > 0 && start >= 0 && width >= 0,
       "score");
   Table boxes = table(outboxes);
   int64_t slot = (words.const_data_ptr<int32_t>()[PACKET_SLOT] - 1 + outboxes.size(0)) % outboxes.size(0);
