@@ -6,7 +6,7 @@ What a file says and another overrules is warned of, by file and field.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,3 +171,26 @@ def _no_default(root: Path) -> CheckpointError:
         f"{root}: chat_template must be a string, or a list of name and template with a default; files of "
         f"{TEMPLATES} need a chat_template.jinja beside them"
     )
+
+
+def files_read(root: Path, special: Mapping[str, str], templates: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the files that a tokenizer with these special tokens and templates was read from, each with what it says,
+    and then those that are not read.
+    """
+    yield "tokenizer.json", "read: the vocabulary"
+    listed = {name: read_json(root / name) or {} for name in (_CONFIG, _MAP)}
+    for file, values in listed.items():
+        extra = values.get("extra_special_tokens")
+        flat = {**values, **(extra if isinstance(extra, Mapping) else {})}
+        said = [f"{name} = {text!r}" for name, text in special.items() if _content(flat.get(name)) == text]
+        said += ["added_tokens_decoder"] if values.get("added_tokens_decoder") else []
+        if said:
+            yield file, f"read: {', '.join(said)}"
+    if (root / _ADDED).exists() and listed[_CONFIG].get("added_tokens_decoder") is None:
+        yield _ADDED, "read: ids of tokens"
+    for name in templates:
+        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        file = next(one for one in (own, "chat_template.json", _CONFIG) if (root / one).exists())
+        yield file, f"read: template {name!r}"
+    if rest := [name for name in _OTHERS if (root / name).exists()]:
+        yield "tokenizer", f"not read, tokenizer.json counts: {', '.join(rest)}"

@@ -11,6 +11,7 @@ from vocabularies import byte_level
 
 from gapless.base.errors import CheckpointError
 from gapless.text.tokenizer import Tokenizer
+from gapless.text.tokenizer_files import files_read
 
 VOCABULARY = byte_level()
 PLAIN, LETTER = (VOCABULARY.token_id(text) for text in ("<plain>", "a"))
@@ -176,3 +177,31 @@ def test_a_vocabulary_in_another_form_is_refused_by_its_name(tmp_path: Path, nam
 def test_what_cannot_be_read_is_refused_by_file_and_field(tmp_path: Path, config, files, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Tokenizer.from_dir(write(tmp_path, config, **files))
+
+
+READ_FROM = {
+    "nothing": ({}, {}, {}),
+    "config": ({**BASE, "chat_template": "C"}, {},
+               {"tokenizer_config.json": {"bos_token = '<s>', eos_token = '</s>'", "template 'default'"}}),
+    "map": ({"bos_token": "<s>"}, {MAP: {"eos_token": "</s>"}},
+            {"tokenizer_config.json": {"bos_token = '<s>'"}, "special_tokens_map.json": {"eos_token = '</s>'"}}),
+    "extra": ({"extra_special_tokens": {"image_token": "<plain>"}}, {},
+              {"tokenizer_config.json": {"image_token = '<plain>'"}}),
+    "added": ({}, {ADDED: {"<plain>": PLAIN}}, {"added_tokens.json": {"ids of tokens"}}),
+    "files": ({"chat_template": "F"}, {FILE: "F", TOOL_FILE: "FT"},
+              {"chat_template.jinja": {"template 'default'"},
+               "additional_chat_templates/tool_use.jinja": {"template 'tool_use'"}}),
+    "older": ({}, {"chat_template_dot_json": {"chat_template": "C"}}, {"chat_template.json": {"template 'default'"}}),
+    "others": ({}, {"vocab_dot_json": "{}", "merges_dot_txt": ""},
+               {"tokenizer": {"not read, tokenizer.json counts: vocab.json, merges.txt"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_FROM)
+def test_the_files_that_were_read_are_told_with_what_they_say(tmp_path: Path, name: str) -> None:
+    config, files, told = READ_FROM[name]
+    tokenizer = Tokenizer.from_dir(write(tmp_path, config, **files))
+    found: dict[str, set[str]] = {}
+    for file, said in files_read(tmp_path, tokenizer.special, tokenizer.template.names if tokenizer.template else ()):
+        found.setdefault(file, set()).add(said.removeprefix("read: "))
+    assert found == {"tokenizer.json": {"the vocabulary"}, **told}
