@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json, read_text
@@ -55,6 +56,8 @@ def read_files(root: Path) -> TokenizerFiles:
         if (own := backend.token_to_id(token.content)) != number:
             log.warning("%s: token %r has the id %s in tokenizer.json, not %s", root, token.content, own, number)
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    if config.get("clean_up_tokenization_spaces") and not isinstance(backend.model, BPE):
+        log.warning("%s: clean_up_tokenization_spaces = True is not used: texts keep their spaces", root / _CONFIG)
     return TokenizerFiles(backend, config, special)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import transformers
-from vocabularies import byte_level
+from tokenizers import decoders, pre_tokenizers
+from vocabularies import byte_fallback, byte_level, wordpiece
 
 from gapless.base.errors import CheckpointError
 from gapless.text.tokenizer import Tokenizer
@@ -151,6 +152,19 @@ def test_files_that_agree_are_not_warned_of(tmp_path: Path, caplog, name: str) -
     same = {"chat_template": "F", **config}
     Tokenizer.from_dir(write(tmp_path, same, **{FILE: "F"}, **files))
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(("vocabulary", "warned"), [(byte_level, False), (byte_fallback, False), (wordpiece, True)])
+def test_spaces_that_transformers_would_clean_up_are_warned_of(tmp_path: Path, caplog, vocabulary, warned) -> None:
+    write(tmp_path, {"clean_up_tokenization_spaces": True})
+    backend = vocabulary().backend
+    if vocabulary is wordpiece:
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = Tokenizer.from_dir(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs.encode("a b .", add_special_tokens=False)
+    assert (ours.decode(ids) != theirs.decode(ids)) == warned
+    assert ["clean_up_tokenization_spaces" in text for text in caplog.messages] == [True] * warned
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model"])
