@@ -6,6 +6,7 @@ What a file says and another overrules is warned of, by file and field.
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ TEMPLATES = "additional_chat_templates"
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tiktoken.model")
 """Files that hold a vocabulary in forms that are not read"""
+_NAMED = ("extra_special_tokens", "model_specific_special_tokens")
+"""Settings that may be an object of more special tokens, by name"""
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -42,11 +45,14 @@ def read_files(root: Path) -> TokenizerFiles:
     if others := [name for name in _listed(config, "fast_tokenizer_files") if name != "tokenizer.json"]:
         raise CheckpointError(f"{root / _CONFIG}: fast_tokenizer_files names {others[0]}, and tokenizer.json is read")
     declared = _declared(root, config)
+    _check_tokens(root, declared)
     named = {name: token for name, value in declared.items() if _is_name(name) and (token := _token(value))}
-    extra = declared.get("extra_special_tokens") or {}
-    if isinstance(extra, Mapping):
-        named |= {name: token for name, value in extra.items() if (token := _token(value))}
+    for field in _NAMED:
+        extra = declared.get(field)
+        if isinstance(extra, Mapping):
+            named |= {name: token for name, value in extra.items() if (token := _token(value))}
     special = {name: token.content for name, token in named.items()}
+    special |= {name: "" for name in SPECIAL_NAMES if declared.get(name) == ""}  # templates may add it to a text
     numbered = _numbered(root, config, special.values())
     _add(backend, [token for _, token in sorted(numbered.items(), key=lambda entry: entry[0])], again=True)
     more = [_token(value) for name in ("extra_special_tokens", "additional_special_tokens")
@@ -88,6 +94,17 @@ def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             here, there = (_MAP, _CONFIG) if alone else (_CONFIG, _MAP)
             log.warning("%s: %s %r is not used: in %s it is %r", root / here, name, other, there, used)
     return dict(config) if alone else {**config, **older}
+
+
+def _check_tokens(root: Path, declared: Mapping[str, Any]) -> None:
+    """Refuse what is no token where a special token, or a list of them, is to be."""
+    for name in (*SPECIAL_NAMES, *_NAMED, "additional_special_tokens"):
+        value = declared.get(name)
+        if not value or (name in _NAMED and isinstance(value, Mapping)):
+            continue
+        tokens = [value] if name in SPECIAL_NAMES else value if isinstance(value, list) else [None]
+        if not all(map(_content, tokens)):
+            raise CheckpointError(f"{root}: {name} of {_CONFIG} or {_MAP} must give the text of tokens, got {value!r}")
 
 
 def _numbered(root: Path, config: Mapping[str, Any], special: Iterable[str]) -> dict[int, AddedToken]:
@@ -183,8 +200,8 @@ def files_read(root: Path, special: Mapping[str, str], templates: Iterable[str])
     yield "tokenizer.json", "read: the vocabulary"
     listed = {name: read_json(root / name) or {} for name in (_CONFIG, _MAP)}
     for file, values in listed.items():
-        extra = values.get("extra_special_tokens")
-        flat = {**values, **(extra if isinstance(extra, Mapping) else {})}
+        extra = [values[field] for field in _NAMED if isinstance(values.get(field), Mapping)]
+        flat = dict(ChainMap(values, *extra))
         said = [f"{name} = {text!r}" for name, text in special.items() if _content(flat.get(name)) == text]
         said += ["added_tokens_decoder"] if values.get("added_tokens_decoder") else []
         if said:

@@ -61,6 +61,8 @@ DECLARED = {
     "additional": ({**BASE, "additional_special_tokens": ["<plain>", "<more>"]}, {}),
     "extra list": ({**BASE, "extra_special_tokens": ["<more>", "a"]}, {}),
     "extra names": ({**BASE, "extra_special_tokens": {"image_token": "<plain>", "boi_token": "<boi>"}}, {}),
+    "names of the model": ({**BASE, "model_specific_special_tokens": {"image_token": "<boi>"}}, {}),
+    "empty": ({**BASE, "bos_token": ""}, {}),
     "names of its own": ({**BASE, "image_token": "a", "boi_token": "<boi>"}, {}),
     "map additional": (BASE, {MAP: {**BASE, "additional_special_tokens": ["<plain>", "<more>"]}}),
     "map extra": (BASE, {MAP: {**BASE, "extra_special_tokens": ["<more>"]}}),
@@ -187,6 +189,9 @@ def test_a_vocabulary_in_another_form_is_refused_by_its_name(tmp_path: Path, nam
         ({}, {ADDED: []}, "added_tokens.json"),
         ({"added_tokens_decoder": {"x": token()}}, {}, "added_tokens_decoder"),
         ({"added_tokens_decoder": [1]}, {}, "added_tokens_decoder"),
+        ({"eos_token": ["</s>"]}, {}, "eos_token"),
+        ({"additional_special_tokens": "<more>"}, {}, "additional_special_tokens"),
+        ({"extra_special_tokens": [1]}, {}, "extra_special_tokens"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_file_and_field(tmp_path: Path, config, files, named: str) -> None:
