@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
@@ -17,11 +18,10 @@ from gapless.base.progress import in_bytes
 from gapless.model.fields import READ, SILENT, UNUSED, Fields
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gapless.device.build import Outcome
     from gapless.kernels.native import Product
     from gapless.model.config import ModelConfig
+    from gapless.text.tokenizer import Tokenizer
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
 NEEDED_BY = {
@@ -252,8 +252,19 @@ def model(config: EngineConfig) -> Iterator[Check]:
     yield Check("model", "ok", f"{config.model}: {found.architecture}, {sizes}{commit}{rest}")
     for file in found.files:
         yield from told(file)
+    yield from tokenizer(located.config, assets.tokenizer)
     if not to_fetch:
         yield weights(resolve_model_dir(located.config.model), found)
+
+
+def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:
+    """Tell of the files that the tokenizer was read from."""
+    from gapless.model.config import resolve_model_dir
+    from gapless.text.tokenizer_files import files_read
+
+    root = Path(config.tokenizer) if config.tokenizer else resolve_model_dir(config.model)
+    templates = found.template.names if found.template and not config.chat_template else ()
+    yield from (Check(file, "ok", said) for file, said in files_read(root, found.special, templates))
 
 
 def told(file: Fields) -> Iterator[Check]:

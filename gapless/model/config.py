@@ -193,7 +193,7 @@ def _refuse_unsupported(fields: Fields, architecture: str) -> None:
             f"{fields.path}: quantization_config: quantised checkpoints are not supported; "
             "use the bfloat16, float16 or float32 one"
         )
-    if fields.text("hidden_act", "silu") != "silu":
+    if fields.text("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         raise fields.error("hidden_act", "must be 'silu'")
     for name, neutral in OTHER_FORWARD.items():
         if not says_nothing(value := fields.get(name)) and value not in neutral:

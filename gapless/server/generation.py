@@ -88,7 +88,8 @@ class Job:
 
     async def deltas(self, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """(choice, delta) in the order they come, less what the `sink` of the only choice takes and notes itself.
-        Closing the iterator aborts what still runs. A request that is refused is not counted as one that ran.
+        Closing the iterator aborts what still runs. A request that is refused before its first token is not counted as
+        one that ran.
         """
         refused = False
         try:
@@ -97,7 +98,7 @@ class Job:
                     self.note(choice, delta)
                     yield choice, delta
         except (RequestError, QueueFullError):
-            refused = True
+            refused = not any(entry.tokens for entry in self.choices)
             raise
         finally:
             if self.streams and not refused:

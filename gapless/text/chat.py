@@ -36,7 +36,7 @@ class ChatTemplate:
         name: str = "the chat template",
     ) -> None:
         named = {"default": sources} if isinstance(sources, str) else sources
-        self.default = named["default"]
+        self.default, self.names = named["default"], tuple(named)
         self.source = "\n".join(named.values())
         """The text of them all, whose marks show how the model writes calls."""
         self._special = dict(special or {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2s
 from itertools import product
 from typing import Any, NamedTuple
@@ -139,7 +140,9 @@ def _conversation(role: str) -> list[dict[str, Any]]:
 def _rendered(
     render: Render, reading: Reading, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> str:
-    try:
-        return render([reading.written(message) for message in messages], tools)
-    except RequestError:
-        return ""
+    form = reading.forms.get("system", reading.forms.get("user", "text"))
+    system = {"role": "system", "content": _FORMS[form](["be brief"])}
+    for head in ([], [system]):  # some templates take no conversation without one
+        with suppress(RequestError):
+            return render([*head, *map(reading.written, messages)], tools)
+    return ""

@@ -6,12 +6,14 @@ What a file says and another overrules is warned of, by file and field.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json, read_text
@@ -22,6 +24,8 @@ TEMPLATES = "additional_chat_templates"
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tiktoken.model")
 """Files that hold a vocabulary in forms that are not read"""
+_NAMED = ("extra_special_tokens", "model_specific_special_tokens")
+"""Settings that may be an object of more special tokens, by name"""
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -41,11 +45,14 @@ def read_files(root: Path) -> TokenizerFiles:
     if others := [name for name in _listed(config, "fast_tokenizer_files") if name != "tokenizer.json"]:
         raise CheckpointError(f"{root / _CONFIG}: fast_tokenizer_files names {others[0]}, and tokenizer.json is read")
     declared = _declared(root, config)
+    _check_tokens(root, declared)
     named = {name: token for name, value in declared.items() if _is_name(name) and (token := _token(value))}
-    extra = declared.get("extra_special_tokens") or {}
-    if isinstance(extra, Mapping):
-        named |= {name: token for name, value in extra.items() if (token := _token(value))}
+    for field in _NAMED:
+        extra = declared.get(field)
+        if isinstance(extra, Mapping):
+            named |= {name: token for name, value in extra.items() if (token := _token(value))}
     special = {name: token.content for name, token in named.items()}
+    special |= {name: "" for name in SPECIAL_NAMES if declared.get(name) == ""}  # templates may add it to a text
     numbered = _numbered(root, config, special.values())
     _add(backend, [token for _, token in sorted(numbered.items(), key=lambda entry: entry[0])], again=True)
     more = [_token(value) for name in ("extra_special_tokens", "additional_special_tokens")
@@ -55,6 +62,8 @@ def read_files(root: Path) -> TokenizerFiles:
         if (own := backend.token_to_id(token.content)) != number:
             log.warning("%s: token %r has the id %s in tokenizer.json, not %s", root, token.content, own, number)
     backend.encode_special_tokens = bool(config.get("split_special_tokens"))
+    if config.get("clean_up_tokenization_spaces") and not isinstance(backend.model, BPE):
+        log.warning("%s: clean_up_tokenization_spaces = True is not used: texts keep their spaces", root / _CONFIG)
     return TokenizerFiles(backend, config, special)
 
 
@@ -85,6 +94,17 @@ def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             here, there = (_MAP, _CONFIG) if alone else (_CONFIG, _MAP)
             log.warning("%s: %s %r is not used: in %s it is %r", root / here, name, other, there, used)
     return dict(config) if alone else {**config, **older}
+
+
+def _check_tokens(root: Path, declared: Mapping[str, Any]) -> None:
+    """Refuse what is no token where a special token, or a list of them, is to be."""
+    for name in (*SPECIAL_NAMES, *_NAMED, "additional_special_tokens"):
+        value = declared.get(name)
+        if not value or (name in _NAMED and isinstance(value, Mapping)):
+            continue
+        tokens = [value] if name in SPECIAL_NAMES else value if isinstance(value, list) else [None]
+        if not all(map(_content, tokens)):
+            raise CheckpointError(f"{root}: {name} of {_CONFIG} or {_MAP} must give the text of tokens, got {value!r}")
 
 
 def _numbered(root: Path, config: Mapping[str, Any], special: Iterable[str]) -> dict[int, AddedToken]:
@@ -171,3 +191,26 @@ def _no_default(root: Path) -> CheckpointError:
         f"{root}: chat_template must be a string, or a list of name and template with a default; files of "
         f"{TEMPLATES} need a chat_template.jinja beside them"
     )
+
+
+def files_read(root: Path, special: Mapping[str, str], templates: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the files that a tokenizer with these special tokens and templates was read from, each with what it says,
+    and then those that are not read.
+    """
+    yield "tokenizer.json", "read: the vocabulary"
+    listed = {name: read_json(root / name) or {} for name in (_CONFIG, _MAP)}
+    for file, values in listed.items():
+        extra = [values[field] for field in _NAMED if isinstance(values.get(field), Mapping)]
+        flat = dict(ChainMap(values, *extra))
+        said = [f"{name} = {text!r}" for name, text in special.items() if _content(flat.get(name)) == text]
+        said += ["added_tokens_decoder"] if values.get("added_tokens_decoder") else []
+        if said:
+            yield file, f"read: {', '.join(said)}"
+    if (root / _ADDED).exists() and listed[_CONFIG].get("added_tokens_decoder") is None:
+        yield _ADDED, "read: ids of tokens"
+    for name in templates:
+        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        file = next(one for one in (own, "chat_template.json", _CONFIG) if (root / one).exists())
+        yield file, f"read: template {name!r}"
+    if rest := [name for name in _OTHERS if (root / name).exists()]:
+        yield "tokenizer", f"not read, tokenizer.json counts: {', '.join(rest)}"

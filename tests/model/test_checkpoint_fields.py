@@ -154,7 +154,10 @@ def test_a_field_that_changes_the_forward_pass_is_refused(tmp_path, name, family
     assert repr(OTHERS[name]) in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", ({"logit_scale": 1.0}, {"num_experts": 0}, {"is_causal": True}, {"qk_norm": False}))
+@pytest.mark.parametrize(
+    "changes",
+    ({"hidden_act": "swish"}, {"logit_scale": 1.0}, {"num_experts": 0}, {"is_causal": True}, {"qk_norm": False}),
+)
 def test_a_field_at_the_value_that_changes_nothing_is_taken(tmp_path, changes):
     assert warnings(write(tmp_path, **changes)) == {}
 

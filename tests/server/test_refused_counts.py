@@ -7,6 +7,8 @@ import pytest
 from server_harness import error_of, fake_core, serving
 from test_ops_api import families
 
+from gapless.base.errors import RequestError
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = [7] * 2000
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -72,6 +74,17 @@ def test_what_a_full_queue_refuses_is_no_abort_either():
         waiting.join(10)
         server.until(lambda: server.state.metrics.finished["length"] == 1)
         assert server.state.metrics.finished["abort"] == 1, "the client of the first one went"
+
+
+def test_a_request_that_the_engine_gives_up_after_tokens_is_an_abort(server, client):
+    aborts = server.state.metrics.finished["abort"]
+    with client.stream("POST", COMPLETIONS, json={"prompt": "~", "max_tokens": 900, "stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        tracker = server.llm._tracker
+        server.run(lambda: tracker.fail(next(iter(tracker._open)), RequestError("the output cannot go on", "x")))
+        assert any("cannot go on" in line for line in lines)
+    server.until(lambda: server.state.metrics.finished["abort"] == aborts + 1)
 
 
 def test_a_request_whose_time_is_up_before_the_engine_has_it_is_not_counted(server, client):

@@ -103,6 +103,21 @@ def test_each_role_has_a_reading_of_its_own():
         {"type": "text", "text": "hi"}]}])  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "shown", ["m.content[0].text", "'' + m.content[0]['text']", "m.content | map(attribute='text') | join"]
+)
+def test_a_template_that_takes_no_conversation_without_a_system_message_is_read(shown):
+    template = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}{% for m in messages %}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function.name + m.tool_calls[0].function.arguments }}"
+        "{% else %}<{{ m.role }}>{{ " + shown + " }}{% endif %}{% endfor %}"
+    )
+    chat = [{"role": role, "content": f"as {role}"} for role in ("system", "user", "assistant", "user")]
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in chat]
+    assert ours(template, chat) == ours(template, parts) == theirs(template, parts)
+    assert ours(template, [*chat, called(OBJECT, {})]).endswith("f" + TEXT)
+
+
 def test_a_result_of_parts_is_read_by_templates_of_text_and_of_parts():
     of_parts = "{% for m in messages %}{% if m.role == 'tool' %}{% for p in m.content %}{{ p.text }};{% endfor %}" \
                "{% else %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}" \

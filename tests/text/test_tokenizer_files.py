@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import transformers
-from vocabularies import byte_level
+from tokenizers import decoders, pre_tokenizers
+from vocabularies import byte_fallback, byte_level, wordpiece
 
 from gapless.base.errors import CheckpointError
 from gapless.text.tokenizer import Tokenizer
+from gapless.text.tokenizer_files import files_read
 
 VOCABULARY = byte_level()
 PLAIN, LETTER = (VOCABULARY.token_id(text) for text in ("<plain>", "a"))
@@ -59,6 +61,8 @@ DECLARED = {
     "additional": ({**BASE, "additional_special_tokens": ["<plain>", "<more>"]}, {}),
     "extra list": ({**BASE, "extra_special_tokens": ["<more>", "a"]}, {}),
     "extra names": ({**BASE, "extra_special_tokens": {"image_token": "<plain>", "boi_token": "<boi>"}}, {}),
+    "names of the model": ({**BASE, "model_specific_special_tokens": {"image_token": "<boi>"}}, {}),
+    "empty": ({**BASE, "bos_token": ""}, {}),
     "names of its own": ({**BASE, "image_token": "a", "boi_token": "<boi>"}, {}),
     "map additional": (BASE, {MAP: {**BASE, "additional_special_tokens": ["<plain>", "<more>"]}}),
     "map extra": (BASE, {MAP: {**BASE, "extra_special_tokens": ["<more>"]}}),
@@ -152,6 +156,20 @@ def test_files_that_agree_are_not_warned_of(tmp_path: Path, caplog, name: str) -
     assert not caplog.messages
 
 
+@pytest.mark.parametrize(("vocabulary", "warned"), [(byte_level, False), (byte_fallback, False), (wordpiece, True)])
+def test_spaces_that_transformers_would_clean_up_are_warned_of(tmp_path: Path, caplog, vocabulary, warned) -> None:
+    write(tmp_path, {"clean_up_tokenization_spaces": True})
+    backend = vocabulary().backend
+    if vocabulary is wordpiece:
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours, theirs = Tokenizer.from_dir(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs.encode("a b .", add_special_tokens=False)
+    assert (ours.decode(ids) != theirs.decode(ids)) == warned
+    said = [record.getMessage() for record in caplog.records if record.name == "gapless.text"]
+    assert ["clean_up_tokenization_spaces" in text for text in said] == [True] * warned
+
+
 @pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model"])
 def test_a_vocabulary_in_another_form_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     write(tmp_path, BASE)
@@ -171,8 +189,39 @@ def test_a_vocabulary_in_another_form_is_refused_by_its_name(tmp_path: Path, nam
         ({}, {ADDED: []}, "added_tokens.json"),
         ({"added_tokens_decoder": {"x": token()}}, {}, "added_tokens_decoder"),
         ({"added_tokens_decoder": [1]}, {}, "added_tokens_decoder"),
+        ({"eos_token": ["</s>"]}, {}, "eos_token"),
+        ({"additional_special_tokens": "<more>"}, {}, "additional_special_tokens"),
+        ({"extra_special_tokens": [1]}, {}, "extra_special_tokens"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_file_and_field(tmp_path: Path, config, files, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Tokenizer.from_dir(write(tmp_path, config, **files))
+
+
+READ_FROM = {
+    "nothing": ({}, {}, {}),
+    "config": ({**BASE, "chat_template": "C"}, {},
+               {"tokenizer_config.json": {"bos_token = '<s>', eos_token = '</s>'", "template 'default'"}}),
+    "map": ({"bos_token": "<s>"}, {MAP: {"eos_token": "</s>"}},
+            {"tokenizer_config.json": {"bos_token = '<s>'"}, "special_tokens_map.json": {"eos_token = '</s>'"}}),
+    "extra": ({"extra_special_tokens": {"image_token": "<plain>"}}, {},
+              {"tokenizer_config.json": {"image_token = '<plain>'"}}),
+    "added": ({}, {ADDED: {"<plain>": PLAIN}}, {"added_tokens.json": {"ids of tokens"}}),
+    "files": ({"chat_template": "F"}, {FILE: "F", TOOL_FILE: "FT"},
+              {"chat_template.jinja": {"template 'default'"},
+               "additional_chat_templates/tool_use.jinja": {"template 'tool_use'"}}),
+    "older": ({}, {"chat_template_dot_json": {"chat_template": "C"}}, {"chat_template.json": {"template 'default'"}}),
+    "others": ({}, {"vocab_dot_json": "{}", "merges_dot_txt": ""},
+               {"tokenizer": {"not read, tokenizer.json counts: vocab.json, merges.txt"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_FROM)
+def test_the_files_that_were_read_are_told_with_what_they_say(tmp_path: Path, name: str) -> None:
+    config, files, told = READ_FROM[name]
+    tokenizer = Tokenizer.from_dir(write(tmp_path, config, **files))
+    found: dict[str, set[str]] = {}
+    for file, said in files_read(tmp_path, tokenizer.special, tokenizer.template.names if tokenizer.template else ()):
+        found.setdefault(file, set()).add(said.removeprefix("read: "))
+    assert found == {"tokenizer.json": {"the vocabulary"}, **told}
