@@ -239,7 +239,7 @@ def _head(last: LastWords, marks: tuple[str, str]) -> str:
 
 
 def _places(before: str, text: str, marks: tuple[str, str]) -> Iterator[int]:
-    """Yield where this text stands, the last place first, but where a mark lies across one of its ends."""
+    """Yield where this text stands, the last place first, but where a mark is across one of its ends."""
     at = len(before)
     for _ in range(HEAD_CHARS if text else 0):
         at = before.rfind(text, 0, at + len(text) - 1)

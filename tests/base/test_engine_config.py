@@ -22,7 +22,6 @@ from gapless.base.errors import ConfigError
         ("max_model_len", True, "a whole number"),
         ("max_model_len", 0, "a whole number from 1 to"),
         ("block_size", 0, "a whole number from 1 to"),
-        ("seed", None, "a whole number"),
         ("seed", 2**80, "a whole number from"),
         ("gpu_memory_utilization", "0.5", "a number from"),
         ("gpu_memory_utilization", math.nan, "a number from"),

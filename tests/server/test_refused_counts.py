@@ -76,17 +76,6 @@ def test_what_a_full_queue_refuses_is_no_abort_either():
         assert server.state.metrics.finished["abort"] == 1, "the client of the first one went"
 
 
-def test_a_request_that_the_engine_gives_up_after_tokens_is_an_abort(server, client):
-    aborts = server.state.metrics.finished["abort"]
-    with client.stream("POST", COMPLETIONS, json={"prompt": "~", "max_tokens": 900, "stream": True}) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        tracker = server.llm._tracker
-        server.run(lambda: tracker.fail(next(iter(tracker._open)), RequestError("the output cannot go on", "x")))
-        assert any("cannot go on" in line for line in lines)
-    server.until(lambda: server.state.metrics.finished["abort"] == aborts + 1)
-
-
 def test_a_request_whose_time_is_up_before_the_engine_has_it_is_not_counted(server, client):
     before = ran(client)
     late = client.post(COMPLETIONS, json={"prompt": "hi"}, headers={"x-request-timeout": "1e-9"})
