@@ -125,6 +125,7 @@ CASES = [
     ]),
     ("sample", SAMPLE, [
         *NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(ROWS - 1, 1, 2)},
+        {"params": TABLES["params"] + 1, "masks": ints(ROWS, 0, 2)},
         {"adjusted": torch.ones(1, 3, VOCAB - 1)}, {"adjusted": torch.ones(0, 3, VOCAB)}, {"rows": ints(3)},
     ]),
     ("cut", CUT, [*NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(2, 1, 2)}]),

@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor> sample_op(
   fit_tables("sample", state, params, masks), fit_params("sample", params);
   fits(
       count == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
-          (!masks.size(2) || (masks.size(1) >= places && masks.size(2) * 32 >= vocab)) &&
+          (!masks.size(2) || masks.size(2) * 32 >= vocab) &&
           (!adjusted || (adjusted->dim() == 3 && adjusted->is_contiguous() && adjusted->size(0) >= places &&
                          adjusted->size(2) == vocab)),
       "sample");
@@ -105,6 +105,8 @@ std::tuple<Tensor, Tensor> sample_op(
   Table lines = table(state), settings = table(params);
   auto hot = [&](int32_t r) { return bits_of<float>(settings.row(r)[TEMPERATURE]) > 0; };
   bool random = std::any_of(row, row + rows.size(0), hot);
+  auto masked = [&](int32_t r) { return settings.row(r)[MASKED] != 0; };
+  fits(masks.size(1) >= places || std::none_of(row, row + rows.size(0), masked), "sample");
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
@@ -224,10 +226,7 @@ void cut_op(
     const Tensor& masks) {
   whole(logits), whole(index), whole(rows), whole(masks);
   fit_tables("cut", state, params, masks), fit_params("cut", params);
-  fits(
-      (!rows.size(0) || state.size(1) >= CUT_VALUE + 2 * (logits.size(0) / rows.size(0))) && masks.dim() == 3 &&
-          (!masks.size(2) || masks.size(2) * 32 >= logits.size(1)),
-      "cut");
+  fits(masks.dim() == 3 && (!masks.size(2) || masks.size(2) * 32 >= logits.size(1)), "cut");
   int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);
