@@ -120,13 +120,13 @@ CASES = [
         "logits": torch.ones(4, VOCAB), "index": ints(2), "words": ints(60), "tokens": ints(4, 1),
         "state": TABLES["state"], "outboxes": ints(2, 500), "start": 0, "width": 3,
     }, [
-        {"logits": torch.ones(3, VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
+        {"logits": torch.ones(VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
         {"tokens": ints(0, 1)},
     ]),
     ("sample", SAMPLE, [
         *NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(ROWS - 1, 1, 2)},
         {"params": TABLES["params"] + 1, "masks": ints(ROWS, 0, 2)},
-        {"adjusted": torch.ones(1, 3, VOCAB - 1)}, {"adjusted": torch.ones(0, 3, VOCAB)}, {"rows": ints(3)},
+        {"adjusted": torch.ones(1, 3, VOCAB - 1)}, {"adjusted": torch.ones(0, 3, VOCAB)},
     ]),
     ("cut", CUT, [*NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(2, 1, 2)}]),
     ("draft", {
@@ -134,8 +134,8 @@ CASES = [
         "state": TABLES["state"], "params": TABLES["params"],
     }, [*NO_TABLES[:2], *NO_TABLES[3:5], {"ids": longs(7)}, {"rows": longs(3)}, {"vocab": 7}]),
     ("adjust", ADJUST, [
-        *NO_TABLES[:5], {"wishes": ints(3, 5)}, {"counts": ints(3, 8)}, {"counted": ints(2, 1)}, {"rows": ints(3)},
-        {"adjusted": torch.ones(1, 2, VOCAB)}, {"adjusted": torch.ones(1, 3, 8)},
+        *NO_TABLES[:5], {"wishes": ints(3, 5)}, {"counts": ints(3, 8)}, {"counted": ints(2, 1)},
+        {"rows": ints(2)}, {"adjusted": torch.ones(1, 2, VOCAB)}, {"adjusted": torch.ones(1, 3, 8)},
     ]),
     ("mask", MASK | {"masks": ints(ROWS, 1, 2), "places": 1}, [
         *NO_TABLES[:5], {"masks": ints(ROWS - 1, 1, 2)}, {"places": 2}, {"mail": ints(ROWS - 1, 128)},

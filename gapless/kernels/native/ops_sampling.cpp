@@ -92,7 +92,7 @@ std::tuple<Tensor, Tensor> sample_op(
   int64_t places = count / batch;
   fit_tables("sample", state, params, masks), fit_params("sample", params);
   fits(
-      count == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
+      state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
           (!masks.size(2) || masks.size(2) * 32 >= vocab) &&
           (!adjusted || (adjusted->dim() == 3 && adjusted->is_contiguous() && adjusted->size(0) >= places &&
                          adjusted->size(2) == vocab)),
@@ -186,9 +186,9 @@ void adjust_op(
   whole(logits), whole(index), whole(rows), whole(adjusted);
   fit_tables("adjust", state, params, history), fit_params("adjust", params);
   fits(
-      rows.size(0) > 0 && logits.size(0) % rows.size(0) == 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES &&
-          counts.dim() == 2 && counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
-          adjusted.size(0) * rows.size(0) >= logits.size(0) && adjusted.size(2) == logits.size(1) &&
+      rows.size(0) > 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES && counts.dim() == 2 &&
+          counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
+          adjusted.size(0) >= logits.size(0) / rows.size(0) && adjusted.size(2) == logits.size(1) &&
           wishes.size(0) == adjusted.size(1) && counts.size(0) == adjusted.size(1) &&
           counted.size(0) == adjusted.size(1),
       "adjust");

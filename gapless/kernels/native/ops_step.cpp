@@ -211,8 +211,7 @@ void score_op(
     const Tensor& outboxes, int64_t start, int64_t width) {
   whole(logits), whole(words), whole(tokens);
   fits(
-      logits.dim() == 2 && tokens.dim() == 2 && tokens.size(0) > 0 && logits.size(0) % tokens.size(0) == 0 &&
-          words.numel() >= HEADER_WORDS + tokens.size(0),
+      logits.dim() == 2 && tokens.dim() == 2 && tokens.size(0) > 0 && words.numel() >= HEADER_WORDS + tokens.size(0),
       "score");
   Table boxes = table(outboxes);
   int64_t slot = (words.const_data_ptr<int32_t>()[PACKET_SLOT] - 1 + outboxes.size(0)) % outboxes.size(0);
