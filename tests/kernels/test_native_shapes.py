@@ -75,11 +75,9 @@ CASES = [
     ]),
     ("decode_attention", KV | {"q": torch.ones(T, Q, D)}, [
         *NO_KV, {"q": torch.ones(T, Q, 8)}, {"q": torch.ones(T, 3, D)}, {"q": torch.ones(T + 1, Q, D)},
-        {"kv_lens": longs(T)},
     ]),
     *[(f"{kind}prefill_attention", CHUNKS, [
         *NO_KV, {"q": torch.ones(9, Q, 32)}, {"q": torch.ones(8, Q, D)}, {"starts": torch.tensor([0, 4, 9])},
-        {"starts": torch.tensor([0, 4, 2, 9])}, {"starts": torch.tensor([-3, 2, 4, 9])},
     ]) for kind in ("", "invariant_")],
     ("rms_norm", {"x": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [{"weight": torch.ones(8)}, {"x": torch.ones(D)}]),
     ("add_rms_norm", {"x": torch.ones(T, D), "delta": PAIRS, "weight": torch.ones(D), "eps": 1e-6}, [
@@ -92,7 +90,7 @@ CASES = [
         "ends": [6],
     }, [
         {"slots": longs(T - 1)}, {"y": torch.ones(T - 1, 6)}, {"y": torch.ones(T, 8)}, {"x": torch.ones(T, 8)},
-        {"up": torch.ones(1, 4, 6)}, {"down": torch.ones(2, 3, D)}, {"ends": [8]}, {"ends": [-1]},
+        {"up": torch.ones(1, 4, 6)}, {"down": torch.ones(2, 3, D)},
     ]),
     ("begin_decode", DECODED, [
         {"words": ints(HEADER_WORDS)}, {"history": SHORT["history"]}, {"pages": ints(ROWS - 1, 3)},
@@ -103,7 +101,7 @@ CASES = [
     ]),
     ("finish", FINISH, [
         *NO_TABLES[:5], {"tokens": longs(5, WIDTH)}, {"finite": torch.ones(2, dtype=bool)}, {"sizes": ints(3)},
-        {"out": ints(2, WIDTH)}, {"lines": ints(2, LINE_TOKENS)}, {"lines": ints(0, 4 * line_words(WIDTH))},
+        {"out": ints(2, WIDTH)}, {"lines": ints(2, LINE_TOKENS)},
     ]),
     ("accept", {
         "tokens": longs(4), "finite": torch.ones(4, dtype=bool), "rows": ints(2), "width": 2,
@@ -114,7 +112,6 @@ CASES = [
     ("look_up", TABLES | {"rows": ints(2), "most": 2, "shortest": 1, "longest": 3}, NO_TABLES[:5]),
     ("remember", TABLES | {"rows": ints(2), "tokens": ints(2, WIDTH) - 1, "suffixes": SUFFIXES}, [
         *NO_TABLES[:5], {"tokens": ints(1, WIDTH)}, {"suffixes": ints(2, 9, 3)}, {"suffixes": ints(2, 1, SUFFIX_WORDS)},
-        {"suffixes": ints(4, 9, SUFFIX_WORDS)},
     ]),
     ("recall", TABLES | {"rows": ints(2), "same": ints(2), "suffixes": SUFFIXES, "most": 2, "factor": 1, "least": 1}, [
         *NO_TABLES[:5], {"same": ints(1)}, {"suffixes": ints(2, 9, 3)},
@@ -123,34 +120,28 @@ CASES = [
         "logits": torch.ones(4, VOCAB), "index": ints(2), "words": ints(60), "tokens": ints(4, 1),
         "state": TABLES["state"], "outboxes": ints(2, 500), "start": 0, "width": 3,
     }, [
-        {"logits": torch.ones(3, VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
-        {"tokens": ints(0, 1)}, {"outboxes": ints(0, 500)}, {"start": -50},
+        {"logits": torch.ones(VOCAB)}, {"words": ints(HEADER_WORDS)}, {"outboxes": ints(2, 4)},
+        {"tokens": ints(0, 1)},
     ]),
     ("sample", SAMPLE, [
         *NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(ROWS - 1, 1, 2)},
-        {"adjusted": torch.ones(1, 3, VOCAB - 1)}, {"adjusted": torch.ones(0, 3, VOCAB)}, {"rows": ints(3)},
+        {"params": TABLES["params"] + 1, "masks": ints(ROWS, 0, 2)},
+        {"adjusted": torch.ones(1, 3, VOCAB - 1)}, {"adjusted": torch.ones(0, 3, VOCAB)},
     ]),
-    ("cut", CUT, [*NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(2, 1, 2)},
-        {"masks": ints(ROWS, 0, 2)}, {"logits": torch.ones(5, VOCAB)},
-    ]),
+    ("cut", CUT, [*NO_TABLES[:2], *NO_TABLES[3:5], {"masks": ints(ROWS, 1, 1)}, {"masks": ints(2, 1, 2)}]),
     ("draft", {
         "logits": torch.ones(4, 8), "ids": longs(8), "rows": longs(4), "place": 0, "vocab": VOCAB,
         "state": TABLES["state"], "params": TABLES["params"],
-    }, [*NO_TABLES[:2], *NO_TABLES[3:5], {"ids": longs(7)}, {"rows": longs(3)}, {"vocab": 7},
-        {"place": 9}, {"place": -1},
-    ]),
+    }, [*NO_TABLES[:2], *NO_TABLES[3:5], {"ids": longs(7)}, {"rows": longs(3)}, {"vocab": 7}]),
     ("adjust", ADJUST, [
-        *NO_TABLES[:5], {"wishes": ints(3, 5)}, {"counts": ints(3, 8)}, {"counted": ints(2, 1)}, {"rows": ints(3)},
-        {"adjusted": torch.ones(1, 2, VOCAB)}, {"adjusted": torch.ones(1, 3, 8)},
+        *NO_TABLES[:5], {"wishes": ints(3, 5)}, {"counts": ints(3, 8)}, {"counted": ints(2, 1)},
+        {"rows": ints(2)}, {"adjusted": torch.ones(1, 2, VOCAB)}, {"adjusted": torch.ones(1, 3, 8)},
     ]),
     ("mask", MASK | {"masks": ints(ROWS, 1, 2), "places": 1}, [
         *NO_TABLES[:5], {"masks": ints(ROWS - 1, 1, 2)}, {"places": 2}, {"mail": ints(ROWS - 1, 128)},
-        {"mail": ints(ROWS, 8)}, {"places": 0}, {"places": 10, "masks": ints(ROWS, 10, 2)},
+        {"mail": ints(ROWS, 8)},
     ]),
-    ("reply", MASK | {"tokens": ints(4, 1), "drafts": 0, "most": 0}, [
-        *NO_TABLES[:5], {"tokens": ints(5, 1)}, {"tokens": ints(4, 10)}, {"mail": ints(ROWS, 20)}, {"drafts": 9},
-        {"most": 9},
-    ]),
+    ("reply", MASK | {"tokens": ints(4, 1), "drafts": 0, "most": 0}, [*NO_TABLES[:5], {"tokens": ints(5, 1)}]),
     ("ask", {"rows": ints(2), "state": TABLES["state"], "params": TABLES["params"], "drafts": 1}, [
         *NO_TABLES[:2], *NO_TABLES[3:5],
     ]),

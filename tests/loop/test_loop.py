@@ -591,7 +591,7 @@ def test_a_full_queue_refuses_and_the_others_go_on():
 
 @pytest.mark.parametrize(
     ("tokens", "max_len", "field"),
-    [(0, 4, "prompt"), (4, 4, "prompt"), (9, 4, "prompt"), (4, 49, "max_tokens"), (4, 2**31 - 1, "max_tokens")],
+    [(0, 4, "prompt"), (4, 4, "prompt"), (9, 4, "prompt"), (4, 50, "max_tokens"), (4, 2**31 - 1, "max_tokens")],
 )
 def test_a_request_that_can_never_run_is_refused(tokens, max_len, field):
     loop = checksum_loop(SimDevice(8), SHAPE, 2)

@@ -92,8 +92,8 @@ std::tuple<Tensor, Tensor> sample_op(
   int64_t places = count / batch;
   fit_tables("sample", state, params, masks), fit_params("sample", params);
   fits(
-      count == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
-          (!masks.size(2) || (masks.size(1) >= places && masks.size(2) * 32 >= vocab)) &&
+      state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
+          (!masks.size(2) || masks.size(2) * 32 >= vocab) &&
           (!adjusted || (adjusted->dim() == 3 && adjusted->is_contiguous() && adjusted->size(0) >= places &&
                          adjusted->size(2) == vocab)),
       "sample");
@@ -105,6 +105,8 @@ std::tuple<Tensor, Tensor> sample_op(
   Table lines = table(state), settings = table(params);
   auto hot = [&](int32_t r) { return bits_of<float>(settings.row(r)[TEMPERATURE]) > 0; };
   bool random = std::any_of(row, row + rows.size(0), hot);
+  auto masked = [&](int32_t r) { return settings.row(r)[MASKED] != 0; };
+  fits(masks.size(1) >= places || std::none_of(row, row + rows.size(0), masked), "sample");
   by_dtype(logits, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
@@ -150,10 +152,7 @@ Tensor draft_op(
   whole(logits);
   int64_t count = logits.size(0), some = logits.size(1);
   fit_tables("draft", state, params), fit_params("draft", params);
-  fits(
-      rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some && place >= 0 &&
-          state.size(1) >= CUT_VALUE + 2 * (place + 1),
-      "draft");
+  fits(rows.size(0) == count && some > 0 && some <= vocab && (ids ? ids->size(0) : vocab) == some, "draft");
   const int64_t *named = ids ? longs(*ids) : nullptr, *row = longs(rows);
   Tensor tokens = at::empty({count}, rows.options());
   by_dtype(logits, [&](auto* t) {
@@ -187,9 +186,9 @@ void adjust_op(
   whole(logits), whole(index), whole(rows), whole(adjusted);
   fit_tables("adjust", state, params, history), fit_params("adjust", params);
   fits(
-      rows.size(0) > 0 && logits.size(0) % rows.size(0) == 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES &&
-          counts.dim() == 2 && counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
-          adjusted.size(0) * rows.size(0) >= logits.size(0) && adjusted.size(2) == logits.size(1) &&
+      rows.size(0) > 0 && wishes.dim() == 2 && wishes.size(1) >= WISHES && counts.dim() == 2 &&
+          counts.size(1) == logits.size(1) && adjusted.dim() == 3 &&
+          adjusted.size(0) >= logits.size(0) / rows.size(0) && adjusted.size(2) == logits.size(1) &&
           wishes.size(0) == adjusted.size(1) && counts.size(0) == adjusted.size(1) &&
           counted.size(0) == adjusted.size(1),
       "adjust");
@@ -227,11 +226,7 @@ void cut_op(
     const Tensor& masks) {
   whole(logits), whole(index), whole(rows), whole(masks);
   fit_tables("cut", state, params, masks), fit_params("cut", params);
-  const int64_t places = logits.size(0) / std::max<int64_t>(1, rows.size(0));
-  fits(
-      logits.size(0) == places * rows.size(0) && state.size(1) >= CUT_VALUE + 2 * places && masks.dim() == 3 &&
-          (!masks.size(2) || (masks.size(1) >= places && masks.size(2) * 32 >= logits.size(1))),
-      "cut");
+  fits(masks.dim() == 3 && (!masks.size(2) || masks.size(2) * 32 >= logits.size(1)), "cut");
   int64_t count = index.size(0), vocab = logits.size(1), batch = rows.size(0);
   const int32_t *sampled = index.const_data_ptr<int32_t>(), *row = rows.const_data_ptr<int32_t>();
   Table lines = table(state), settings = table(params);

@@ -7,7 +7,7 @@ namespace gapless {
 
 namespace {
 
-constexpr int64_t LENGTHS[SUFFIX_LENGTHS] = {2, 4, 8};
+constexpr int64_t LENGTHS[] = {2, 4, 8};
 constexpr int32_t SEEN_MOST = 64;
 
 // The digests of the last tokens before `end`, one for each length; returns how many lengths there are.

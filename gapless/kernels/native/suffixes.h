@@ -9,9 +9,6 @@ namespace gapless {
 
 enum Entry { OWN_TENANT, DIGEST, NEXT, SEEN, SAME, CLAIM, SUFFIX_WORDS };
 
-// Lengths of suffixes, each with a table.
-constexpr int64_t SUFFIX_LENGTHS = 3;
-
 // `parts` tables one after the other, of `entries` each, the last of which means nothing.
 struct Suffixes {
   int32_t* data;
