@@ -233,7 +233,9 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str
     reply, form = replies.format(tools=bool(use.tools)) or _TEXT_ALONE, params.structured_outputs
     calls = call_form(use, reply, begun, form)
     if calls is None and form is not None:
-        thinking, rest = reply.thinking(begun)
+        # The caller's own thinking stands where the model has none that is known.
+        own = form.thinking if reply is _TEXT_ALONE else None
+        thinking, rest = (own, "") if own else reply.thinking(begun)
         if form.kind.startswith("json") and thinking is None:  # other text may stand before it
             rest = _begun_json(rest)
         calls = replace(form, thinking=thinking, marks=reply.marks, begun=rest)

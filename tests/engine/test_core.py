@@ -26,6 +26,7 @@ from gapless.device import CpuDevice
 from gapless.engine.core import WARM_UP_KEY, build_core
 from gapless.engine.sizing import GRAPH_BYTES, SLOT_BYTES, choose_sizes
 from gapless.kernels.tables import Tables, slot_bytes
+from gapless.model.config import load_config
 from gapless.step.graphs import buckets_up_to
 from gapless.testing.sim import SimDevice
 
@@ -208,7 +209,9 @@ def test_what_a_look_at_the_engine_finds(directory):
 
 
 def test_pages_of_all_groups_are_forgotten_after_warm_up_counted_and_mapped(directory, monkeypatch):
-    monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: GroupedModel(211, 96))
+    made = GroupedModel(211, 96)
+    made.config = load_config(EngineConfig(model=str(directory)))
+    monkeypatch.setattr("gapless.engine.core.load_model", lambda *args: made)
     core = build_core(config(directory, block_size=4, num_gpu_blocks_override=40), SimDevice(7))
     full, window = core.loop.pools
     assert core.stats().pages_total == 78 and core.page_map() == b"f" * 78, "no page of the warm-up is indexed"

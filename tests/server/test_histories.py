@@ -4,7 +4,6 @@ prompt. Streamed calls are added up as Anthropic's client does."""
 import json
 import re
 
-import jiter
 import openai
 import pytest
 from form_core import FormCore
@@ -13,6 +12,8 @@ from server_harness import MODEL, TOKENS, error_of, serving, tokenizer
 
 from gapless.engine.frontdoor import ModelAssets
 from gapless.server.config import ServerConfig
+
+jiter = pytest.importorskip("jiter", reason="comes with openai")
 
 TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}{% for m in messages %}<{{ m.role }}>"
