@@ -65,8 +65,8 @@ class StructuredOutputs:
     """The request's fields that the rules `arguments0`, `arguments1`, ..., then `answer`, of a grammar come from, for
     errors"""
     begun: str = field(default="", compare=False)
-    """What the prompt has of the output already, thinking included: the output goes on there. Text that is no beginning
-    of one stands before it, but for JSON and calls, which are refused then"""
+    """The part of the output that the prompt already holds, thinking included; the output continues it. If no output of
+    this form begins so, JSON and calls are refused, and other forms begin after it"""
     source: str = field(default="", compare=False)
     """The request's field that this comes from, for errors; empty when that is structured_outputs"""
 

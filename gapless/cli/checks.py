@@ -251,7 +251,7 @@ def model(config: EngineConfig) -> Iterator[Check]:
     sizes = f"{found.dtype}, {found.max_position_embeddings:,} tokens, {template}"
     yield Check("model", "ok", f"{config.model}: {found.architecture}, {sizes}{commit}{rest}")
     for file in found.files:
-        yield from told(file)
+        yield from fields_of(file)
     yield from tokenizer(located.config, assets.tokenizer)
     if not to_fetch:
         yield weights(resolve_model_dir(located.config.model), found)
@@ -267,8 +267,8 @@ def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:
     yield from (Check(file, "ok", said) for file, said in files_read(root, found.special, templates))
 
 
-def told(file: Fields) -> Iterator[Check]:
-    """Tell of every field of a file: in a line those that are read, in another what they leave, and the rest alone."""
+def fields_of(file: Fields) -> Iterator[Check]:
+    """Yield a row of the fields that are read, one of those that change nothing, and one for each unused field."""
     heard = list(file.heard())
     for use in (READ, SILENT):
         fields = ", ".join(f"{one.name} = {one.value!r}" for one in heard if one.use == use)

@@ -224,8 +224,11 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
 
 
 def _check_context(length: int, least: int, asked: int | None, context: int) -> None:
-    """Prompt and output must fit into the context together. The output has `least` tokens; those that are `asked` for
-    are 0 where the prompt alone counts, None where the context may cut them off."""
+    """Raise RequestError unless the prompt of `length` tokens and its output fit into the context together.
+
+    The output has at least `least` tokens. `asked` is the length that was asked for: 0 if only the prompt is wanted,
+    None if the output may end with the context.
+    """
     if length >= context + (asked == 0):
         more = "" if asked == 0 else ", and at least one must be left for the completion"
         raise _too_long(context, f"your prompt has {length} tokens{more}")

@@ -72,7 +72,7 @@ def _json(form: StructuredOutputs) -> str:
     schema = form.text
     try:
         value = json.loads(schema)
-    except (ValueError, RecursionError):  # the library says what is wrong with it
+    except (ValueError, RecursionError):  # llguidance reports what is wrong
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=_options(form)))
     value = plain_schema(value)
     if form.disable_additional_properties:

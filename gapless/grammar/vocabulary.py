@@ -42,7 +42,7 @@ class Vocabulary:
         return self._made[ids]
 
     def tokenized(self, text: str, marks: Collection[str]) -> list[int]:
-        """Return tokens of a text, in which special ones and those of `marks` are whole."""
+        """Return the tokens of a text. Special tokens and those of `marks` are not split."""
         ids, known = self.kept_apart(marks), sorted(self.added, key=len, reverse=True)
         apart = "|".join(re.escape(one) for one in known if one in text and self.added[one] in ids)
         pieces = re.split(f"({apart})", text) if apart else [text]

@@ -6,17 +6,14 @@ import json
 
 import openai
 import pytest
-from form_core import FormCore
 from jsonschema import validate
 from message_events import assembled, events_of
-from server_harness import events, serving
-from test_responses_api import TOKENS
+from server_harness import events
+from test_responses_api import TOKENS, serving_calls
 
 from gapless.base.params import SamplingParams
 from gapless.base.structured import StructuredOutputs
-from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.llm import LLM
-from gapless.server.config import ServerConfig
 
 SPLIT = "|"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -46,11 +43,7 @@ def script(request, count):
 
 @pytest.fixture(scope="module")
 def server():
-    config = ServerConfig(
-        port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True
-    )  # fmt: skip
-    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    with serving(config, lambda: FormCore(TOKENS, script), front) as running:
+    with serving_calls("think", script) as running:
         yield running
 
 

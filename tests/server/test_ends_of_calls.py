@@ -6,14 +6,9 @@ import json
 
 import openai
 import pytest
-from form_core import FormCore
 from jsonschema import validate
 from message_events import events_of
-from server_harness import serving
-from test_responses_api import TOKENS, script
-
-from gapless.engine.frontdoor import ModelAssets
-from gapless.server.config import ServerConfig
+from test_responses_api import TOKENS, serving_calls
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
@@ -26,20 +21,14 @@ NO_BRACE = ONE.replace(f"}}}}{END}", "}")
 
 @pytest.fixture(scope="module")
 def server():
-    config = ServerConfig(
-        port=0, tool_call_parser="hermes", reasoning_parser="think", disable_uvicorn_access_log=True
-    )  # fmt: skip
-    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    with serving(config, lambda: FormCore(TOKENS, script), front) as running:
+    with serving_calls("think") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def quick():
     """A server whose answers do not begin with reasoning, which a random model would not end."""
-    config = ServerConfig(port=0, tool_call_parser="hermes", reasoning_parser="none", disable_uvicorn_access_log=True)
-    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    with serving(config, lambda: FormCore(TOKENS, script), front) as running:
+    with serving_calls("none") as running:
         yield running
 
 

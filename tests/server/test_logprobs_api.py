@@ -52,6 +52,15 @@ def joined(parts):
     return whole
 
 
+def echoed(client, stream, **fields):
+    """The text and log-probabilities of a completion, streamed or whole."""
+    if stream:
+        parts, shown = streamed(client, **fields)
+        return shown, joined(parts)
+    choice = choice_of(client, **fields)
+    return choice["text"], choice["logprobs"]
+
+
 # Completions.
 
 
@@ -70,12 +79,7 @@ def test_completions_have_four_lists(client, top):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echo_begins_with_the_prompt_whose_first_token_has_no_probability(client, prompt, stream):
     fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2}
-    if stream:
-        parts, shown = streamed(client, **fields)
-        logprobs = joined(parts)
-    else:
-        choice = choice_of(client, **fields)
-        shown, logprobs = choice["text"], choice["logprobs"]
+    shown, logprobs = echoed(client, stream, **fields)
     assert shown == "hiab"
     assert logprobs == {
         "text_offset": [0, 1, 2, 3],
@@ -158,12 +162,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_length(client, fields, 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_an_echo_count_in_its_text(client, prompt, offsets, stream):
     fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
-    if stream:
-        parts, shown = streamed(client, **fields)
-        scored = joined(parts)
-    else:
-        choice = choice_of(client, **fields)
-        shown, scored = choice["text"], choice["logprobs"]
+    shown, scored = echoed(client, stream, **fields)
     assert scored["text_offset"][:-2] == offsets
     assert scored["text_offset"][-2:] == [len(shown) - 2, len(shown) - 1] and shown.endswith("ab")
 

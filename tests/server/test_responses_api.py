@@ -6,6 +6,7 @@ import json
 import re
 import threading
 import time
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -77,10 +78,19 @@ def formed():
     yield from connected(reasoning_parser="none")
 
 
-def connected(**flags):
-    config = ServerConfig(port=0, tool_call_parser="hermes", disable_uvicorn_access_log=True, **flags)
+@contextmanager
+def serving_calls(reasoning, plain=script):
+    """A server that reads hermes calls, and reasoning by the named parser."""
+    config = ServerConfig(
+        port=0, tool_call_parser="hermes", reasoning_parser=reasoning, disable_uvicorn_access_log=True
+    )  # fmt: skip
     front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    with serving(config, lambda: FormCore(TOKENS, script), front) as server, server.client() as client:
+    with serving(config, lambda: FormCore(TOKENS, plain), front) as server:
+        yield server
+
+
+def connected(reasoning_parser):
+    with serving_calls(reasoning_parser) as server, server.client() as client:
         yield client
 
 

@@ -77,7 +77,7 @@ def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
 
 
 def share_from(times: int) -> None:
-    """Let several threads work only on what is `times` as much as is worth a second one, in calls from this thread."""
+    """Set, for calls from this thread, from how many times the work that pays for a second thread it is shared."""
     if NAME in build.outcomes and build.outcomes[NAME].library:
         torch.ops.gapless.share_from(times)
 
