@@ -255,6 +255,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-avx2": lambda: figures_table(_load("peers-avx2")),
     "peers-avx2-demo": lambda: figures_table(_load("peers-avx2-demo")),
+    "peers-avx2-long": lambda: figures_table(_load("peers-avx2-long")),
     "peers-avx2-tiny": lambda: figures_table(_load("peers-avx2-tiny")),
     "peers-cuda": peers_cuda,
     "peers-gpu": lambda: peers_served("peers-gpu", "peers-gpu-256"),

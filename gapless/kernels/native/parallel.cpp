@@ -153,8 +153,13 @@ struct Pool {
     }
   }
 
-  void run(int64_t count) {
+  // A helper for each thread but the caller's own; by whom `busy` is held.
+  void hire(int threads) {
     for (; helpers < threads - 1; helpers++) std::thread(&Pool::help, this, helpers + 1).detach();
+  }
+
+  void run(int64_t count) {
+    hire(threads);
     for (int i = 0; i < threads; i++) {
       ranges[i].next.store(count * i / threads, std::memory_order_relaxed);
       ranges[i].end = count * (i + 1) / threads;
@@ -201,7 +206,13 @@ Pool& pool() {
 
 static thread_local int64_t least_times = 1;
 
-void share_from(int64_t times) { least_times = times; }
+// Helpers begin now: a process then has as many threads after its first long prompt as before.
+void share_from(int64_t times) {
+  least_times = times;
+  Pool& all = pool();
+  std::lock_guard<std::mutex> alone(all.busy);
+  all.hire(threads_here());
+}
 
 int threads_for(int64_t times) { return times >= least_times ? threads_here() : 1; }
 
