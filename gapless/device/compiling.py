@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +44,7 @@ NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native")
 V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
 COMPILE_SECONDS = 600
 TICK_SECONDS = 0.5
-"""Time between two looks at a compiler that runs"""
+"""Time between two moves of the line of progress, where no file is done"""
 COMPILES = "compiling C++ for this machine and this torch, once"
 _INCLUDES = re.compile(r'^ *# *include +[<"]([^>"]+)[>"]', re.MULTILINE)
 _STOPPED = ("fatal error: Killed", "fatal error: Terminated", "No space left on device", "Interrupt")
@@ -101,7 +101,7 @@ def shown(level: tuple[str, ...]) -> str:
 
 
 def here(tool: str, level: tuple[str, ...]) -> Toolchain:
-    """Return the target that this process can load."""
+    """Return what compiles libraries that this process can load."""
     return Toolchain(tool, level, headers(sysconfig.get_paths()["include"]), _link_flags())
 
 
@@ -111,19 +111,19 @@ def headers(*pythons: str) -> tuple[Path, ...]:
     return torchs, torchs / "torch" / "csrc" / "api" / "include", *map(Path, pythons)
 
 
-def make(target: Toolchain, name: str, sources: Sequence[Path], library: Path) -> str:
-    """Compile the sources for `target` and link them into `library`, beside it everything that is made on the way;
-    return what went wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
+def make(chain: Toolchain, name: str, sources: Sequence[Path], library: Path) -> str:
+    """Compile the sources and link them into `library`, beside it everything that is made on the way; return what went
+    wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
     units = _units(sources, library.parent)
-    flags = [*_torch_flags(name, target.headers), *target.level]
+    flags = [*_torch_flags(name, chain.headers), *chain.level]
     objects = [library.parent / f"{unit.stem}.o" for unit, _ in units]
     commands = [
-        [target.tool, *FLAGS, *optimized, *flags, "-c", str(unit), "-o", str(made)]
+        [chain.tool, *FLAGS, *optimized, *flags, "-c", str(unit), "-o", str(made)]
         for (unit, optimized), made in zip(units, objects, strict=True)
     ]
     with _FILES.more(len(commands)):
         failed = _run(commands)
-    return failed or _run([[target.tool, "-shared", *map(str, objects), *target.links, "-o", str(library)]])
+    return failed or _run([[chain.tool, "-shared", *map(str, objects), *chain.links, "-o", str(library)]])
 
 
 def _units(sources: Sequence[Path], scratch: Path) -> list[tuple[Path, tuple[str, ...]]]:
@@ -177,42 +177,32 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
             except UnfinishedError:
                 failed.set()
                 raise
-            _FILES.tick(1)
+            _FILES.tick(int("-c" in command))  # not what is linked
             if reason:
                 failed.set()
             return reason
 
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
-        return next(filter(None, pool.map(run, commands)), "")
+        runs = [pool.submit(run, command) for command in commands]
+        while wait(runs, TICK_SECONDS).not_done:
+            _FILES.tick()
+        return next(filter(None, (one.result() for one in runs)), "")
 
 
 def _run_one(command: Sequence[str]) -> str:
-    with subprocess.Popen(
-        command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as compiles:
-        try:
-            said = _said(compiles)
-        except BaseException:
-            compiles.kill()
-            raise
-    if not compiles.returncode:
+    try:
+        done = subprocess.run(
+            command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=COMPILE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UnfinishedError(f"{command[0]} has not ended after {COMPILE_SECONDS} s") from None
+    if not done.returncode:
         return ""
-    if compiles.returncode < 0 or any(word in said for word in _STOPPED):
-        raise UnfinishedError(f"{command[0]} was stopped: {said.strip() or f'signal {-compiles.returncode}'}")
-    errors = [line for line in said.splitlines() if "error" in line] or said.splitlines()[-3:]
-    return f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or compiles.returncode}"
-
-
-def _said(compiles: subprocess.Popen[str]) -> str:
-    """Return what it printed when it has ended, and move the line of progress while it runs."""
-    ends = time.monotonic() + COMPILE_SECONDS
-    while True:
-        try:
-            return compiles.communicate(timeout=min(TICK_SECONDS, COMPILE_SECONDS))[0]
-        except subprocess.TimeoutExpired:
-            _FILES.tick()
-        if time.monotonic() >= ends:
-            raise UnfinishedError(f"{compiles.args[0]} has not ended after {COMPILE_SECONDS} s")  # type: ignore[index]
+    if done.returncode < 0 or any(word in done.stdout for word in _STOPPED):
+        raise UnfinishedError(f"{command[0]} was stopped: {done.stdout.strip() or f'signal {-done.returncode}'}")
+    errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()[-3:]
+    return f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or done.returncode}"
 
 
 class _Files:
