@@ -31,6 +31,8 @@ REQUIRED = '"torch>=2.11,<2.16"'
 TORCH, OF_PYTHON = ("c10", "torch_cpu"), ("torch", "torch_python")
 ASKS = "import sys, sysconfig as s; print(sys.implementation.cache_tag, s.get_paths()['include'])"
 
+BUILDS = "from setuptools.build_meta import build_wheel; build_wheel('.', {})"
+
 
 class Job(NamedTuple):
     """A library of the wheel."""
@@ -99,10 +101,11 @@ def pack(libraries: Sequence[Path], machine: str, out: Path) -> Path:
         assert REQUIRED in text, f"pyproject.toml does not ask for {REQUIRED}"
         project.write_text(text.replace(REQUIRED, f'"torch=={asked}.*"'), encoding="utf-8")
         # Not manylinux: it needs the C library of the machine that builds it.
-        tag = f"-C--build-option=bdist_wheel --python-tag=py3 --plat-name=linux_{machine}"
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-        subprocess.run([*pip, tag, "-w", str(stage / "made"), str(stage)], check=True)
-        (made,) = (stage / "made").glob("*.whl")
+        code = BUILDS.format({"--build-option": [f"--plat-name=linux_{machine}"]})
+        done = subprocess.run([sys.executable, "-c", code], cwd=stage, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"setuptools makes no wheel: {done.stderr}")
+        (made,) = stage.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copy(made, out))
 
