@@ -25,7 +25,7 @@ from gapless.kernels import native
 from gapless.loop import mask_threads
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKED = ("gapless", "pyproject.toml", "README.md", "LICENSE")
+PACKED = ("pyproject.toml", "README.md", "LICENSE")
 REQUIRED = '"torch>=2.11,<2.16"'
 """What pyproject.toml asks for, where C++ is built on each machine"""
 TORCH, OF_PYTHON = ("c10", "torch_cpu"), ("torch", "torch_python")
@@ -88,10 +88,9 @@ def pack(libraries: Sequence[Path], machine: str, out: Path) -> Path:
     """Make the wheel of this checkout with these libraries."""
     with tempfile.TemporaryDirectory() as scratch:
         stage = Path(scratch)
+        shutil.copytree(ROOT / "gapless", stage / "gapless", ignore=shutil.ignore_patterns("__pycache__"))
         for name in PACKED:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            kept = {"ignore": shutil.ignore_patterns("__pycache__")} if (ROOT / name).is_dir() else {}
-            copy(ROOT / name, stage / name, **kept)
+            shutil.copy(ROOT / name, stage)
         inside = stage / "gapless" / "device" / prebuilt.FOLDER.name
         inside.mkdir()
         for library in libraries:
@@ -122,7 +121,8 @@ def main() -> None:
         raise SystemExit(f"no C++ compiler for {options.machine}")
     with tempfile.TemporaryDirectory() as scratch:
         folder, stubs = Path(scratch, "made"), Path(scratch, "stubs")
-        folder.mkdir(), stubs.mkdir()
+        folder.mkdir()
+        stubs.mkdir()
         make_stubs(tool, stubs)
         compile_all(list(jobs(options.machine, options.python, tool, stubs)), folder)
         print(pack(sorted(folder.iterdir()), options.machine, options.out))

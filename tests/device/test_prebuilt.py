@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from gapless.device.prebuilt import V2, V3, V4, VARIANTS, Variant
 
 PLAIN = 'extern "C" int answer() { return 42; }\n'
 RELEASE = prebuilt.minor(torch.__version__)
-ANY = Variant("any", prebuilt.platform.machine(), ())
+ANY = Variant("any", platform.machine(), ())
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_a_processor_gets_the_best_level_that_it_has(
     monkeypatch: pytest.MonkeyPatch, folder: Path, machine: str, has: set[str], best: str | None
 ) -> None:
     monkeypatch.setattr(prebuilt, "VARIANTS", VARIANTS)
-    monkeypatch.setattr(prebuilt.platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(prebuilt, "processor_says", lambda name: " ".join(has))
     for variant in VARIANTS:
         (folder / prebuilt.file_name("kernels", RELEASE, variant)).touch()
@@ -75,7 +76,7 @@ def test_a_processor_gets_the_best_level_that_it_has(
 
 
 def test_a_processor_that_torch_may_not_use_whole_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prebuilt.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(prebuilt, "processor_says", lambda name: " ".join(VARIANTS[0].needs))
     monkeypatch.setattr(compiling, "is_capped", lambda: True)
     assert next(v.name for v in VARIANTS if prebuilt.serves_here(v)) == "x86-64-v3"
