@@ -74,12 +74,12 @@ _locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
 def operators(name: str, sources: Sequence[Path]) -> Outcome:
     """Build `sources`, .cpp files with TORCH_LIBRARY blocks, and load them into torch.ops. Headers are listed too."""
-    return _loaded(name, sources, prebuilt.find(name), torch.ops.load_library)
+    return _loaded(name, sources, name, torch.ops.load_library)
 
 
 def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
-    _loaded(name, sources, prebuilt.find(prebuilt.of_python(name)), partial(_import, name))
+    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name))
     return modules.get(name)
 
 
@@ -100,22 +100,20 @@ def notes(name: str) -> Path:
         return library.with_suffix(".json")
 
 
-Found = tuple[Path, prebuilt.Variant] | None
-
-
-def _loaded(name: str, sources: Sequence[Path], found: Found, load: Callable[[str], None]) -> Outcome:
-    """Load what was found or else build it, once, and return the outcome. Its reason also says why a library cannot be
-    loaded."""
+def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
+    """Load what was brought by this name or else build it, once, and return the outcome. Its reason also says why a
+    library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
-            outcome = _brought(name, found, load) or _built(name, sources, load)
+            outcome = _brought(brought, load) or _built(name, sources, load)
             if outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
                 log.warning("C++ (%s) is not there, and work on the CPU is slower: %s", name, outcome.reason)
             outcomes[name] = outcome
         return outcomes[name]
 
 
-def _brought(name: str, found: Found, load: Callable[[str], None]) -> Outcome | None:
+def _brought(name: str, load: Callable[[str], None]) -> Outcome | None:
+    found = prebuilt.find(name)
     if found is None:
         return None
     library, variant = found
