@@ -57,6 +57,8 @@ class Outcome(NamedTuple):
     """The compiler's flags that it was compiled with"""
     fallback: str = ""
     """Why it was not compiled for all of this processor; empty when it was."""
+    notes: Path | None = None
+    """The file for what is measured with it"""
 
     @property
     def brought(self) -> bool:
@@ -88,18 +90,6 @@ def may_have(name: str) -> bool:
     return bool(prebuilt.find(name) or compiler())
 
 
-def notes(name: str) -> Path:
-    """Return the file for what is measured with a library that is loaded: beside it, where it was built here."""
-    library = outcomes[name].library
-    assert library is not None
-    if not outcomes[name].brought:
-        return library.with_suffix(".json")
-    try:
-        return cache_folder(CACHE) / f"{library.stem}-{hashlib.sha256(_processor().encode()).hexdigest()[:24]}.json"
-    except (OSError, RuntimeError):  # no home: every start measures
-        return library.with_suffix(".json")
-
-
 def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
     """Load what was brought by this name or else build it, once, and return the outcome. Its reason also says why a
     library cannot be loaded."""
@@ -122,7 +112,16 @@ def _brought(name: str, load: Callable[[str], None]) -> Outcome | None:
     except (OSError, ImportError, RuntimeError) as error:  # an older C library than the wheel's, say
         log.warning("C++ (%s): %s does not load, so it is built here: %s", name, library, error)
         return None
-    return Outcome(library, "", 0.0, f"prebuilt for {variant.name}")
+    return Outcome(library, "", 0.0, f"prebuilt for {variant.name}", "", _notes(library))
+
+
+def _notes(brought: Path) -> Path:
+    """Return a file of the user's for what is measured with these bytes on this processor."""
+    key = hashlib.sha256(_processor().encode() + brought.read_bytes()).hexdigest()[:24]
+    try:
+        return cache_folder(CACHE) / f"{brought.stem}-{key}.json"
+    except (OSError, RuntimeError):  # no home: every start measures
+        return brought.with_suffix(".json")
 
 
 def _built(name: str, sources: Sequence[Path], load: Callable[[str], None]) -> Outcome:
@@ -228,7 +227,7 @@ def _flags(library: Path) -> Path:
 def _made(library: Path, seconds: float) -> Outcome:
     """Return what became of a library that is there."""
     flags, *reasons = _flags(library).read_text(encoding="utf-8").split("\n")
-    return Outcome(library, "", seconds, flags, reasons[0] if reasons else "")
+    return Outcome(library, "", seconds, flags, reasons[0] if reasons else "", library.with_suffix(".json"))
 
 
 @contextmanager

@@ -124,7 +124,9 @@ def _missing(best: Way) -> str:
 
 def choices_file() -> Path:
     """Return the file that keeps choices: of one library, on one kind of processor."""
-    return build.notes(NAME)
+    notes = build.outcomes[NAME].notes
+    assert notes is not None
+    return notes
 
 
 def chosen() -> list[str]:
