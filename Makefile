@@ -20,7 +20,7 @@ PIP_INSTALL = $(PIP) install --no-compile -c constraints.txt
 UV_INSTALL = $(UV_READS) $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
 INSTALL = $(if $(UV),$(UV_INSTALL) $(1) || $(PIP_INSTALL) $(1),$(PIP_INSTALL) $(1))
 
-.PHONY: setup serve check quick test coverage pythons sim mutation kills qemu docs clean
+.PHONY: setup serve check quick test coverage pythons sim mutation kills qemu wheel wheel-serves docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -95,14 +95,15 @@ coverage: $(VENV)/.test
 	@$(BIN)/python -m coverage json -q -o build/coverage/report.json
 	@$(BIN)/python tests/coverage_by_room.py build/coverage/report.json $(ARGS)
 
-# The suite runs on the Python of .venv. This says for which others the package index has the same build of torch.
+# The suite runs on the Python of .venv; tests/test_pythons.py imports what it can on others that are here. This says for
+# which of them the package index has the same torch.
 pythons: $(VENV)/.setup
-	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))'); \
+	@torch=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch").split("+")[0])'); \
 	for version in 3.12 3.13; do \
 		said=$$($(BIN)/python -m pip install --dry-run --ignore-installed --no-deps --only-binary=:all: \
 			--python-version $$version --target build/none "torch==$$torch" 2>&1) \
 		&& said="the package index has torch $$torch: make test VENV=.venv-$$version PYTHON=python$$version" \
-		|| said="not tested: $$(echo "$$said" | grep ERROR | tail -n 1)"; \
+		|| said="the package index has no torch $$torch for it, or cannot be reached: the suite is not run on it"; \
 		echo "Python $$version: $$said"; \
 	done
 
@@ -123,6 +124,17 @@ kills: $(VENV)/.test
 # g++-aarch64-linux-gnu)
 qemu: $(VENV)/.test
 	GAPLESS_QEMU=1 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/test_native_qemu.py $(ARGS)
+
+# The wheel with its C++ compiled, into dist/, for this machine or MACHINE=aarch64 (Debian: g++-aarch64-linux-gnu), and
+# for the Pythons whose headers are here
+PYTHONS ?= $(BIN)/python $(wildcard $(HOME)/.pyenv/versions/3.1[23].*/bin/python)
+wheel: $(VENV)/.setup
+	$(BIN)/python deploy/wheel.py $(if $(MACHINE),--machine $(MACHINE)) --python $(PYTHONS) $(ARGS)
+
+# A bare environment without a compiler: that wheel installed, served from, and asked; prints the seconds
+wheel-serves: $(VENV)/.test
+	GAPLESS_WHEEL="$$(ls -t $(CURDIR)/dist/gapless-*.whl | head -n 1)" \
+		$(BIN)/python -m pytest -n0 -s tests/cli/test_wheel_serves.py $(ARGS)
 
 # The manual, into build/site
 docs: $(VENV)/.test
@@ -157,7 +169,7 @@ $(BIN)/.installer: | $(BIN)/python
 # torch first: many packages name it unpinned and would bring another build.
 $(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/.installer
 	$(call INSTALL,torch==2.13.0)
-	$(call INSTALL,-e '.[engine]')
+	$(call INSTALL,-e .)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup

@@ -71,5 +71,13 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(_HOME.get(name, "gapless.base.errors")), name)
+        try:
+            return getattr(import_module(_HOME.get(name, "gapless.base.errors")), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "gapless").startswith("gapless"):
+                raise
+            from gapless.base.install import INSTALL
+
+            lacks = f"gapless.{name} needs {error.name}, which is not installed: {INSTALL}"
+            raise ModuleNotFoundError(lacks, name=error.name) from None
     raise AttributeError(f"module 'gapless' has no attribute {name!r}")

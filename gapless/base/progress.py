@@ -35,7 +35,7 @@ class Phase(NamedTuple):
     total: int = 0
     """0: nothing is counted"""
     unit: str = ""
-    """bytes, or nothing for pieces"""
+    """bytes, files, or nothing for pieces"""
     seconds: float = 0.0
     """Since it began"""
     line: bool = True
@@ -44,6 +44,8 @@ class Phase(NamedTuple):
     def __str__(self) -> str:
         if not self.total:
             return self.what
+        if self.unit == "files":
+            return f"{self.what}: {self.done} of {self.total} files, {self.seconds:.0f} s"
         done, total = map(in_bytes if self.unit == "bytes" else str, (self.done, self.total))
         if not self.done:
             return f"{self.what} ({total})"

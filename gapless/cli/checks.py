@@ -9,18 +9,20 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gapless.base import host
 from gapless.base.config import EngineConfig
+from gapless.base.install import INSTALL
 from gapless.base.progress import in_bytes
-from gapless.model.fields import READ, SILENT, UNUSED, Fields
 
 if TYPE_CHECKING:
     from gapless.device.build import Outcome
     from gapless.kernels.native import Product
     from gapless.model.config import ModelConfig
+    from gapless.model.fields import Fields
     from gapless.text.tokenizer import Tokenizer
 
 TORCH_LOW, TORCH_HIGH = (2, 11), (2, 16)
@@ -37,6 +39,8 @@ NEEDED_BY = {
     "httptools": "serve",
     "rich": "progress bars",
 }
+ANYWHERE = ("python", "machine", "memory", "port", "demo model")
+"""Checks that need no package"""
 LOW_MEMORY = 1 << 30
 
 
@@ -50,7 +54,7 @@ class Check(NamedTuple):
 
 def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
     """All checks, also of the model where `config` names one. A check that breaks is reported as failed."""
-    steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+    every: list[tuple[str, Callable[[], Iterator[Check]]]] = [
         ("python", python),
         ("torch", torch_version),
         ("libraries", libraries),
@@ -64,7 +68,9 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         ("hub", hub),
     ]
     if config is not None:
-        steps.append(("model", lambda: model(config)))
+        every.append(("model", lambda: model(config)))
+    bare = any(find_spec(name) is None for name in ("torch", "numpy"))
+    steps = [*(step for step in every if step[0] in ANYWHERE), ("engine", engine)] if bare else every
     found: list[Check] = []
     for name, step in steps:
         try:
@@ -72,6 +78,12 @@ def run_checks(port: int, config: EngineConfig | None = None) -> list[Check]:
         except Exception as error:
             found.append(Check(name, "fail", f"{type(error).__name__}: {error}"))
     return found
+
+
+def engine() -> Iterator[Check]:
+    """Say once that the engine's packages are not there."""
+    missing = ", ".join(name for name in ("torch", *NEEDED_BY) if find_spec(name) is None)
+    yield Check("engine", "fail", f"cannot run models without {missing}: {INSTALL}")
 
 
 def python() -> Iterator[Check]:
@@ -85,11 +97,7 @@ def python() -> Iterator[Check]:
 
 
 def torch_version() -> Iterator[Check]:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        yield Check("torch", "fail", "not installed; in a checkout of gapless: pip install '.[engine]', or make setup")
-        return
+    version = importlib.metadata.version("torch")
     known = TORCH_LOW <= tuple(int(n) for n in version.split(".")[:2]) < TORCH_HIGH
     span = f"{'.'.join(map(str, TORCH_LOW))} up to, not with, {'.'.join(map(str, TORCH_HIGH))}"
     yield Check("torch", "ok" if known else "warn", version if known else f"{version}: gapless is made for {span}")
@@ -140,13 +148,13 @@ def cuda() -> Iterator[Check]:
 def native() -> Iterator[Check]:
     """Builds what is not built yet, so that the first engine need not."""
     from gapless.cli.native import build_all
-    from gapless.device import compiling
+    from gapless.device import compiling, prebuilt
     from gapless.kernels import native
 
-    tool = compiling.compiler()
+    tool, brought = compiling.compiler(), prebuilt.find(native.NAME) is not None
     with_flags = f"{tool}, for {compiling.aim()}"
-    lacking = "no g++ or clang++: the CPU computes in Python, slower"
-    yield Check("compiler", "ok" if tool else "warn", with_flags if tool else lacking)
+    lacking = "no g++ or clang++: " + ("not needed" if brought else "the CPU computes in Python, slower")
+    yield Check("compiler", "ok" if tool or brought else "warn", with_flags if tool else lacking)
     without = {
         "cpu streams": "a Python thread runs the steps, without graphs",
         "cpu kernels": "plain torch computes",
@@ -165,7 +173,8 @@ def cpu_library(name: str, built: Outcome, without: str) -> Check:
     """Report the build of a C++ library. One that is compiled for less than this processor has is a warning."""
     if built.library is None:
         return Check(name, "warn", f"not built, {without}: {built.reason}")
-    text = f"native: built{f' now, in {built.seconds:.0f} s' if built.seconds else ''}, {built.flags}"
+    how = f"built now, in {built.seconds:.0f} s, " if built.seconds else "" if built.brought else "built, "
+    text = f"native: {how}{built.flags}"
     if built.fallback:
         return Check(name, "warn", f"{text}; {built.fallback}; remove {built.library} to try another compiler")
     return Check(name, "ok", f"{text}, in {built.library.parent}")
@@ -269,6 +278,8 @@ def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:
 
 def fields_of(file: Fields) -> Iterator[Check]:
     """Yield a row of the fields that are read, one of those that change nothing, and one for each unused field."""
+    from gapless.model.fields import READ, SILENT, UNUSED
+
     heard = list(file.heard())
     for use in (READ, SILENT):
         fields = ", ".join(f"{one.name} = {one.value!r}" for one in heard if one.use == use)

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import gapless
 from gapless.base.errors import ConfigError, GaplessError
+from gapless.base.install import INSTALL
 from gapless.cli.errors import FAILED, INTERRUPTED, USAGE
 from gapless.cli.kinds import Table, dispatch, rows
-
-INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
 
 COMMANDS: Table = {
     "serve": ("an OpenAI-compatible server", "serve"),

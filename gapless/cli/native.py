@@ -25,7 +25,8 @@ def main() -> None:
     if reason:
         print(f"C++: not built, so work on the CPU is slower: {reason}")
     else:
-        print(f"C++: built in {seconds:.0f} s" if seconds else "C++: built before")
+        brought = all(outcome.brought for outcome in outcomes)
+        print("C++: prebuilt" if brought else f"C++: built in {seconds:.0f} s" if seconds else "C++: built before")
 
 
 if __name__ == "__main__":

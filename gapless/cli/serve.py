@@ -10,15 +10,13 @@ from gapless.cli.flags import Command
 from gapless.server.config import ServerConfig
 
 
+def command() -> Command:
+    about = "Serve a model over the OpenAI API."
+    return Command("serve", about, (EngineConfig, ServerConfig), model_word=True, greedy=True)
+
+
 def main(argv: Sequence[str]) -> int:
-    command = Command(
-        "serve",
-        "Serve a model over the OpenAI API.",
-        (EngineConfig, ServerConfig),
-        model_word=True,
-        greedy=True,
-    )
-    settings = command.read(argv)
+    settings = command().read(argv)
     engine, server = settings.build(EngineConfig), settings.build(ServerConfig)
     from gapless.server.logs import say
     from gapless.server.pair import serve_pair

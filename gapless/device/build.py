@@ -1,4 +1,5 @@
-"""Builds C++ sources into libraries that this process loads: on first use, kept in the user's cache folder.
+"""Builds C++ sources into libraries that this process loads: on first use, kept in the user's cache folder. Those that
+a wheel brings are not built where they fit.
 
 One builder for the whole package: `operators` for files that register operators with TORCH_LIBRARY, `module` for a
 Python extension module. Without a compiler both give a reason instead; `outcomes` keeps the outcome of each.
@@ -31,7 +32,8 @@ import torch
 from gapless.base.errors import UserError
 from gapless.base.host import cache_folder
 from gapless.base.progress import tell
-from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedError, compiler, levels, make, shown
+from gapless.device import prebuilt
+from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedError, compiler, here, levels, make, shown
 
 log = logging.getLogger("gapless.device")
 
@@ -55,6 +57,13 @@ class Outcome(NamedTuple):
     """The compiler's flags that it was compiled with"""
     fallback: str = ""
     """Why it was not compiled for all of this processor; empty when it was."""
+    notes: Path | None = None
+    """The file for what is measured with it"""
+
+    @property
+    def brought(self) -> bool:
+        """Whether it came with the wheel."""
+        return self.library is not None and self.library.parent == prebuilt.FOLDER
 
 
 outcomes: dict[str, Outcome] = {}
@@ -67,29 +76,62 @@ _locks: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)
 
 def operators(name: str, sources: Sequence[Path]) -> Outcome:
     """Build `sources`, .cpp files with TORCH_LIBRARY blocks, and load them into torch.ops. Headers are listed too."""
-    return _loaded(name, sources, torch.ops.load_library)
+    return _loaded(name, sources, name, torch.ops.load_library)
 
 
 def module(name: str, sources: Sequence[Path]) -> ModuleType | None:
     """Build `sources`, with a PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) block, and import it. None: see `outcomes`."""
-    _loaded(name, sources, partial(_import, name))
+    _loaded(name, sources, prebuilt.of_python(name), partial(_import, name))
     return modules.get(name)
 
 
-def _loaded(name: str, sources: Sequence[Path], load: Callable[[str], None]) -> Outcome:
-    """Build and load the sources once, and return the outcome. Its reason also says why a library cannot be loaded."""
+def may_have(name: str) -> bool:
+    """Whether operators of this name are brought along, or there is a compiler."""
+    return bool(prebuilt.find(name) or compiler())
+
+
+def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
+    """Load what was brought by this name or else build it, once, and return the outcome. Its reason also says why a
+    library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
-            outcome = build(name, sources)
-            try:
-                if outcome.library is not None:
-                    load(str(outcome.library))
-            except (OSError, ImportError, RuntimeError) as error:
-                outcome = Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
+            outcome = _brought(brought, load) or _built(name, sources, load)
             if outcome.reason and outcome.reason not in [other.reason for other in list(outcomes.values())]:
                 log.warning("C++ (%s) is not there, and work on the CPU is slower: %s", name, outcome.reason)
             outcomes[name] = outcome
         return outcomes[name]
+
+
+def _brought(name: str, load: Callable[[str], None]) -> Outcome | None:
+    found = prebuilt.find(name)
+    if found is None:
+        return None
+    library, variant = found
+    try:
+        load(str(library))
+    except (OSError, ImportError, RuntimeError) as error:  # an older C library than the wheel's, say
+        log.warning("C++ (%s): %s does not load, so it is built here: %s", name, library, error)
+        return None
+    return Outcome(library, "", 0.0, f"prebuilt for {variant.name}", "", _notes(library))
+
+
+def _notes(brought: Path) -> Path:
+    """Return a file of the user's for what is measured with these bytes on this processor."""
+    key = hashlib.sha256(_processor().encode() + brought.read_bytes()).hexdigest()[:24]
+    try:
+        return cache_folder(CACHE) / f"{brought.stem}-{key}.json"
+    except (OSError, RuntimeError):  # no home: every start measures
+        return brought.with_suffix(".json")
+
+
+def _built(name: str, sources: Sequence[Path], load: Callable[[str], None]) -> Outcome:
+    outcome = build(name, sources)
+    try:
+        if outcome.library is not None:
+            load(str(outcome.library))
+    except (OSError, ImportError, RuntimeError) as error:
+        return Outcome(None, f"built, but not loaded: {error}", outcome.seconds)
+    return outcome
 
 
 def build(name: str, sources: Sequence[Path]) -> Outcome:
@@ -106,8 +148,6 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
             with suppress(OSError):  # a cache on a read-only disk serves too
                 os.utime(library)
             return _made(library, 0.0)
-        if compiler():
-            tell(f"compiling C++ ({name}) for this machine and this torch, once: up to a minute")
         with only_one(folder / f"{name}.lock", LOCK_SECONDS):
             start = time.monotonic()
             reason = "" if _is_whole(library) else _compile(name, sources, library)
@@ -166,7 +206,7 @@ def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=f"{name}-") as scratch:
             made = Path(scratch) / library.name
             try:
-                reason = make(tool, name, sources, level, made)
+                reason = make(here(tool, level), name, sources, made)
             except UnfinishedError as error:  # less of the processor would serve from then on
                 return str(error)
             if not reason:
@@ -187,7 +227,7 @@ def _flags(library: Path) -> Path:
 def _made(library: Path, seconds: float) -> Outcome:
     """Return what became of a library that is there."""
     flags, *reasons = _flags(library).read_text(encoding="utf-8").split("\n")
-    return Outcome(library, "", seconds, flags, reasons[0] if reasons else "")
+    return Outcome(library, "", seconds, flags, reasons[0] if reasons else "", library.with_suffix(".json"))
 
 
 @contextmanager
@@ -198,7 +238,7 @@ def only_one(path: Path, seconds: float) -> Iterator[None]:
     """
     import fcntl  # not on every system
 
-    end = time.monotonic() + seconds
+    end, told = time.monotonic() + seconds, False
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+") as file:
         while True:
             try:
@@ -207,6 +247,9 @@ def only_one(path: Path, seconds: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= end:
                     raise UserError(_held(path, file.read(), seconds)) from None
+                if not told:
+                    tell(f"waiting for another process, which holds {path}")
+                told = True
                 time.sleep(LOOK_SECONDS)
         file.truncate(0)
         print(f"process {os.getpid()} on {platform.node()}", end="", file=file, flush=True)

@@ -1,4 +1,4 @@
-"""Calls the C++ compiler: no more processes at once than cores, for the processor at hand or for less of it.
+"""Calls the C++ compiler: no more processes at once than cores, for the processor at hand, less of it, or another.
 
 The compiler is called directly, by torch's own flags: that needs neither ninja nor setuptools.
 """
@@ -13,13 +13,16 @@ import shutil
 import subprocess
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from gapless.base import progress
 from gapless.base.host import processor_says, usable_cores
 
 FLAGS = (
@@ -40,9 +43,24 @@ that -O3 would help."""
 NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native"), ()
 V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
 COMPILE_SECONDS = 600
+TICK_SECONDS = 0.5
+"""Time between two moves of the line of progress, where no file is done"""
+COMPILES = "compiling C++ for this machine and this torch, once"
 _INCLUDES = re.compile(r'^ *# *include +[<"]([^>"]+)[>"]', re.MULTILINE)
 _STOPPED = ("fatal error: Killed", "fatal error: Terminated", "No space left on device", "Interrupt")
 _HEAVY = ("torch/", "ATen/", "c10/", "pybind11/")
+
+
+class Toolchain(NamedTuple):
+    """A compiler, the processor it compiles for, and the torch and Python that it compiles against."""
+
+    tool: str
+    level: tuple[str, ...]
+    """Flags for the processor"""
+    headers: tuple[Path, ...]
+    """Folders of torch's and Python's headers"""
+    links: tuple[str, ...]
+    """What the linker gets after the objects"""
 
 
 class UnfinishedError(Exception):
@@ -82,17 +100,30 @@ def shown(level: tuple[str, ...]) -> str:
     return " ".join(level) or f"the least of {platform.machine()}"
 
 
-def make(tool: str, name: str, sources: Sequence[Path], level: tuple[str, ...], library: Path) -> str:
-    """Compile the sources with `level`'s flags and link them into `library`, beside it everything that is made on the
-    way; return what went wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
+def here(tool: str, level: tuple[str, ...]) -> Toolchain:
+    """Return what compiles libraries that this process can load."""
+    return Toolchain(tool, level, headers(sysconfig.get_paths()["include"]), _link_flags())
+
+
+def headers(*pythons: str) -> tuple[Path, ...]:
+    """Return the folders of torch's headers, and those of Python's."""
+    torchs = Path(torch.__file__).parent / "include"
+    return torchs, torchs / "torch" / "csrc" / "api" / "include", *map(Path, pythons)
+
+
+def make(chain: Toolchain, name: str, sources: Sequence[Path], library: Path) -> str:
+    """Compile the sources and link them into `library`, beside it everything that is made on the way; return what went
+    wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
     units = _units(sources, library.parent)
-    flags = [*_torch_flags(name), *level]
+    flags = [*_torch_flags(name, chain.headers), *chain.level]
     objects = [library.parent / f"{unit.stem}.o" for unit, _ in units]
     commands = [
-        [tool, *FLAGS, *optimized, *flags, "-c", str(unit), "-o", str(made)]
+        [chain.tool, *FLAGS, *optimized, *flags, "-c", str(unit), "-o", str(made)]
         for (unit, optimized), made in zip(units, objects, strict=True)
     ]
-    return _run(commands) or _run([[tool, "-shared", *map(str, objects), *_link_flags(), "-o", str(library)]])
+    with _FILES.more(len(commands)):
+        failed = _run(commands)
+    return failed or _run([[chain.tool, "-shared", *map(str, objects), *chain.links, "-o", str(library)]])
 
 
 def _units(sources: Sequence[Path], scratch: Path) -> list[tuple[Path, tuple[str, ...]]]:
@@ -119,20 +150,18 @@ def _is_heavy(name: str, ours: dict[str, str]) -> bool:
     return any(other.startswith(_HEAVY) or (other != name and _is_heavy(other, ours)) for other in included)
 
 
-def _torch_flags(name: str) -> list[str]:
-    headers = Path(torch.__file__).parent / "include"
-    folders = [headers, headers / "torch" / "csrc" / "api" / "include", sysconfig.get_paths()["include"]]
+def _torch_flags(name: str, folders: Sequence[Path]) -> list[str]:
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     defines = [f"-DTORCH_EXTENSION_NAME={name}", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-DNDEBUG"]
     return [*defines, *(f"-isystem{folder}" for folder in folders)]
 
 
-def _link_flags() -> list[str]:
+def _link_flags() -> tuple[str, ...]:
     home = Path(torch.__file__).parent
     # The OpenMP that torch brought along: a second one in the process would be a second pool of threads.
     own = [*(home / "lib").glob("libgomp*.so*"), *(home.parent / "torch.libs").glob("libgomp*.so*")]
-    openmp = [str(own[0])] if own else ["-fopenmp"]
-    return [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", *openmp]
+    openmp = str(own[0]) if own else "-fopenmp"
+    return f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", openmp
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
@@ -148,12 +177,16 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
             except UnfinishedError:
                 failed.set()
                 raise
+            _FILES.tick(int("-c" in command))  # not what is linked
             if reason:
                 failed.set()
             return reason
 
     with ThreadPoolExecutor(max(1, len(commands))) as pool:
-        return next(filter(None, pool.map(run, commands)), "")
+        runs = [pool.submit(run, command) for command in commands]
+        while wait(runs, TICK_SECONDS).not_done:
+            _FILES.tick()
+        return next(filter(None, (one.result() for one in runs)), "")
 
 
 def _run_one(command: Sequence[str]) -> str:
@@ -170,6 +203,43 @@ def _run_one(command: Sequence[str]) -> str:
         raise UnfinishedError(f"{command[0]} was stopped: {done.stdout.strip() or f'signal {-done.returncode}'}")
     errors = [line for line in done.stdout.splitlines() if "error" in line] or done.stdout.splitlines()[-3:]
     return f"{shlex.join(command[:1])} failed: {' | '.join(errors[:3]) or done.returncode}"
+
+
+class _Files:
+    """Counts the files of all libraries that are compiled, for one line of progress."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._libraries = self._done = self._total = 0
+        self._began = self._lined = 0.0
+
+    @contextmanager
+    def more(self, files: int) -> Iterator[None]:
+        """Count this library's files while they are compiled; the first of several libraries begins the count."""
+        with self._lock:
+            if not self._libraries:
+                self._done = self._total = 0
+                self._began = time.monotonic()
+                self._lined = self._began - progress.LINE_SECONDS
+            self._libraries += 1
+            self._total += files
+        self.tick()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._libraries -= 1
+
+    def tick(self, done: int = 0) -> None:
+        with self._lock:
+            if not self._libraries:  # it is linked
+                return
+            self._done += done
+            now = time.monotonic()
+            line = now - self._lined >= progress.LINE_SECONDS
+            self._lined = now if line else self._lined
+            phase = progress.Phase(COMPILES, self._done, self._total, "files", now - self._began, line)
+        progress.show(phase)
 
 
 class _Turns:
@@ -197,3 +267,4 @@ class _Turns:
 
 
 _TURNS = _Turns()
+_FILES = _Files()

@@ -24,7 +24,7 @@ from gapless.base.errors import (
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
 from gapless.base.progress import tell
 from gapless.base.records import Request, Turn
-from gapless.device import Device, compiling, open_device
+from gapless.device import Device, build, gpus, open_device
 from gapless.engine import checkers
 from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
@@ -259,6 +259,8 @@ def build_core(
     parts = list(spent)
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
+        if device is None and config.device != "cuda" and not gpus():
+            Thread(target=native.load, name="gapless-build", daemon=True).start()  # beside the C++ of streams
         device = device or open_device(config.device, _threads(config, model_config))
     try:
         return _build_on(device, config, model_config, parts)
@@ -271,7 +273,7 @@ def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
     """Return how many threads compute on a CPU; 0 for most of its cores."""
     if config.threads or parameters(model_config) >= SMALL_MODEL:
         return config.threads
-    return min(SMALL_THREADS, host.usable_cores()) if compiling.compiler() else 1
+    return min(SMALL_THREADS, host.usable_cores()) if build.may_have(native.NAME) else 1
 
 
 def _build_on(

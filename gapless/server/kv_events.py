@@ -73,7 +73,7 @@ class KvEventPublisher:
         try:
             import zmq
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{NAME} needs pyzmq: pip install 'gapless[events]'") from error
+            raise ConfigError(f"{NAME} needs pyzmq: pip install pyzmq") from error
         self._zmq = zmq
         self._context: Any = zmq.Context()
         self._topic = config.topic.encode()

@@ -156,7 +156,8 @@ def open_tracing(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--otlp-traces-endpoint needs {error.name}, which is not installed; in a checkout: pip install '.[otel]'"
+            f"--otlp-traces-endpoint needs {error.name}, which is not installed: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         ) from None
     named = {SERVICE_VERSION: gapless.__version__}
     if "OTEL_SERVICE_NAME" not in os.environ:

@@ -101,7 +101,9 @@ def _joined(target: str) -> Any:
     try:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
-        raise ConfigError(f"kv_tiers: mooncake needs gapless[mooncake] and libibverbs, librdmacm: {error}") from error
+        raise ConfigError(
+            f"kv_tiers: mooncake needs libibverbs, librdmacm, pip install mooncake-transfer-engine-non-cuda: {error}"
+        ) from error
     parts, options = urlsplit(target), parse_qs(urlsplit(target).query)
     host, port, where = parts.hostname or "", parts.port or PORT, hide_password(target)
     try:

@@ -46,6 +46,8 @@ def screen() -> Iterator[Terminal]:
         (Phase("capturing graphs", 7, 40), "capturing graphs: 7 of 40"),
         (Phase("reading weights", 0, 1_190_000_000, "bytes"), "reading weights (1.19 GB)"),
         (Phase("reading", 6 * 10**8, 1_190_000_000, "bytes", 0.5), "reading: 600 MB of 1.19 GB, 1.20 GB/s"),
+        (Phase("compiling", 0, 14, "files", 0.0), "compiling: 0 of 14 files, 0 s"),
+        (Phase("compiling", 3, 14, "files", 7.6), "compiling: 3 of 14 files, 8 s"),
         (Phase("reading weights", 9, 9, "bytes", 0.0), "reading weights: 0 kB of 0 kB, 9 kB/s"),
     ],
 )  # fmt: skip

@@ -219,7 +219,8 @@ def test_a_layer_takes_what_serves(monkeypatch, missing):
 def test_the_choices_are_described(monkeypatch, kept, tmp_path):
     monkeypatch.setattr(native, "load", lambda: object())
     monkeypatch.setattr(native, "ways", lambda dtype: WAYS)
-    monkeypatch.setattr(build, "outcomes", {native.NAME: build.Outcome(tmp_path / "kernels-1.so", "", 0.0)})
+    built = build.Outcome(tmp_path / "kernels-1.so", "", 0.0, notes=tmp_path / "kernels-1.json")
+    monkeypatch.setattr(build, "outcomes", {native.NAME: built})
     assert native.chosen() == []
     shapes = {
         f"{PAIR}: 64 x 8, 2 threads": [0.5, 0.5, 0.25, 0.25],

@@ -123,10 +123,10 @@ def _missing(best: Way) -> str:
 
 
 def choices_file() -> Path:
-    """Return the file that keeps choices; its name is a hash of the sources, the compiler's flags and the processor."""
-    library = build.outcomes[NAME].library
-    assert library is not None
-    return library.with_suffix(".json")
+    """Return the file that keeps choices: of one library, on one kind of processor."""
+    notes = build.outcomes[NAME].notes
+    assert notes is not None
+    return notes
 
 
 def chosen() -> list[str]:
