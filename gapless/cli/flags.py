@@ -20,6 +20,8 @@ from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
 from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
 
 T = TypeVar("T")
+_JSON = ("_config", "_kwargs")
+"""Ends of the names of flags that take JSON, which a config file may write as a table"""
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
 
@@ -92,7 +94,7 @@ class Command(argparse.ArgumentParser):
         self._greedy = greedy
         self.specs = {spec.field: spec for config in configs for spec in specs(config) if spec.field not in without}
         if self.specs:
-            self.add_argument("--config", metavar="FILE", help="JSON or TOML file of flags (weaker than all others)")
+            self.add_argument("--config", metavar="FILE", help="YAML, TOML or JSON file of flags; all others beat it")
             text = (
                 f"{ENV_PREFIX}<FLAG> in the environment sets any flag of the groups above; the command line beats it."
             )
@@ -198,7 +200,8 @@ class Command(argparse.ArgumentParser):
                 raise UsageError(f"{path}: unknown key {key!r}" + (f"; did you mean {near!r}?" if near else ""))
             if spec.field in fields:
                 raise UsageError(f"{path}: {key!r} says {spec.field} a second time")
-            fields[spec.field] = convert(spec, value, f"{path}: {key}")
+            given = json.dumps(value) if isinstance(value, dict) and spec.field.endswith(_JSON) else value
+            fields[spec.field] = convert(spec, given, f"{path}: {key}")
         return fields
 
     def _answer_help_about(self, words: Sequence[str]) -> None:
@@ -227,20 +230,30 @@ class Command(argparse.ArgumentParser):
 def _read_config_file(path: str) -> dict[str, Any]:
     """The table of flags in `path`. Raises UsageError, naming the file and the line where there is one."""
     suffix = Path(path).suffix.lower()
-    if suffix not in (".json", ".toml"):
-        more = " YAML is not read: write the same keys as JSON or TOML." if suffix in (".yaml", ".yml") else ""
-        raise UsageError(f"{path}: a config file must end in .json or .toml.{more}")
+    if suffix not in (".json", ".toml", ".yaml", ".yml"):
+        raise UsageError(f"{path}: a config file must end in .yaml, .yml, .toml or .json")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot read the config file: {error}") from error
     try:
-        table = json.loads(text) if suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:  # both libraries' own errors derive from it, and carry the line
+        table = {".json": json.loads, ".toml": tomllib.loads}.get(suffix, _read_yaml)(text)
+    except (ValueError, RecursionError) as error:  # the libraries' own errors derive from it, and carry the line
         raise UsageError(f"{path}: {error}") from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: expected one table of flags, got {type(table).__name__}")
-    return table
+    return {str(key): value for key, value in table.items()}
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise ValueError("YAML needs PyYAML, which is not installed; write the same keys as TOML or JSON") from None
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:
