@@ -30,6 +30,9 @@ async def completions(call: HttpCall) -> ASGIApp:
     if prompt_only and params.structured_outputs is not None:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
+    if request.echo and params.truncate_prompt_tokens is not None:
+        text = "truncate_prompt_tokens does not go with echo: leave one of them out"
+        raise RequestError(text, "truncate_prompt_tokens")
     prompts = request.prompts()
     job = Job(call, request, prompts, params, prompt_only)
     text = partial(whole_text, state.llm.tokenizer)

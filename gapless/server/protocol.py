@@ -174,6 +174,12 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: str
 
 
+class AbortRequests(msgspec.Struct, kw_only=True):
+    """Ids are those of answers, the clients' X-Request-Id, or a request's request_id; none stands for all requests."""
+
+    request_ids: list[str] | None = None
+
+
 class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give more; it is ignored."""
 
@@ -190,7 +196,7 @@ _SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo")
 _LISTS = ("functions", "documents", "mcp_servers")
 _OBJECTS = (
     *("suffix", "grammar", "json_schema", "regex", "audio", "web_search_options", "chat_template", "prompt_embeds"),
-    *("truncate_prompt_tokens", "lora_request", "container", "ebnf", "structural_tag"),
+    *("lora_request", "container", "ebnf", "structural_tag"),
 )
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_SWITCHES, (None, False)),
