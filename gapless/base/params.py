@@ -179,8 +179,7 @@ class SamplingParams:
         low=-1, high=_INT32,
     )  # fmt: skip
     truncation_side: str | None = param(
-        None, "where a prompt is cut that is longer than truncate_prompt_tokens: left (default) keeps its end, right its "
-        "beginning",
+        None, "what of a prompt that is longer goes: left (default) its beginning, right its end"
     )  # fmt: skip
     thinking_token_budget: int | None = param(
         None, "tokens of reasoning at most, then its end follows; -1 for any number (guides/sampling.md)",

@@ -382,7 +382,9 @@ class AsyncLLM:
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """{"prompt": text, "prompt_token_ids": ids, "last_words": its end}; the template writes special tokens itself."""
+    """{"prompt": text, "prompt_token_ids": ids, "last_words": its end}; the template writes special tokens itself, to
+    which `add_special_tokens` adds the tokenizer's."""
+    special = options.pop("add_special_tokens", False)
     text = resolver.tokenizer.chat(messages, **options)
     last = last_words(text, messages, bool(options.get("continue_final_message")))
-    return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False), "last_words": last}
+    return {"prompt": text, "prompt_token_ids": resolver.encode(text, special), "last_words": last}

@@ -22,7 +22,7 @@ def after_thinking(grammar: str, thinking: Thinking, vocabulary: Vocabulary, mar
     parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     begin, end, between, answer = (as_terminals(text, vocabulary.added) for text in thinking[:4])
     apart = vocabulary.kept_apart((*marks, thinking.begin, thinking.end)) | set(vocabulary.ends)
-    free = f"<[^{','.join(map(str, sorted(apart)))}]>" + _times(thinking.budget)
+    free = _others(apart, thinking.budget)
     # White space after the end is not part of the form; models write one or two line breaks.
     lines = [f"start: thought{'?' * bool(begin)} {answer} @form", rf"thought: {begin} rest {between} /\n{{0,2}}/"]
     if thinking.end in vocabulary.added:
@@ -38,8 +38,10 @@ def is_counted(thinking: Thinking, vocabulary: Vocabulary) -> bool:
     return all(mark in vocabulary.added for mark in marks)
 
 
-def _times(most: int | None) -> str:
-    return "*" if most is None else f"{{0,{most}}}"
+def _others(tokens: Collection[int], most: int | None) -> str:
+    """Return the part of a rule that is any tokens but these, `most` at most."""
+    times = "*" if most is None else f"{{0,{most}}}"
+    return '""' if most == 0 else f"<[^{','.join(map(str, sorted(tokens)))}]>{times}"
 
 
 def _free(thinking: Thinking, vocabulary: Vocabulary) -> str:
@@ -50,11 +52,10 @@ def _free(thinking: Thinking, vocabulary: Vocabulary) -> str:
         return "start: <[*]>*"
     end = vocabulary.added[thinking.end]
     before, begin = "", ""
-    lines = [f"thought: <[^{end}]>{_times(most)} <[{end}]>", "any: <[*]>*"]
+    lines = [f"thought: {_others([end], most)} <[{end}]>", "any: <[*]>*"]
     if thinking.begin:
         opening = vocabulary.added[thinking.begin]
-        lines.append(f"out: <[^{opening}]>*")
+        lines.append(f"out: {_others([opening], None)}")
         before, begin = "out | ", f"out <[{opening}]> "
-    fewer = f"<[^{end}]>{_times(most - 1)}" if most > 1 else '""'
-    ways = f"{before}{begin}thought any" + (f" | {begin}{fewer}" if most else "")
+    ways = f"{before}{begin}thought any" + (f" | {begin}{_others([end], most - 1)}" if most else "")
     return "\n".join([f"start: {ways}", *lines])

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.server.endpoint import HttpCall
+from gapless.server.errors import unsupported
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import ChatWriter, prompt_entries
@@ -43,6 +44,9 @@ def _prompt_fields(job: Job) -> dict[str, Any]:
 async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
     """Return the job of a conversation: checked, with its prompt, and with readers where replies are taken apart."""
     use = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    template = call.state.llm.tokenizer.template
+    if request.documents and not (template and "documents" in template.source):
+        raise unsupported("documents", ": this model's chat template has no place for them")
     # A prompt that is only scored still runs one step, whose token is dropped.
     prompt_only = request.limit() == 0 and request.prompt_logprobs is not None
     params = _sampling(request, call.state, 1 if prompt_only else request.limit())
@@ -116,6 +120,7 @@ def prompt_options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
         "add_generation_prompt": opened,
         "continue_final_message": continued,
         "variables": request.variables(),
+        "add_special_tokens": bool(request.add_special_tokens),
     }
 
 
