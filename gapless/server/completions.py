@@ -32,8 +32,8 @@ async def completions(call: HttpCall) -> ASGIApp:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
     if request.echo and params.truncate_prompt_tokens is not None:
-        text = "truncate_prompt_tokens does not go with echo: leave one of them out"
-        raise RequestError(text, "truncate_prompt_tokens")
+        name = "truncate_prompt_tokens"
+        raise RequestError(f"{name} does not go with echo: leave one of them out", name)
     prompts = request.prompts()
     plain = request.add_special_tokens is False
     asked = [await _without_special(call, prompt) for prompt in prompts] if plain else prompts

@@ -61,7 +61,7 @@ def test_the_end_of_thinking_follows_after_so_many_tokens(budget, begun, form, t
 @both
 @pytest.mark.parametrize("form", [CHOICE, None], ids=["form", "none"])
 def test_thinking_that_ends_sooner_is_not_touched(form, tokens):
-    voice, free = (Voice(budget, form, tokens) for budget in (9, 1_000_000))
+    voice, free = (Voice(budget, form, tokens) for budget in (10, 1_000_000))
     for text in ("<think>hm", "</think>", "yes"):
         for token in voice.ids(text):
             assert voice.allowed() == free.allowed()
@@ -104,11 +104,12 @@ def test_drafts_that_crossed_the_budget_can_be_taken_back(form, tokens):
 
 def test_text_marks_are_found_across_tokens_and_forced_whole():
     voice = Voice(4, None, tokens=False)
-    voice.say("<think>a</t")
+    voice.say("<think>a/th")
     voice.must_say("</think>")
-    late = Voice(9, None, tokens=False)
-    late.say("<think>a</think>")  # the ninth token of it is its last
-    assert len(late.allowed()) == late.speaker.size
+    begun = Voice(4, None, tokens=False)
+    begun.say("<think>abc<")
+    begun.must_say("/think>")  # an end that the model has begun is that end
+    assert len(begun.allowed()) == begun.speaker.size
 
 
 def test_what_cannot_be_bounded_is_refused_by_name_or_dropped():

@@ -30,8 +30,9 @@ def client():
 def test_a_chat_thinks_no_longer_than_its_budget_and_then_answers(client, form):
     (choice,) = client.post("/v1/chat/completions", json={**BEGUN, **ASKED, **form}).json()["choices"]
     ids, message = choice["token_ids"], choice["message"]
-    assert ids[BUDGET : BUDGET + len(END)] == END
-    assert TOKENS.decode(ids[:BUDGET]).strip() == (message.get("reasoning") or "").strip()
+    at = next(at for at in range(len(ids)) if ids[at : at + len(END)] == END)
+    assert at == BUDGET or (form and BUDGET < at < BUDGET + 4), "a character may have been begun"
+    assert TOKENS.decode(ids[:at]).strip() == (message.get("reasoning") or "").strip()
     if "structured_outputs" in form:
         assert message["content"].strip() in ("yes", "no")
 
