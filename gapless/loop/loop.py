@@ -91,6 +91,8 @@ class Loop:
         """A launch that found the device failed."""
         self._waits_for_transfers = False
         """Whether the loop waits now, with no step in flight and nothing that can run before a transfer has ended."""
+        self.frozen = False
+        """Whether an operator has the requests wait where they are"""
 
     # Requests in.
 
@@ -182,7 +184,7 @@ class Loop:
 
     def wants_steps(self) -> bool:
         """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
-        return self._has_steps() and not self._waits_for_transfers
+        return self._has_steps() and not (self._waits_for_transfers or self.frozen)
 
     @property
     def in_flight(self) -> int:
@@ -231,6 +233,24 @@ class Loop:
                     turn.failed.append((key, reason))
         self.log.left()
         return turn
+
+    def drain(self) -> list[StepTokens]:
+        """Observe the steps in flight, and launch none. Raises DeviceError."""
+        settled = []
+        while self.flights:
+            for flight in self.observe(launched=False):
+                tokens = self.commit(flight)
+                if len(tokens.keys) or tokens.logprobs is not None:
+                    settled.append(tokens)
+                self.retire(flight)
+        self.frozen = True
+        return settled
+
+    def thaw(self) -> None:
+        """Let requests go on after a drain. The time between is nobody's."""
+        self.frozen = False
+        if self.planner.wanting:
+            self.log.work_came()
 
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
@@ -491,4 +511,4 @@ class Loop:
         self._warns = True
 
     def account(self) -> Timeline:
-        return self.log.account(at_rest=not self.flights and not self.planner.wanting)
+        return self.log.account(at_rest=not self.flights and (self.frozen or not self.planner.wanting))

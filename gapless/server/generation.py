@@ -68,6 +68,7 @@ class Job:
         self.prompts = prompts
         self.params = params
         self.prompt_only = prompt_only
+        self._request_id = request.request_id or ""
         self.streamed = bool(request.stream)
         self.interval = self.state.config.stream_interval or 0 if self.streamed else 0
         call.label = call.label or label_of(request.request_id or "")
@@ -99,6 +100,7 @@ class Job:
         one that ran.
         """
         refused = False
+        self.state.jobs.add(self)
         try:
             async with aclosing(self._one(0, sink) if len(self.prompts) == 1 else self._merged()) as deltas:
                 async for choice, delta in deltas:
@@ -108,8 +110,15 @@ class Job:
             refused = not any(entry.tokens for entry in self.choices)
             raise
         finally:
+            self.state.jobs.discard(self)
             if self.streams and not refused:
                 account(self)
+
+    @property
+    def ids(self) -> set[str]:
+        """What clients and logs call it."""
+        engines = {stream.request_id for stream in self.streams.values()}
+        return {self.call.identity, self.call.label, self._request_id, *engines} - {""}
 
     def gather(self, choice: int, delta: Delta) -> None:
         """Add what is new to the choice's text, tokens, log-probabilities and events."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError, RequestError
 from gapless.base.peers import PeerPlan
@@ -19,6 +19,9 @@ from gapless.server.metrics import Metrics
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
 from gapless.text.replies import ReplyForms
+
+if TYPE_CHECKING:
+    from gapless.server.generation import Job
 
 T = TypeVar("T")
 
@@ -58,6 +61,8 @@ class ServerState:
         """The time to drain is over."""
         self.open = 0
         """Generation requests that have not ended."""
+        self.jobs: set[Job] = set()
+        """Those of them that the engine has, or is about to get"""
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
@@ -118,6 +123,10 @@ class ServerState:
             yield limit
         finally:
             self._limits.remove(limit)
+
+    def jobs_of(self, ids: Sequence[str]) -> list[Job]:
+        """Return the open jobs that clients know by one of these ids."""
+        return [job for job in self.jobs if not job.ids.isdisjoint(ids)]
 
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""

@@ -1,0 +1,51 @@
+"""A thinking budget over HTTP, with a core that says any token that its mask allows."""
+
+from __future__ import annotations
+
+import pytest
+from form_core import FormCore
+from server_harness import TOKENS, error_of, serving
+
+from gapless.server.config import ServerConfig
+
+BUDGET = 7
+END = TOKENS.encode("</think>", False)
+ASKED = {"thinking_token_budget": BUDGET, "max_tokens": 40, "seed": 3, "return_token_ids": True}
+BEGUN = {
+    "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>\n"}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
+FORMS = [{}, {"structured_outputs": {"choice": ["yes", "no"]}}, {"response_format": {"type": "json_object"}}]
+
+
+@pytest.fixture(scope="module")
+def client():
+    config = ServerConfig(port=0, reasoning_parser="think", disable_uvicorn_access_log=True)
+    with serving(config, core=lambda: FormCore(TOKENS, freely=30)) as server, server.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["none", "choice", "object"])
+def test_a_chat_thinks_no_longer_than_its_budget_and_then_answers(client, form):
+    (choice,) = client.post("/v1/chat/completions", json={**BEGUN, **ASKED, **form}).json()["choices"]
+    ids, message = choice["token_ids"], choice["message"]
+    at = next(at for at in range(len(ids)) if ids[at : at + len(END)] == END)
+    assert at == BUDGET or (form and BUDGET < at < BUDGET + 4), "a character may have been begun"
+    assert TOKENS.decode(ids[:at]).strip() == (message.get("reasoning") or "").strip()
+    if "structured_outputs" in form:
+        assert message["content"].strip() in ("yes", "no")
+
+
+def test_responses_have_the_budget_too(client):
+    body = {"input": BEGUN["messages"], "thinking_token_budget": 0, "max_output_tokens": 30, "seed": 3}
+    answer = client.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_budget_is_refused_by_name_where_nothing_is_known_of_reasoning(client):
+    refused = client.post("/v1/completions", json={"prompt": "hi", **ASKED})
+    assert refused.status_code == 400 and error_of(refused)["param"] == "thinking_token_budget"
+    scored = {**BEGUN, **ASKED, "max_tokens": 0, "prompt_logprobs": 0}
+    refused = client.post("/v1/chat/completions", json=scored)
+    assert refused.status_code == 400 and error_of(refused)["param"] == "thinking_token_budget"
