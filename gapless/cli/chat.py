@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gapless
@@ -30,10 +32,14 @@ HINT = "/help lists commands; Ctrl-C ends an answer, Ctrl-D or /exit the convers
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
-def _command(name: str, description: str) -> Command:
-    command = Command(name, description, (SamplingFlags, EngineConfig), model_word=True, epilog=_EPILOG)
+def _command(name: str, description: str, words: str = "") -> Command:
+    command = Command(
+        name, description, (SamplingFlags, EngineConfig), model_word=not words, words=words, epilog=_EPILOG
+    )
     command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
-    command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
+    command.add_argument(
+        "--url", "--base-url", metavar="URL", help="a server that speaks the OpenAI API, such as http://localhost:8000"
+    )
     command.add_api_key("for --url")
     command.add_insecure()
     command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
@@ -44,13 +50,21 @@ def main_chat(argv: Sequence[str]) -> int:
     command = _command("chat", "Talk to a model.")
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     settings = command.read(argv)
+    if (word := settings.options.MODEL) and " " in word and not Path(word).exists():
+        raise UsageError(f"{word!r} is no model; ask one with -q: gapless chat -q {shlex.quote(word)}")
     conversation = Conversation(settings.options.system, sampling_fields(settings))
     return _converse(settings, conversation.ask, conversation)
 
 
 def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
-    settings = _command("complete", description).read(argv)
+    command = _command("complete", description, "[TEXT ...]")
+    command.add_argument("TEXT", nargs="*", help="the same as -q TEXT")
+    settings = command.read(argv)
+    if settings.options.TEXT and settings.options.quick is not None:
+        raise UsageError("give a text or -q, not both")
+    if settings.options.TEXT:
+        settings.options.quick = " ".join(settings.options.TEXT)
     fields = {"max_tokens": COMPLETE_TOKENS, **sampling_fields(settings)}
 
     async def ask(answer: Answerer, text: str) -> str:

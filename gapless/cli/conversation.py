@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gapless.cli.errors import UsageError, nearest
+from gapless.base.spellings import nearest
+from gapless.cli.errors import UsageError
 from gapless.cli.sampling import SamplingFlags, checked_fields
 from gapless.cli.spec import convert, specs
 from gapless.cli.talk import Answerer, Messages, show

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import gapless
-from gapless.base.errors import ConfigError, GaplessError
+from gapless.base.errors import GaplessError, exit_code
 from gapless.base.install import INSTALL
-from gapless.cli.errors import FAILED, INTERRUPTED, USAGE
+from gapless.cli.errors import FAILED, INTERRUPTED
 from gapless.cli.kinds import Table, dispatch, rows
 
 COMMANDS: Table = {
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except GaplessError as error:
-        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+        return _fail(str(error), exit_code(error))
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise

@@ -24,6 +24,7 @@ from gapless.server.limits import guarded, label_of, unrooted
 from gapless.server.messages import count_tokens, messages
 from gapless.server.messages_request import CountTokensRequest, MessagesRequest
 from gapless.server.protocol import (
+    AbortRequests,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -82,7 +83,7 @@ ROUTES = (
     RouteEntry("/pause", ("POST",), ops.pause, Access.OPERATOR),
     RouteEntry("/resume", ("POST",), ops.resume, Access.OPERATOR),
     RouteEntry("/is_paused", ("GET",), ops.is_paused, Access.OPERATOR),
-    RouteEntry("/abort_requests", ("POST",), ops.abort_requests, Access.OPERATOR),
+    RouteEntry("/abort_requests", ("POST",), ops.abort_requests, Access.OPERATOR, AbortRequests),
     RouteEntry("/reset_prefix_cache", ("POST",), ops.reset_prefix_cache, Access.OPERATOR),
     RouteEntry("/flush_cache", ("POST",), ops.reset_prefix_cache, Access.OPERATOR),
     RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER, TokenizeRequest),

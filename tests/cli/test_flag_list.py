@@ -118,7 +118,7 @@ SAMPLING = """
 --stop
 """
 REQUEST = """
---base-url
+--base-url --url
 --backend
 --header
 --insecure
