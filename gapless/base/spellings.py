@@ -327,6 +327,7 @@ VALUES: dict[str, dict[str, str]] = {
     "load_format": {"hf": "auto", "fastsafetensors": "safetensors"},
     "max_model_len": {"0": "auto"},
     "max_num_seqs": {"-1": "0"},
+    "threads": {"-1": "0"},
     "log_level": {"warn": "warning", "critical": "error"},
 }
 """Values of our own fields as other engines write them"""

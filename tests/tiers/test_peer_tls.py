@@ -293,7 +293,7 @@ def test_files_for_peers_are_refused_without_any_by_an_engine_and_by_a_pair(name
     config = EngineConfig(device="cpu", **{f"kv_peer_{name}": "/a.pem"})
     with pytest.raises(ConfigError, match=f"kv_peer_{name} is for engines with peers: add --role, or leave it out"):
         build_core(config)
-    assert serve_pair([], config, ServerConfig(pd="1p1d")) == 1
+    assert serve_pair([], config, ServerConfig(pd="1p1d")) == 2
     assert "leave role and every kv_peer flag out" in capsys.readouterr().err
     EngineConfig(role="both", **{f"kv_peer_ssl_{one}": "/a.pem" for one in PeerFiles._fields})
 
