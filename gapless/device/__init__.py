@@ -21,6 +21,7 @@ __all__ = [
     "RingSlot",
     "Stream",
     "gpus",
+    "kind_of",
     "open_device",
 ]
 
@@ -33,8 +34,7 @@ def open_device(name: str = "auto", threads: int = 0) -> Device:
     Raises:
         ConfigError: an unknown name, or CUDA where there is none.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name = kind_of(name)
     if name == "cpu":
         return CpuDevice(threads)
     if name != "cuda":
@@ -42,6 +42,11 @@ def open_device(name: str = "auto", threads: int = 0) -> Device:
     if not torch.cuda.is_available():
         raise ConfigError("device is cuda but torch sees no CUDA device: use --device cpu, or a torch built for CUDA")
     return CudaDevice()
+
+
+def kind_of(name: str) -> str:
+    """Return what auto takes here; of another name, that."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def gpus() -> list[tuple[str, int]]:
