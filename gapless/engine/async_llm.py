@@ -21,7 +21,7 @@ from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import AdapterChange, EngineInfo, Order, Sink, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.trace import RequestRecord
@@ -247,7 +247,7 @@ class AsyncLLM:
         self._check_up()
         if mode not in PAUSE_MODES:
             raise RequestError(f"mode must be {', '.join(PAUSE_MODES)}, got {str(mode)[:40]!r}", "mode")
-        self.backend.paused = Order.FREEZE if mode == "keep" else Order.HOLD
+        self.backend.paused = OperatorOrder.FREEZE if mode == "keep" else OperatorOrder.HOLD
         held = asyncio.ensure_future(self.backend.ask(partial(m.Operate, order=self.backend.paused)))
         await asyncio.sleep(0)  # the order goes out before what it ends
         if mode == "abort":
@@ -260,7 +260,7 @@ class AsyncLLM:
         """Let requests go on that a pause has wait. Harmless without one."""
         self._up()
         self.backend.paused = None
-        await self.backend.ask(partial(m.Operate, order=Order.RESUME))
+        await self.backend.ask(partial(m.Operate, order=OperatorOrder.RESUME))
 
     async def is_paused(self) -> bool:
         """Return whether a pause has requests wait, or begins to."""
@@ -272,7 +272,7 @@ class AsyncLLM:
         Requests that run keep their pages. Tiers below and peers keep what they have. Returns True: it always is done.
         """
         self._up()
-        await self.backend.ask(partial(m.Operate, order=Order.FORGET))
+        await self.backend.ask(partial(m.Operate, order=OperatorOrder.FORGET))
         return True
 
     async def change_adapter(self, change: AdapterChange) -> None:

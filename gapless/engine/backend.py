@@ -10,10 +10,10 @@ from typing import Any
 from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, EngineView, Order, Sink, Stats
+from gapless.engine.seam import EngineInfo, EngineView, OperatorOrder, Sink, Stats
 
 NO_QUESTION = -1
-"""The number of what nobody waits for; those of questions are above 0"""
+"""The number of an order whose answer is not waited for; those of questions are above 0"""
 
 
 class MessageBackend:
@@ -29,7 +29,7 @@ class MessageBackend:
         self._before = Stats()
         """Counters of the cores that ran before this one."""
         self._numbers = itertools.count(1)
-        self.paused: Order | None = None
+        self.paused: OperatorOrder | None = None
         """HOLD or FREEZE while an operator has requests wait, those of a core that is started again too"""
         self.asked: dict[int, asyncio.Future[Any]] = {}
         """Answers that the core owes, by the number of the question"""

@@ -32,7 +32,7 @@ from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
 from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Order, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -147,7 +147,7 @@ class EngineCore:
     def update_weights(self, path: str, answer: Answer) -> None:
         self.updates.begin(path, answer)
 
-    def obey(self, order: Order, answer: Answer) -> None:
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
         self.pauses.obey(order, answer)
 
     @property

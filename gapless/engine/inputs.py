@@ -227,7 +227,7 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
 
 
 def _check_budget(params: SamplingParams) -> None:
-    """Raise RequestError for a budget that nobody has made part of the form: reasoning is known of chats alone."""
+    """Raise RequestError for a budget that is not part of the form yet: reasoning is known of chats alone."""
     form = params.structured_outputs
     if params.thinking_token_budget is not None and not (form and form.thinking and form.thinking.budget is not None):
         name = "thinking_token_budget"

@@ -25,7 +25,7 @@ from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
-from gapless.engine.seam import Core, EngineInfo, Order, Stats
+from gapless.engine.seam import Core, EngineInfo, OperatorOrder, Stats
 from gapless.engine.trace import KEPT_REQUESTS, Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.replies import ReplyForms
@@ -162,7 +162,7 @@ class LLM:
         Tiers below and peers keep what they have. Returns True: it always is done.
         """
         with self._turn:
-            self._up().obey(Order.FORGET, lambda error: None)
+            self._up().obey(OperatorOrder.FORGET, lambda error: None)
         return True
 
     @cached_property

@@ -29,7 +29,7 @@ from gapless.base.records import (
     StepLogprobs,
     StepTokens,
 )
-from gapless.engine.seam import AdapterChange, EngineInfo, Order, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
@@ -97,7 +97,7 @@ class Operate(Message, frozen=True):
     """Front to core: do what an operator asks, and answer with a Changed."""
 
     number: int
-    order: Order
+    order: OperatorOrder
 
 
 class SendPageEvents(Message, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gapless.base.records import Turn
-from gapless.engine.seam import Answer, Order
+from gapless.engine.seam import Answer, OperatorOrder
 from gapless.loop.loop import Loop
 
 WAIT_SECONDS = 1.0
@@ -28,21 +28,22 @@ class Pauses:
         """Whether an order is not done yet."""
         return bool(self._answers)
 
-    def obey(self, order: Order, answer: Answer) -> None:
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
         """`answer` is called when it is done, here or by `rested`, or when a later order ends the pause."""
-        if order is Order.FORGET:
+        if order is OperatorOrder.FORGET:
             if self._loop.planner.index is not None:
                 self._loop.planner.index.forget()
             answer(None)
             return
-        self.waits = order is not Order.RESUME
-        if order is Order.FREEZE:
+        self.waits = order is not OperatorOrder.RESUME
+        if order is OperatorOrder.FREEZE:
             self.turn = self._frozen_turn
         elif self.turn == self._frozen_turn:
-            self.turn = self._loop.turn
-            self._loop.thaw()
+            self.turn, self._loop.frozen = self._loop.turn, False
+            if self._loop.planner.wanting:
+                self._loop.log.work_came()
         self._answers.append(answer)
-        if order is Order.RESUME:
+        if order is OperatorOrder.RESUME:
             self.rested()
 
     def rested(self) -> bool:
@@ -53,7 +54,15 @@ class Pauses:
         return bool(answers)
 
     def _frozen_turn(self) -> Turn:
-        tokens = self._loop.drain()
-        if not (self.rested() or tokens) and self._loop.bell.wait(WAIT_SECONDS):
-            self._loop.bell.clear()
-        return Turn([], tokens, [])
+        """Observe the steps in flight, and launch none; without any, answer and wait for the bell."""
+        loop, settled = self._loop, []
+        loop.frozen = True
+        while loop.flights:
+            for flight in loop.observe(launched=False):
+                tokens = loop.commit(flight)
+                if len(tokens.keys) or tokens.logprobs is not None:
+                    settled.append(tokens)
+                loop.retire(flight)
+        if not (self.rested() or settled) and loop.bell.wait(WAIT_SECONDS):
+            loop.bell.clear()
+        return Turn([], settled, [])

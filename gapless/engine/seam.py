@@ -54,7 +54,7 @@ class AdapterChange(NamedTuple):
     """Whether it may replace another one of that name"""
 
 
-class Order(StrEnum):
+class OperatorOrder(StrEnum):
     """What an operator has a core do."""
 
     HOLD = "hold"
@@ -289,7 +289,7 @@ class Core(Protocol):
         Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
         """
 
-    def obey(self, order: Order, answer: Answer) -> None:
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
         """Do what an operator asks. `answer` is called when that is done, here or in a step."""
 
     def wakes(self, wake: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""BudgetMatcher: ends thinking whose marks are text after so many tokens. Grammars count where marks are tokens."""
+"""BudgetMatcher: keeps the budget of thinking whose marks are text. Grammars count where marks are tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from gapless.base.structured import Thinking
 
 
 class ThinkingPlace(NamedTuple):
-    """Where an output stands: so many tokens into its thinking, or before it (-1), or after it (None)."""
+    """A place in an output."""
 
     tokens: int | None
+    """Tokens of its thinking so far; -1 before the thinking, None after it"""
     text: bytes
     """The end of what has been written there, as much as may begin a mark"""
     last: tuple[int, ...] = ()

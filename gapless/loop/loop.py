@@ -234,24 +234,6 @@ class Loop:
         self.log.left()
         return turn
 
-    def drain(self) -> list[StepTokens]:
-        """Observe the steps in flight, and launch none. Raises DeviceError."""
-        settled = []
-        while self.flights:
-            for flight in self.observe(launched=False):
-                tokens = self.commit(flight)
-                if len(tokens.keys) or tokens.logprobs is not None:
-                    settled.append(tokens)
-                self.retire(flight)
-        self.frozen = True
-        return settled
-
-    def thaw(self) -> None:
-        """Let requests go on after a drain. The time between is nobody's."""
-        self.frozen = False
-        if self.planner.wanting:
-            self.log.work_came()
-
     def _capture(self) -> None:
         """Capture a graph that was missed often enough, once the device is at rest; this waits for it."""
         if not self.flights and self.launcher.graphs.due:

@@ -116,9 +116,11 @@ class Job:
 
     @property
     def ids(self) -> set[str]:
-        """What clients and logs call it."""
-        engines = {stream.request_id for stream in self.streams.values()}
-        return {self.call.identity, self.call.label, self._request_id, *engines} - {""}
+        return {self.call.identity, self.call.label, self._request_id, *self.names} - {""}
+
+    @property
+    def names(self) -> list[str]:
+        return [stream.request_id for stream in self.streams.values()]
 
     def gather(self, choice: int, delta: Delta) -> None:
         """Add what is new to the choice's text, tokens, log-probabilities and events."""

@@ -12,7 +12,7 @@ from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.generation import Job, whole_answer
 from gapless.server.messages_answer import MessageStream, whole_message
 from gapless.server.messages_request import CountTokensRequest, MessagesRequest
-from gapless.text.tools import check_tools
+from gapless.text.tools import bounds_nothing, check_tools
 
 
 async def messages(call: HttpCall) -> ASGIApp:
@@ -37,6 +37,9 @@ def _fit(job: Job) -> None:
     room = job.state.llm.info.max_model_len - len(prompt["prompt_token_ids"])
     if 0 < room < most:  # without any room, the engine refuses the prompt
         job.params = job.params.replace(max_tokens=room)
+    form = job.params.structured_outputs
+    if form and form.thinking and form.thinking.free and bounds_nothing(job.params):
+        job.params = job.params.replace(structured_outputs=None, thinking_token_budget=None)
 
 
 async def count_tokens(call: HttpCall) -> ASGIApp:

@@ -170,7 +170,7 @@ async def abort_requests(call: HttpCall) -> ASGIApp:
     if wanted:
         jobs = call.state.jobs_of(wanted)
         count = len(jobs)
-        await llm.abort([stream.request_id for job in jobs for stream in job.streams.values()])
+        await llm.abort([name for job in jobs for name in job.names])
     else:
         count = await llm.abort_all()
     return json_response({"status": "aborted", "aborted": count})

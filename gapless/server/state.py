@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError, RequestError
 from gapless.base.peers import PeerPlan
@@ -20,9 +20,6 @@ from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
 from gapless.text.replies import ReplyForms
 
-if TYPE_CHECKING:
-    from gapless.server.generation import Job
-
 T = TypeVar("T")
 
 MAX_TRACES = 2
@@ -30,6 +27,18 @@ PAGES_SECONDS = 0.2
 """The page map is made at most so often, however many ask."""
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
+
+
+class OpenJob(Protocol):
+    """A generation request that the engine has or is about to get, as others find it."""
+
+    @property
+    def ids(self) -> set[str]:
+        """What clients and logs call it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of its requests in the engine."""
 
 
 class ServerState:
@@ -61,8 +70,7 @@ class ServerState:
         """The time to drain is over."""
         self.open = 0
         """Generation requests that have not ended."""
-        self.jobs: set[Job] = set()
-        """Those of them that the engine has, or is about to get"""
+        self.jobs: set[OpenJob] = set()
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
@@ -124,7 +132,7 @@ class ServerState:
         finally:
             self._limits.remove(limit)
 
-    def jobs_of(self, ids: Sequence[str]) -> list[Job]:
+    def jobs_of(self, ids: Sequence[str]) -> list[OpenJob]:
         """Return the open jobs that clients know by one of these ids."""
         return [job for job in self.jobs if not job.ids.isdisjoint(ids)]
 

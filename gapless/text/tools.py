@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
@@ -239,6 +240,8 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str
         if form.kind.startswith("json") and thinking is None:  # other text may stand before it
             rest = _begun_json(rest)
         calls = replace(form, thinking=thinking, marks=reply.marks, begun=rest)
+    if bounds_nothing(params):
+        params = params.replace(thinking_token_budget=None)
     if params.thinking_token_budget is not None:
         calls = _within_budget(calls, params.thinking_token_budget, reply, replies, begun)
         kept = calls is not None and calls.thinking is not None
@@ -246,6 +249,11 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str
     if any(reply.added[mark] in replies.special_ids for mark in reply.marks):  # it must be seen
         params = params.replace(skip_special_tokens=False)
     return params.replace(structured_outputs=calls)
+
+
+def bounds_nothing(params: SamplingParams) -> bool:
+    """Return whether an output ends before its thinking could be longer than its budget."""
+    return (params.thinking_token_budget or 0) >= (params.max_tokens or inf)
 
 
 def _within_budget(

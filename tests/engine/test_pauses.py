@@ -127,7 +127,7 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2
 
 
-def test_a_script_empties_the_cache_too(script):
+def test_a_script_finds_no_page_once_it_has_emptied_the_cache(script):
     for first in (True, False):
         cached = [script.generate(PROMPT, SHORT, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
         assert first or cached[0] == 0

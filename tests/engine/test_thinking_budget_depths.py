@@ -54,7 +54,7 @@ def test_tokens_after_a_budget_are_those_after_an_end_put_by_hand(llm, name, mon
 
     choice = StructuredOutputs(choice=["21 pens", "7 pens"])
     prompts = [{"prompt_token_ids": ids}] * 4
-    outputs = llm.generate(prompts, [asked(), asked(choice), GREEDY, asked(budget=500)], use_tqdm=False)
+    outputs = llm.generate(prompts, [asked(), asked(choice), GREEDY, asked(budget=39)], use_tqdm=False)
     bounded, chosen, beside, enough = (output.outputs[0].token_ids for output in outputs)
     assert bounded == wanted
     assert chosen[: BUDGET + len(put)] == thought + put

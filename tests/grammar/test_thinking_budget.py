@@ -21,7 +21,7 @@ class Voice:
 
     def __init__(self, budget: int, form: StructuredOutputs | None, tokens: bool, begun: str = "", table="think"):
         self.speaker = speaker(MARKS if tokens else (), special=False)
-        params = SamplingParams(structured_outputs=form, thinking_token_budget=budget)
+        params = SamplingParams(max_tokens=None, structured_outputs=form, thinking_token_budget=budget)
         replies = ReplyForms(self.speaker.tokenizer, "none", table)
         self.params = formed(params, NO_TOOLS, replies, begun)
         if (asked := self.params.structured_outputs) is not None:
@@ -118,6 +118,9 @@ def test_what_cannot_be_bounded_is_refused_by_name_or_dropped():
     assert refused.value.param == "thinking_token_budget"
     ended = Voice(5, None, True, "<think>\n\n</think>\n\n").params
     assert ended.structured_outputs is ended.thinking_token_budget is None, "the prompt has ended it: no masks"
+    short = SamplingParams(max_tokens=5, thinking_token_budget=5)
+    short = formed(short, NO_TOOLS, ReplyForms(speaker(()).tokenizer, "none", "think"), "")
+    assert short.structured_outputs is short.thinking_token_budget is None, "the output ends before: no masks"
     for budget, good in ((-2, False), (-1, True), (1.5, False), (True, False)):
         if good:
             assert SamplingParams(thinking_token_budget=budget).thinking_token_budget is None

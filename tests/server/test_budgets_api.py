@@ -46,6 +46,28 @@ def test_responses_have_the_budget_too(client):
 def test_a_budget_is_refused_by_name_where_nothing_is_known_of_reasoning(client):
     refused = client.post("/v1/completions", json={"prompt": "hi", **ASKED})
     assert refused.status_code == 400 and error_of(refused)["param"] == "thinking_token_budget"
-    scored = {**BEGUN, **ASKED, "max_tokens": 0, "prompt_logprobs": 0}
-    refused = client.post("/v1/chat/completions", json=scored)
-    assert refused.status_code == 400 and error_of(refused)["param"] == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(("context", "budget", "bounded"), [(3_000, 1_500, True), (1_100, 1_500, False)])
+def test_messages_bound_thinking_where_their_budget_can_be_reached(context, budget, bounded):
+    asked = []
+
+    class Hearing(FormCore):
+        def submit(self, request):
+            asked.append(request.params.structured_outputs)
+            super().submit(request._replace(params=request.params.replace(structured_outputs=None)))
+
+    def core():
+        made = Hearing(TOKENS)
+        made.info = made.info._replace(max_model_len=context)
+        return made
+
+    config = ServerConfig(port=0, reasoning_parser="think", disable_uvicorn_access_log=True)
+    with serving(config, core=core) as server, server.client() as client:
+        thinking = {"type": "enabled", "budget_tokens": budget}
+        body = {"model": "tiny", "max_tokens": 2_000, "messages": BEGUN["messages"][:1], "thinking": thinking}
+        with client.stream("POST", "/v1/messages", json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200
+            server.until(lambda: asked)
+    (form,) = asked
+    assert (form is not None and form.thinking.budget == budget) is bounded

@@ -7,7 +7,7 @@ import threading
 import pytest
 from server_harness import error_of, fake_core, serving
 
-from gapless.engine.seam import Order
+from gapless.engine.seam import OperatorOrder
 from gapless.server.config import ServerConfig
 
 LONG = {"prompt": "~" * 3, "max_tokens": 900}
@@ -34,11 +34,11 @@ def caller(operated):
 @pytest.mark.parametrize(
     ("query", "given"),
     [
-        ("", [Order.HOLD, Order.FORGET]),
-        ("?mode=wait", [Order.HOLD, Order.FORGET]),
-        ("?mode=abort&clear_cache=false", [Order.HOLD]),
-        ("?mode=keep", [Order.FREEZE]),
-        ("?wait_for_inflight_requests=true", [Order.HOLD, Order.FORGET]),
+        ("", [OperatorOrder.HOLD, OperatorOrder.FORGET]),
+        ("?mode=wait", [OperatorOrder.HOLD, OperatorOrder.FORGET]),
+        ("?mode=abort&clear_cache=false", [OperatorOrder.HOLD]),
+        ("?mode=keep", [OperatorOrder.FREEZE]),
+        ("?wait_for_inflight_requests=true", [OperatorOrder.HOLD, OperatorOrder.FORGET]),
     ],
 )
 def test_a_pause_is_spelled_as_vllm_has_it_and_can_be_seen(caller, orders, query, given):
@@ -46,7 +46,7 @@ def test_a_pause_is_spelled_as_vllm_has_it_and_can_be_seen(caller, orders, query
     assert caller.post(f"/pause{query}").json() == {"status": "paused"}
     assert orders == given and caller.get("/is_paused").json() == {"is_paused": True}
     assert caller.post("/resume").json() == {"status": "resumed"}
-    assert orders[-1] is Order.RESUME and caller.get("/is_paused").json() == {"is_paused": False}
+    assert orders[-1] is OperatorOrder.RESUME and caller.get("/is_paused").json() == {"is_paused": False}
 
 
 @pytest.mark.parametrize(("query", "field"), [("mode=stop", "mode"), ("clear_cache=perhaps", "clear_cache")])
@@ -59,7 +59,7 @@ def test_a_pause_that_nobody_knows_is_refused_by_name(caller, orders, query, fie
 @pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache"])
 def test_the_prefix_cache_is_emptied_under_both_names(caller, orders, path):
     assert caller.post(path).json()["success"] is True
-    assert orders == [Order.FORGET]
+    assert orders == [OperatorOrder.FORGET]
 
 
 @pytest.mark.parametrize("named", ["X-Request-Id", "request_id", "id", None])
@@ -74,7 +74,7 @@ def test_requests_are_aborted_by_what_clients_know_of_them_or_all(operated, call
 
     thread = threading.Thread(target=ask)
     thread.start()
-    operated.until(lambda: any(job.streams for job in operated.state.jobs))
+    operated.until(lambda: any(job.names for job in operated.state.jobs))
     (job,) = operated.state.jobs
     assert caller.post("/abort_requests", json={"request_ids": ["other"]}).json()["aborted"] == 0
     ids = {None: [], "id": [job.call.identity]}.get(named, ["mine"])
