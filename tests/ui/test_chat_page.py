@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from served import Server
-from ui_browser import PATIENCE_MS, Watch, browser
+from ui_browser import KEY, PATIENCE_MS, Watch
 
-KEY = "sk-of-the-chat-tests"
 WRITTEN = """# Sums
 
 **42**, since *17* and `25` <b>make</b> it:
@@ -30,19 +29,6 @@ x = "**no bold**"
 
 > said [so](https://example.org/x), not [here](javascript:alert(1))
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(chromium: Browser) -> Iterator[Server]:
-    server = Server("--max-num-seqs", "8", "--api-key", KEY)
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
 
 
 @pytest.fixture

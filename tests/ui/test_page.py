@@ -10,25 +10,11 @@ import pytest
 from lab.ab_made_up import made_report
 from playwright.sync_api import Browser, Page, expect
 from served import Server
-from ui_browser import PATIENCE_MS, Watch, browser
+from ui_browser import KEY, PATIENCE_MS, Watch
 from ui_load import Load
 
-KEY = "sk-of-the-page-tests"
 SIZE = {"width": 1240, "height": 980}
 CAUSES = ("host late", "depth", "launch", "graph miss", "grammar", "copy wait", "no work")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(chromium: Browser) -> Iterator[Server]:
-    server = Server("--max-num-seqs", "8", "--api-key", KEY, "--kv-tier", "host:64MiB")
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
 
 
 @pytest.fixture

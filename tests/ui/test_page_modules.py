@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, Route
-from ui_browser import browser
+from playwright.sync_api import Browser, Page, Route
 
 import gapless.ui
 
@@ -31,12 +30,12 @@ def from_disk(route: Route) -> None:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as running:
-        page = running.new_page()
-        page.route("**/*", from_disk)
-        page.goto(BASE + "/")
-        yield page
+def page(chromium: Browser) -> Iterator[Page]:
+    page = chromium.new_page()
+    page.route("**/*", from_disk)
+    page.goto(BASE + "/")
+    yield page
+    page.close()
 
 
 def step(number: int, start: float, end: float) -> list[object]:
