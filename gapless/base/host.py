@@ -9,6 +9,7 @@ from pathlib import Path
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
+STAT = Path("/proc/stat")
 
 
 def usable_cores() -> int:
@@ -49,6 +50,18 @@ def is_python_optimized() -> bool:
     """
     arguments = sysconfig.get_config_var("CONFIG_ARGS")
     return arguments is None or "--enable-optimizations" in arguments or "'--prefix=/usr'" in arguments
+
+
+def processor_time() -> tuple[int, int]:
+    """Return busy and whole processor time of the machine so far, in ticks of all cores; 0 and 0 without /proc."""
+    ticks = [int(number) for number in _read(STAT).partition("\n")[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4], sum(ticks)) if len(ticks) == 8 else (0, 0)
+
+
+def resident(pid: int | str) -> int:
+    """Return the bytes of memory that a process holds; 0 where that is not known."""
+    pages = _read(Path(f"/proc/{pid}/statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
 
 
 def memory() -> tuple[int, int]:

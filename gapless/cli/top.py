@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
 from gapless.lab.probe import fetch
 from gapless.lab.target import Target
-from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows
+from gapless.lab.top import LABEL, Page, TopRow, TopView, block, fitted, known, line, rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     with suppress(KeyboardInterrupt):
         if options.once:
             time.sleep(options.interval)
-            print(block(server.look(), server.heading(options.interval)))
+            print(block(server.look(), server.heading(options.interval), shutil.get_terminal_size().columns))
         elif sys.stdout.isatty():
             _live(server, options.interval)
         else:
@@ -82,8 +83,8 @@ class Server:
         self._page, self._at, self.models = page, now, seen.models
         return seen
 
-    def heading(self, interval: float) -> str:
-        return f"{self.url}   {', '.join(self.models)}   the last {interval:g} s   {time.strftime('%H:%M:%S')}"
+    def heading(self, interval: float) -> list[str]:
+        return [self.url, ", ".join(self.models), f"the last {interval:g} s", time.strftime("%H:%M:%S")]
 
 
 def print_lines(server: Server, interval: float) -> None:
@@ -112,27 +113,37 @@ def _live(server: Server, interval: float) -> None:
     from rich.live import Live
 
     console = Console()
-    with Live(screen("looking ...", [], ""), console=console, screen=True, auto_refresh=False) as live:
+    with Live(screen(["looking ..."], [], ""), console=console, screen=True, auto_refresh=False) as live:
         shown: list[TopRow] = []
         for seen in looks(server, interval):
             if isinstance(seen, TopView):
-                shown = rows(seen)
+                shown = rows(seen, console.width)
+            heading = fitted(server.heading(interval), console.width)
             trouble = str(seen) if isinstance(seen, ServerError) else ""
-            live.update(screen(server.heading(interval), shown, trouble), refresh=True)
+            live.update(screen(heading, visible(shown, console.height - len(heading) - 1), trouble), refresh=True)
 
 
-def screen(heading: str, shown: Sequence[TopRow], trouble: str) -> Table:
+def visible(shown: Sequence[TopRow], lines: int) -> Sequence[TopRow]:
+    """Return the rows that there is room for, and how many there are below."""
+    if len(shown) <= lines:
+        return shown
+    return [*shown[: lines - 1], TopRow("", "", f"{len(shown) - lines + 1} more lines: make the window higher")]
+
+
+def screen(heading: Sequence[str], shown: Sequence[TopRow], trouble: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
+    table = Table.grid()
+    table.add_column(style="bold", no_wrap=True, width=LABEL)
+    table.add_column(no_wrap=True)
     for row in shown:
         colour = COLOURS.get(row.kind, "")
         text = Text.assemble((row.bar, colour or "blue"), "  ", row.text) if row.bar else Text(row.text, colour)
         table.add_row(row.label, text)
     whole = Table.grid()
-    whole.add_row(Text(heading, style="reverse"))
+    for part in heading:
+        whole.add_row(Text(part, style="reverse"))
     whole.add_row(Text(trouble, style="red"))
     whole.add_row(table)
     return whole

@@ -349,6 +349,7 @@ def _build_on(
         adapters=tuple(config.adapters),
         processors=tuple(config.processors),
         tiers=tuple(tiers.kinds),
+        kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
     # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.

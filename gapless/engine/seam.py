@@ -42,6 +42,8 @@ class EngineInfo(NamedTuple):
     """Names of the logits processors that requests may ask for, in the order in which they run."""
     tiers: tuple[str, ...] = ()
     """Kinds of the tiers below the host tier, in their order"""
+    kv_bytes: int = 0
+    """Memory of the KV pages on the device"""
 
 
 class AdapterChange(NamedTuple):

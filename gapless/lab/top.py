@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from prometheus_client.core import Sample
 
-BAR = 24
-FULL_BUBBLE = 0.1
-"""A bubble's bar is full at this share of the time, or at the largest bubble when that is larger."""
+WIDTH = 80
+LABEL = 10
+BAR, SHORT_BAR = 16, 10
+"""Characters of a bar, and of one where less than WIDTH is there."""
+GAP = "   "
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 KNOWN = ("vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
 
@@ -166,34 +168,50 @@ class TopRow(NamedTuple):
     kind: str = ""
 
 
-def rows(seen: TopView) -> list[TopRow]:
-    """Return what is known, one subject per row."""
-    found = [TopRow("Requests", "", _requests(seen))]
+def rows(seen: TopView, width: int = WIDTH) -> list[TopRow]:
+    """Return what is known, one subject per row; what is too wide for it goes on in the next. All bars have one scale:
+    full is all of the time, or of the cache."""
+    many = BAR if width >= WIDTH else SHORT_BAR
+    found: list[TopRow] = []
+
+    def add(label: str, parts: Iterable[str], share: float | None = None, kind: str = "") -> None:
+        drawn = "" if share is None else bar(share, many)
+        first, *more = fitted(parts, width - LABEL - (len(drawn) + 2 if drawn else 0))
+        found.append(TopRow(label, drawn, first, kind))
+        found.extend(TopRow("", "", (" " * (len(drawn) + 2) if drawn else "") + text, kind) for text in more)
+
+    add("Requests", _requests(seen))
     rates = (("prompt", seen.prompt_rate), ("generated", seen.generation_rate))
-    found.append(TopRow("Tokens/s", "", _joined(f"{rate:,.1f} {what}" for what, rate in rates if rate is not None)))
+    add("Tokens/s", [f"{rate:,.1f} {what}" for what, rate in rates if rate is not None])
     for label, latency in (("TTFT", seen.ttft), ("ITL", seen.itl), ("E2E", seen.e2e)):
-        found.append(TopRow(label, "", _latency(latency)))
+        add(label, [_latency(latency)])
     if seen.kv_usage is not None:
-        found.append(TopRow("KV cache", bar(seen.kv_usage), _cache(seen)))
+        add("KV cache", _cache(seen), seen.kv_usage)
     if seen.busy is not None:
-        found.append(TopRow("Device", bar(seen.busy), _device(seen), "good"))
-    full = max(FULL_BUBBLE, *seen.bubbles.values()) if seen.bubbles else FULL_BUBBLE
+        add("Device", _device(seen), seen.busy, "good")
     for number, (cause, share) in enumerate(seen.bubbles.items()):  # zeros too, so that a cause stays on its line
-        scale = f"   (a full bar is {percent(full)})" if not number else ""
-        label = "" if number else "Bubbles"
-        found.append(TopRow(label, bar(share / full), f"{percent(share):>7}  {cause}{scale}", cause))
+        add("" if number else "Bubbles", [f"{percent(share):>7}  {cause}"], share, cause)
     if seen.http or seen.refused is not None:
         bad = any(count for status, count in seen.http.items() if status >= "4") or bool(seen.refused)
-        found.append(TopRow("HTTP", "", _http(seen), "bad" if bad else ""))
+        add("HTTP", _http(seen), kind="bad" if bad else "")
     return found
 
 
-def block(seen: TopView, heading: str) -> str:
-    """Return the rows as plain text."""
-    lines = [heading]
-    for row in rows(seen):
+def fitted(parts: Iterable[str], width: int) -> list[str]:
+    """Join parts into lines of at most `width` characters; a part is never cut."""
+    lines = [""]
+    for part in parts:
+        longer = f"{lines[-1]}{GAP}{part}" if lines[-1] else part
+        lines[-1:] = [longer] if len(longer) <= width or not lines[-1] else [lines[-1], part]
+    return lines
+
+
+def block(seen: TopView, heading: Sequence[str], width: int = WIDTH) -> str:
+    """Return the rows as plain text under the parts of a heading."""
+    lines = fitted(heading, width)
+    for row in rows(seen, width):
         shown = f"{row.bar}  {row.text}" if row.bar else row.text
-        lines.append(f"{row.label:<10}{shown}".rstrip())
+        lines.append(f"{row.label:<{LABEL}}{shown}".rstrip())
     return "\n".join(lines)
 
 
@@ -218,12 +236,12 @@ def line(seen: TopView, clock: str) -> str:
     return " | ".join(parts)
 
 
-def _requests(seen: TopView) -> str:
+def _requests(seen: TopView) -> list[str]:
     parts = [f"{_count(seen.running)} running", f"{_count(seen.waiting)} waiting"]
     if seen.finished:
         listed = ", ".join(f"{reason} {rate:.1f}" for reason, rate in seen.finished.items())
-        parts.append(f"{sum(seen.finished.values()):.1f} ended a second ({listed})")
-    return _joined(parts)
+        parts.append(f"{sum(seen.finished.values()):.1f} ended/s ({listed})")
+    return parts
 
 
 def _latency(latency: Quantiles | None) -> str:
@@ -232,29 +250,25 @@ def _latency(latency: Quantiles | None) -> str:
     return f"p50 {duration(latency.p50):>8}   p99 {duration(latency.p99):>8}   of {latency.n:,}"
 
 
-def _cache(seen: TopView) -> str:
+def _cache(seen: TopView) -> list[str]:
     parts = [f"{percent(seen.kv_usage or 0.0):>7}  in use"]
     if seen.hit_rate is not None:
         parts.append(f"{percent(seen.hit_rate)} prefix hits")
     if seen.preemptions is not None:
         parts.append(f"{seen.preemptions:.0f} preemptions")
-    return _joined(parts)
+    return parts
 
 
-def _device(seen: TopView) -> str:
-    parts = [f"{percent(seen.busy or 0.0):>7}  busy", f"{percent(seen.no_work or 0.0)} without work"]
+def _device(seen: TopView) -> list[str]:
+    parts = [f"{percent(seen.busy or 0.0):>7}  busy", f"{percent(seen.no_work or 0.0)} no work"]
     if seen.depth is not None:
         parts.append(f"depth {seen.depth:.0f}, {_count(seen.in_flight)} in flight")
-    return _joined(parts)
+    return parts
 
 
-def _http(seen: TopView) -> str:
+def _http(seen: TopView) -> list[str]:
     parts = [f"{count:.0f} {status}" for status, count in sorted(seen.http.items())]
-    return _joined([*parts, *([f"{seen.refused:.0f} refused"] if seen.refused is not None else [])])
-
-
-def _joined(parts: Iterable[str]) -> str:
-    return "   ".join(parts)
+    return [*parts, *([f"{seen.refused:.0f} refused"] if seen.refused is not None else [])]
 
 
 def _count(value: float | None) -> str:

@@ -93,6 +93,7 @@ ROUTES = (
     RouteEntry("/debug/steps", ("GET",), debug.steps, Access.OPERATOR),
     RouteEntry("/debug/trace", ("GET",), debug.trace, Access.OPERATOR),
     RouteEntry("/debug/kv", ("GET",), debug.kv, Access.OPERATOR),
+    RouteEntry("/debug/history", ("GET",), debug.history, Access.OPERATOR),
     RouteEntry("/debug/requests", ("GET",), debug.requests, Access.OPERATOR),
     RouteEntry("/server_info", ("GET",), debug.server_info, Access.OPERATOR),
     RouteEntry("/", ("GET",), pages.root, Access.PUBLIC),

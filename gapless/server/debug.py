@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gapless
+from gapless.base import host
 from gapless.base.errors import RequestError
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import Stats
@@ -21,6 +22,7 @@ from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import write
+from gapless.server.samples import COLUMNS as SAMPLE_COLUMNS
 from gapless.server.settings import changed, place, settings
 from gapless.server.sse import STREAM_HEADERS
 from gapless.server.state import ServerState
@@ -106,6 +108,19 @@ async def kv(call: HttpCall) -> ASGIApp:
     sizes = {"pages": stats.pages_total, "page_size": llm.info.page_size}
     tiers = tier_rows(stats, llm.info.tiers)
     return json_response({**sizes, "counts": counts, "map": view.pages.decode(), "tiers": tiers})
+
+
+async def history(call: HttpCall) -> ASGIApp:
+    """Answer with the samples from number `after` on, the latencies of the last minute, and memory."""
+    state, llm = call.state, call.state.llm
+    first, samples = state.samples.after(_number(call, "after", 0, 0, 10**9 - 1))
+    free, total = host.memory()
+    engine = getattr(llm.backend, "pid", None)
+    kv_bytes = llm.info.kv_bytes if llm.started else 0
+    memory = {"free": free, "total": total, "server": host.resident("self"), "kv": kv_bytes}
+    memory |= {"engine": host.resident(engine) if engine else 0}
+    seen = {"columns": SAMPLE_COLUMNS, "first": first, "next": state.samples.ended, "samples": samples}
+    return json_response({**seen, "latency": state.samples.latency(), "memory": memory})
 
 
 async def requests(call: HttpCall) -> ASGIApp:

@@ -89,6 +89,8 @@ class Job:
         self.left = len(self.choices)
         """Completions that have not ended."""
         self.streams: dict[int, OutputStream] = {}
+        self.begun: set[int] = set()
+        """Prompts whose first token has come"""
         self.readers: dict[int, ReplyReader] = {}
         """What takes a choice apart, where replies are more than text"""
         self.scored = 0
@@ -249,12 +251,20 @@ class Job:
                 "logprobs",
             )
 
+    def _note_start(self, number: int) -> None:
+        """Count a prompt's wait for its first token, once, however many completions it has."""
+        if number not in self.begun:
+            self.begun.add(number)
+            self.state.metrics.observe_start(self.streams[number].metrics)
+
     def note(self, choice: int, delta: Delta) -> None:
         """Count what is new. Raises EngineError for a completion that failed, RequestError for too many numbers."""
         entry = self.choices[choice]
         if delta.token_ids:
             now = time.monotonic()
-            if entry.last_at:
+            if not entry.last_at:
+                self._note_start(choice // self.params.n)
+            else:
                 self.state.metrics.inter_token_latency.observe((now - entry.last_at) / len(delta.token_ids))
             entry.last_at = now
             entry.tokens += len(delta.token_ids)
@@ -289,13 +299,12 @@ def account(job: Job) -> None:
     metrics.params_n.observe(job.params.n)
     seconds = (time.monotonic_ns() - job.call.arrived) / 1e9
     metrics.e2e_latency.observe(seconds)
-    for stream in job.streams.values():
+    metrics.by_adapter.update([job.adapter] if job.adapter else ())
+    for number, stream in job.streams.items():
         metrics.prompt_tokens.observe(len(stream.prompt_token_ids))
         times = stream.metrics
-        if times.queue_seconds is not None:
-            metrics.queue_time.observe(times.queue_seconds)
-        if times.time_to_first_token is not None:
-            metrics.time_to_first_token.observe(times.time_to_first_token)
+        if number not in job.begun:
+            metrics.observe_start(times)
         metrics.observe_request(times, job.params.n, len(stream.prompt_token_ids) - stream.num_cached_tokens)
     reasons = [entry.finish_reason or "abort" for entry in job.choices]
     if job.params.max_tokens is not None:

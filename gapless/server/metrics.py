@@ -28,6 +28,8 @@ _USUAL_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, *_S
 # The usual bounds are blind below 10 ms; ours include all of them, so that existing queries still work.
 _ITL = (0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, *_USUAL_ITL)
 _LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+# A short queue differs from none.
+_QUEUE = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, *_LATENCY)
 _TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 _COUNTS = (1, 2, 5, 10, 20, 64)
 _STEP_TOKENS = tuple(2**power for power in range(15))
@@ -126,6 +128,15 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        return self._bounds
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Observations so far: one number for each bound, and those above the last."""
+        return tuple(self._counts)
+
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
@@ -154,7 +165,7 @@ class Metrics:
         self.time_to_first_token = make("time_to_first_token_seconds", "From arrival to the first token.", _TTFT)
         self.inter_token_latency = make("inter_token_latency_seconds", "Between tokens of one request.", _ITL)
         self.e2e_latency = make("e2e_request_latency_seconds", "From arrival to the end.", _LATENCY)
-        self.queue_time = make("request_queue_time_seconds", "From arrival to the first step.", _LATENCY)
+        self.queue_time = make("request_queue_time_seconds", "From arrival to the first step.", _QUEUE)
         self.prompt_tokens = make("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.generation_tokens = make("request_generation_tokens", "Generated tokens of a request.", _TOKENS)
         self.params_n = make("request_params_n", "Completions asked for.", _COUNTS)
@@ -172,6 +183,7 @@ class Metrics:
         self.preemptions = make("request_num_preemptions", "How often a request went back to the queue.", _COUNTS)
         self.finished: Counter[str] = Counter(dict.fromkeys(("stop", "length", "abort", "error"), 0))
         self.rejected: Counter[str] = Counter()
+        self.by_adapter: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self.kv_events: Callable[[], EventCounts] | None = None
@@ -181,6 +193,13 @@ class Metrics:
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
         self.histograms.append(Histogram(f"vllm:{name}", text, bounds))
         return self.histograms[-1]
+
+    def observe_start(self, times: RequestMetrics) -> None:
+        """Count how long a request waited in the queue and for its first token, as far as it has come."""
+        if times.queue_seconds is not None:
+            self.queue_time.observe(times.queue_seconds)
+        if times.time_to_first_token is not None:
+            self.time_to_first_token.observe(times.time_to_first_token)
 
     def observe_request(self, times: RequestMetrics, completions: int, computed: int) -> None:
         """Count the times of an ended request. The prefix cache lacked `computed` of its prompt tokens."""
@@ -318,6 +337,10 @@ class _Page(Collector):
             yield histogram.family(metrics.labels)
         yield self._by("finished_reason", COUNTER, "vllm:request_success", "Sequences ended.", metrics.finished)
         yield self._by("reason", COUNTER, "vllm:admission_rejections", "Requests refused.", metrics.rejected)
+        text = "Requests that ended, by adapter."
+        yield self._by("adapter", COUNTER, "gapless:adapter_requests", text, metrics.by_adapter)
+        loaded = len(self._info.adapters) if self._info else 0
+        yield self._one(GAUGE, "gapless:adapters", "Adapters that requests may ask for.", loaded)
         name = metrics.labels["model_name"]
         answers = COUNTER("http_requests", "HTTP answers.", labels=("handler", "method", "status", "model_name"))
         for labels, count in sorted(metrics.http.items()):

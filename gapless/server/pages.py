@@ -11,6 +11,8 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 
 INDEX = "index.html"
+PAGES = {"chat": "chat.html"}
+"""Pages by their names below /ui/"""
 MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -47,8 +49,9 @@ async def page(call: HttpCall) -> ASGIApp:
 
 
 async def page_file(call: HttpCall) -> ASGIApp:
-    """Answer with a file of the live page."""
-    return _answer(call.request.path_params["name"])
+    """Answer with a file of the live page, or another page."""
+    name = call.request.path_params["name"]
+    return _answer(PAGES.get(name, name))
 
 
 def _answer(name: str) -> Response:

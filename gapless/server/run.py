@@ -37,6 +37,7 @@ from gapless.server.config import ServerConfig
 from gapless.server.errors import log
 from gapless.server.kv_events import KvEventPublisher, kv_events
 from gapless.server.logs import log_settings, log_start, log_stats, logging_to_stderr, say, wants
+from gapless.server.samples import sample
 from gapless.server.tracing import Tracing, open_tracing
 
 BACKLOG = 2048
@@ -103,14 +104,15 @@ class Serving:
         front = UvicornServer(uvicorn_config(app, self.config))
         serving = asyncio.create_task(front.serve(descriptors(self.listener)))
         starting = asyncio.create_task(self.start(llm, app))
+        samples = asyncio.create_task(sample(app.state.samples, llm.stats))
         stats = asyncio.create_task(log_stats(app.state)) if not self.config.disable_log_stats else None
         try:
             await self.asked_to_end.wait()
             await self._drain(app)
         finally:
-            for task in filter(None, (starting, stats)):
+            for task in filter(None, (starting, samples, stats)):
                 task.cancel()
-            await asyncio.gather(*filter(None, (starting, stats)), return_exceptions=True)
+            await asyncio.gather(*filter(None, (starting, samples, stats)), return_exceptions=True)
             front.should_exit = True
             await serving
             await llm.close()

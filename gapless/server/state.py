@@ -16,6 +16,7 @@ from gapless.engine.seam import EngineView
 from gapless.server.config import ServerConfig
 from gapless.server.errors import draining, engine_down, model_not_found, unavailable
 from gapless.server.metrics import Metrics
+from gapless.server.samples import SampleLog
 from gapless.server.tracing import Tracing
 from gapless.server.turnstile import Turnstile
 from gapless.text.replies import ReplyForms
@@ -63,6 +64,7 @@ class ServerState:
         self.weight_version = "default"
         """What answers call the weights; an update gives them another name."""
         self.metrics = Metrics(self.model_names[0])
+        self.samples = SampleLog(self.metrics)
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.stopping = False
         """No new work is taken."""

@@ -1,6 +1,8 @@
 /** Requests to the server that sent this page, and the API key that it may ask for. */
 
 const KEY = "gapless-api-key";
+/** The server's own root: the folder above this file, so that a proxy may serve the whole under a prefix. */
+const ROOT = new URL("..", import.meta.url);
 
 /** The server's refusal, in its own words. */
 export class HttpError extends Error {
@@ -20,8 +22,7 @@ export function setKey(key) {
 }
 
 /**
- * A response with a good status; throws HttpError otherwise. `path` is relative to the page, so that a proxy may
- * serve the whole under a prefix.
+ * A response with a good status; throws HttpError otherwise. `path` is relative to the server's root.
  * @param {string} path
  * @param {{json?: unknown, signal?: AbortSignal}} [options]
  */
@@ -32,7 +33,7 @@ export async function call(path, { json, signal } = {}) {
   if (key) headers.authorization = `Bearer ${key}`;
   if (json !== undefined) headers["content-type"] = "application/json";
   const body = json === undefined ? undefined : JSON.stringify(json);
-  const response = await fetch(path, { method: body ? "POST" : "GET", headers, body, signal, cache: "no-store" });
+  const response = await fetch(new URL(path, ROOT), { method: body ? "POST" : "GET", headers, body, signal, cache: "no-store" });
   if (response.ok) return response;
   if (response.status === 401) keyEvents.dispatchEvent(new Event("needed"));
   throw new HttpError(response.status, await reason(response));

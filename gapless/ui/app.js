@@ -2,7 +2,6 @@
 
 import { getJson, keyEvents } from "./api.js";
 import { BubbleTable, Legend, idleByCause, summary } from "./bubbles.js";
-import { Chat } from "./chat.js";
 import { onTheme } from "./colours.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -12,36 +11,43 @@ import { History } from "./history.js";
 import { askForKeys } from "./key.js";
 import { PageMap } from "./kv.js";
 import { Timeline } from "./lanes.js";
+import { Machine } from "./machine.js";
 import { Poll } from "./poll.js";
 import { ReportViewer } from "./reports.js";
 import { Waterfall } from "./requests.js";
+import { Samples } from "./samples.js";
 import { Settings } from "./settings.js";
 import { themeButton } from "./theme.js";
 import { TierTable } from "./tiers.js";
 import { saveTrace } from "./trace.js";
+import { Trends } from "./trends.js";
+import { Why } from "./why.js";
 
 const REQUESTS_SHOWN = 24;
 /** Digits that change more often cannot be read. */
 const NUMBERS_MS = 500;
 const MAPS_MS = 1000;
+const SAMPLES_MS = 1000;
+/** All that the server remembers; these are searched. */
+const REQUESTS_KEPT = 500;
+const STALL_SECONDS = 30;
 const HEALTH_MS = 1000;
 /** Keys typed here are for these elements, not for the page. */
 const TYPED_AT = "input, textarea, select, button, summary, a, dialog";
 
 const history = new History();
 const timeline = new Timeline(byId("lanes"), history, { onDetail: showDetail, onView: showView });
-const legend = new Legend(byId("legend"));
+const legend = new Legend(byId("legend"), byId("mends"));
 const table = new BubbleTable(byId("bubble-rows"), (gap) => timeline.showGap(gap));
+const samples = new Samples();
 const gauges = new Gauges(byId("gauges"));
+const trends = new Trends(byId("trends"), byId("ranges"), samples);
+const why = new Why(byId("why"), (at) => trends.hold(at - STALL_SECONDS, at + STALL_SECONDS));
+const machine = new Machine(byId("machine-rows"));
 const pages = new PageMap(byId("pages"), byId("page-legend"));
 const tiers = new TierTable(byId("tier-rows"));
 const waterfall = new Waterfall(byId("request-rows"), byId("request-axis"), chooseRequest);
 const settings = new Settings({ changed: byId("changed"), all: byId("all-settings"), none: byId("none-changed") });
-const chat = new Chat({
-  form: byId("chat-form"), input: byId("chat-input"), log: byId("chat-log"), send: byId("chat-send"),
-  stop: byId("chat-stop"), clear: byId("chat-clear"), model: byId("chat-model"), mode: byId("chat-mode"),
-  temperature: byId("chat-temperature"), tokens: byId("chat-tokens"), schema: byId("chat-schema"), tools: byId("chat-tools"),
-});
 const reports = new ReportViewer({
   picker: byId("report-file"), zone: byId("report-zone"), status: byId("report-status"), view: byId("report-view"),
 });
@@ -49,10 +55,12 @@ const feed = new Feed({ onEvent: takeEvent, onState: showState });
 
 const state = { feed: "off", why: "", down: "" };
 let newest = null;
+let info = {};
 let events = 0;
 
 const polls = [
   new Poll(showNumbers, NUMBERS_MS),
+  new Poll(showSamples, SAMPLES_MS),
   new Poll(showPages, MAPS_MS),
   new Poll(showRequests, MAPS_MS),
   new Poll(askHealth, HEALTH_MS),
@@ -69,8 +77,16 @@ async function showNumbers() {
   const idle = idleByCause(history.gapsBetween(from, to), from, to);
   legend.show(idle, to - from);
   setText(byId("summary"), summary(history, from, to, idle));
-  if (newest) gauges.show(newest, history);
   if (byId("bubble-table").open) table.show(history, from, to);
+}
+
+async function showSamples() {
+  if (state.feed !== "live" || !newest) return;
+  samples.add(await getJson(`debug/history?after=${samples.next}`));
+  gauges.show(samples, newest, history);
+  trends.show();
+  why.show(samples, info);
+  machine.show(samples, newest.stats, info);
 }
 
 async function showPages() {
@@ -83,8 +99,14 @@ async function showPages() {
 
 async function showRequests() {
   if (state.feed !== "live") return;
-  const { requests } = await getJson(`debug/requests?limit=${REQUESTS_SHOWN}`);
-  waterfall.show(requests, history);
+  const sought = byId("request-search").value.trim();
+  const { requests } = await getJson(`debug/requests?limit=${sought ? REQUESTS_KEPT : REQUESTS_SHOWN}`);
+  waterfall.show(requests.filter((request) => isOf(request, sought)).slice(-REQUESTS_SHOWN), history);
+}
+
+/** Whether a request has this text in one of its names: the answer's, or the client's own. */
+function isOf(request, text) {
+  return [request.id, request.request_id].some((name) => name?.includes(text));
 }
 
 /** 503 while the engine loads, is down or drains; the server says which. */
@@ -99,11 +121,11 @@ async function askHealth() {
 }
 
 async function showServer() {
-  const [info, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
-  settings.show(info);
-  chat.setModels(models.data.map((model) => model.id));
-  const { model, device, dtype, depth } = info.info ?? {};
-  const facts = [models.data[0]?.id ?? model, device, dtype, depth && `depth ${depth}`, `gapless ${info.version}`];
+  const [server, models] = await Promise.all([getJson("server_info"), getJson("v1/models")]);
+  settings.show(server);
+  info = server.info ?? {};
+  const { model, device, dtype, depth } = info;
+  const facts = [models.data[0]?.id ?? model, device, dtype, depth && `depth ${depth}`, `gapless ${server.version}`];
   setText(byId("model"), facts.filter(Boolean).join(" · "));
 }
 
@@ -177,6 +199,7 @@ byId("pause").addEventListener("click", () => timeline.togglePause());
 byId("zoom-in").addEventListener("click", () => timeline.zoom(0.5));
 byId("zoom-out").addEventListener("click", () => timeline.zoom(2));
 byId("save").addEventListener("click", save);
+byId("request-search").addEventListener("input", () => showRequests().catch(() => {}));
 byId("bubble-table").addEventListener("toggle", showNumbers);
 document.addEventListener("keydown", pageKeys);
 document.addEventListener("visibilitychange", watch);
@@ -185,6 +208,7 @@ askForKeys(byId("key-dialog"), byId("key-form"), byId("key-input"));
 themeButton(byId("theme"));
 onTheme(() => {
   timeline.redraw();
+  trends.redraw();
   pages.redraw();
 });
 showDetail("");
@@ -201,11 +225,11 @@ const counters = {
   get pages() { return pages.updates; },
   get tiers() { return tiers.updates; },
   get requests() { return waterfall.updates; },
-  get answers() { return chat.answers; },
+  get samples() { return samples.length; },
   get reports() { return reports.shown; },
 };
 const restart = () => {
   feed.stop();
   feed.start();
 };
-Object.assign(window, { gapless: { counters, state, view: timeline.view, restart } });
+Object.assign(window, { gapless: { counters, state, view: timeline.view, trends, restart } });

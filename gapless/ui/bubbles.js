@@ -8,8 +8,9 @@ import { count, duration, median, percent } from "./format.js";
 const ROWS = 12;
 
 export class Legend {
-  /** @param {HTMLElement} root */
-  constructor(root) {
+  /** @param {HTMLElement} root  @param {HTMLElement} mends a list of what to do about each cause */
+  constructor(root, mends) {
+    mends.append(...CAUSES.map(({ key, name, mend }) => el("li", {}, swatchOf(key, ""), el("b", { text: name }), `: ${mend}.`)));
     this.shares = new Map(
       CAUSES.map((cause) => {
         const share = el("span", { class: "share", text: "–" });
@@ -57,14 +58,14 @@ export function summary(history, from, to, idle) {
   );
 }
 
-/** The longest bubbles of a stretch of time, in order of time: most are too short to matter to anybody. */
+/** The longest bubbles of a stretch of time, longest first: most are too short to matter to anybody. */
 export function longestBubbles(history, from, to) {
   const bubbles = history.gapsBetween(from, to).filter((gap) => isBubble(gap.cause));
   bubbles.sort((one, other) => other.end - other.start - (one.end - one.start));
-  return bubbles.slice(0, ROWS).sort((one, other) => one.start - other.start);
+  return bubbles.slice(0, ROWS);
 }
 
-/** The longest bubbles in sight, newest first; a button shows each in the timeline. */
+/** The longest bubbles in sight, longest first; a button shows each in the timeline. */
 export class BubbleTable {
   /** @param {HTMLTableSectionElement} body  @param {(gap: any) => void} onShow */
   constructor(body, onShow) {
@@ -74,7 +75,7 @@ export class BubbleTable {
 
   show(history, from, to) {
     if (this.body.contains(document.activeElement)) return; // rows must not move away while one is in use
-    const gaps = longestBubbles(history, from, to).reverse();
+    const gaps = longestBubbles(history, from, to);
     this.body.replaceChildren(...gaps.map((gap) => this.#row(gap, history.now)));
   }
 

@@ -1,23 +1,23 @@
 /** Why the device was idle: the causes of base/records.py, most telling first. `name` and `mark` stand beside every colour, which alone says nothing. */
 
-/** @typedef {{key: string, name: string, mark: string, help: string}} Cause */
+/** @typedef {{key: string, name: string, mark: string, help: string, mend: string}} Cause */
 
 /** @type {Cause[]} */
 export const CAUSES = [
-  { key: "host_late", name: "host late", mark: "H", help: "the host had not launched the next step in time" },
-  { key: "depth", name: "depth", mark: "D", help: "the limit of steps in flight kept the host from launching" },
-  { key: "launch", name: "launch", mark: "L", help: "the step was enqueued, and the device had not begun it yet" },
-  { key: "graph_miss", name: "graph miss", mark: "M", help: "the step's shape was not captured and ran eagerly" },
-  { key: "grammar", name: "grammar", mark: "G", help: "sampling waited for a grammar mask" },
-  { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before, or pages of a KV tier, were still on their way" },
-  { key: "no_work", name: "no work", mark: "–", help: "nothing could be run: idle, but not a bubble" },
+  { key: "host_late", name: "host late", mark: "H", help: "the host had not launched the next step in time", mend: "give the host a core: lower --threads, move other work off this machine, or raise --depth" },
+  { key: "depth", name: "depth", mark: "D", help: "the limit of steps in flight kept the host from launching", mend: "raise --depth, or leave it at auto" },
+  { key: "launch", name: "launch", mark: "L", help: "the step was enqueued, and the device had not begun it yet", mend: "on a CPU the device's thread waits for a core: lower --threads, or free one; on a GPU steps are short, so batch more requests" },
+  { key: "graph_miss", name: "graph miss", mark: "M", help: "the step's shape was not captured and ran eagerly", mend: "raise --max-cudagraph-capture-size to the rows that run; prompt log-probabilities always run so" },
+  { key: "grammar", name: "grammar", mark: "G", help: "sampling waited for a grammar mask", mend: "use simpler schemas or expressions, and free a core for the threads that write masks" },
+  { key: "copy_wait", name: "copy wait", mark: "C", help: "the tokens of the step before, or pages of a KV tier, were still on their way", mend: "raise --depth; where KV tiers load much, use a faster or a larger one" },
+  { key: "no_work", name: "no work", mark: "–", help: "nothing could be run: idle, but not a bubble", mend: "send more requests at a time" },
 ];
 
 const BY_KEY = new Map(CAUSES.map((cause) => [cause.key, cause]));
 
 /** The cause with this key; one that the page does not know keeps its own name. @returns {Cause} */
 export function causeOf(key) {
-  return BY_KEY.get(key) ?? { key, name: String(key).replaceAll("_", " "), mark: "?", help: "" };
+  return BY_KEY.get(key) ?? { key, name: String(key).replaceAll("_", " "), mark: "?", help: "", mend: "" };
 }
 
 /** Idle with nothing to do is not a bubble. */

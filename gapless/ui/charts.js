@@ -6,12 +6,11 @@ const POINTS = 120;
 const WIDTH = 120;
 const HEIGHT = 24;
 
-/** One or two lines over the last minute, the first filled. An ornament: the number beside it is the content. */
+/** One or two lines over the last two minutes, the first filled. An ornament: the number beside it is the content. */
 export class Sparkline {
-  constructor(lines = 1) {
-    this.values = Array.from({ length: lines }, () => /** @type {number[]} */ ([]));
+  constructor() {
     this.area = svg("path", { class: "area" });
-    this.paths = this.values.map((_, line) => svg("path", { class: `line line-${line}` }));
+    this.paths = [0, 1].map((line) => svg("path", { class: `line line-${line}` }));
     this.element = svg(
       "svg",
       { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
@@ -19,16 +18,13 @@ export class Sparkline {
     );
   }
 
-  /** Add one value a line. The scale begins at 0 and ends at `most` or the largest value. */
-  push(values, most = 0) {
-    values.forEach((value, line) => {
-      this.values[line].push(Number.isFinite(value) ? value : 0);
-      if (this.values[line].length > POINTS) this.values[line].shift();
-    });
-    const top = Math.max(most, 1e-9, ...this.values.flat());
-    this.paths.forEach((path, line) => path.setAttribute("d", pathOf(this.values[line], top)));
-    const first = pathOf(this.values[0], top);
-    this.area.setAttribute("d", `${first}V${HEIGHT}H${xOf(0, this.values[0].length)}Z`);
+  /** Draw the newest values of each line. The scale begins at 0 and ends at `most` or the largest value. */
+  show(lines, most = 0) {
+    const shown = lines.map((values) => values.slice(-POINTS));
+    const top = Math.max(most, 1e-9, ...shown.flat().map((value) => value ?? 0));
+    shown.forEach((values, line) => this.paths[line].setAttribute("d", pathOf(values, top)));
+    const first = shown[0].map((value) => value ?? 0);
+    if (first.length) this.area.setAttribute("d", `${pathOf(first, top)}V${HEIGHT}H${xOf(0, first.length)}Z`);
   }
 }
 
@@ -37,10 +33,17 @@ function xOf(place, many) {
   return (((POINTS - many + place) / (POINTS - 1)) * WIDTH).toFixed(1);
 }
 
+/** A line with a gap wherever there is no value. */
 function pathOf(values, top) {
-  const points = values.map((value, place) => {
+  let pen = "M";
+  return values.map((value, place) => {
+    if (value === null) {
+      pen = "M";
+      return "";
+    }
     const y = HEIGHT - 1 - (value / top) * (HEIGHT - 2);
-    return `${xOf(place, values.length)} ${y.toFixed(1)}`;
-  });
-  return `M${points.join("L")}`;
+    const point = `${pen}${xOf(place, values.length)} ${y.toFixed(1)}`;
+    pen = "L";
+    return point;
+  }).join("");
 }

@@ -1,20 +1,41 @@
-/** The chat box: a conversation with the served model, and what each answer cost. */
+/** The chat: conversations with the served model, and what each answer cost. */
 
-import { call } from "./api.js";
-import { el, setText } from "./dom.js";
-import { count, duration, rate } from "./format.js";
+import { call, getJson, keyEvents } from "./api.js";
+import { conversations, forget, keep, newConversation, titleOf } from "./conversations.js";
+import { byId, download, el, setText } from "./dom.js";
+import { askForKeys } from "./key.js";
+import { Meter } from "./meter.js";
 import { Reply } from "./reply.js";
 import { serverEvents } from "./sse.js";
+import { themeButton } from "./theme.js";
 
-export class Chat {
-  /** @param {Record<string, any>} parts the elements of the form, by name */
-  constructor(parts) {
-    this.parts = parts;
-    /** @type {Record<string, any>[]} */
-    this.messages = [];
+const SETTINGS = "gapless-settings";
+const KEPT = ["model", "system", "temperature", "tokens", "schema", "tools"];
+const NAMES = ["form", "input", "log", "send", "stop", "again", "new", "export", "delete", "list", ...KEPT];
+/** Nearer to its end than this, the log follows what is said. */
+const AT_END = 60;
+
+class Chat {
+  constructor() {
+    this.parts = Object.fromEntries(NAMES.map((name) => [name, byId(`chat-${name}`)]));
+    this.conversation = newConversation();
     /** @type {AbortController | null} */
     this.running = null;
     this.answers = 0;
+    this.#listen();
+    this.#restore();
+    this.#open(this.conversation);
+  }
+
+  async setModels() {
+    const { data } = await getJson("v1/models");
+    const { model } = this.parts;
+    const chosen = model.value || this.wanted;
+    model.replaceChildren(...data.map(({ id }) => el("option", { value: id, text: id, selected: id === chosen })));
+  }
+
+  #listen() {
+    const { parts } = this;
     parts.form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -25,40 +46,92 @@ export class Chat {
       this.send();
     });
     parts.stop.addEventListener("click", () => this.running?.abort());
-    parts.clear.addEventListener("click", () => this.clear());
+    parts.again.addEventListener("click", () => this.#regenerate());
+    parts.new.addEventListener("click", () => this.#open(newConversation()));
+    parts.delete.addEventListener("click", () => this.#delete());
+    parts.export.addEventListener("click", () => this.#export());
+    parts.form.addEventListener("change", () => this.#keepSettings());
   }
 
-  /** @param {string[]} names */
-  setModels(names) {
-    const { model } = this.parts;
-    const shown = Array.from(model.options, (option) => option.value);
-    if (shown.join("\n") === names.join("\n")) return; // what was chosen stays chosen
-    model.replaceChildren(...names.map((name) => el("option", { value: name, text: name })));
+  #restore() {
+    let kept = {};
+    try {
+      kept = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
+    } catch { /* the defaults do */ }
+    this.wanted = kept.model;
+    for (const name of KEPT) if (name !== "model" && typeof kept[name] === "string") this.parts[name].value = kept[name];
   }
 
-  clear() {
+  #keepSettings() {
+    localStorage.setItem(SETTINGS, JSON.stringify(Object.fromEntries(KEPT.map((name) => [name, this.parts[name].value]))));
+  }
+
+  /** Show a conversation. */
+  #open(conversation) {
     this.running?.abort();
-    this.messages = [];
-    this.parts.log.replaceChildren();
+    this.conversation = conversation;
+    this.parts.log.replaceChildren(...conversation.messages.map((message) => (message.role === "user" ? said(message.content) : Reply.of(message).element)));
+    this.parts.log.scrollTop = this.parts.log.scrollHeight;
+    this.#list();
     this.parts.input.focus();
   }
 
+  #list() {
+    const { messages, id } = this.conversation;
+    this.parts.list.replaceChildren(...conversations().map((one) => {
+      const current = one.id === id ? "true" : null;
+      return el("li", {}, el("button", { type: "button", "aria-current": current, text: titleOf(one), onclick: () => this.#open(one) }));
+    }));
+    const free = !this.running && messages.length > 0;
+    for (const name of ["export", "delete", "again"]) this.parts[name].disabled = !free;
+  }
+
+  #delete() {
+    if (!confirm(`Delete the conversation "${titleOf(this.conversation)}"?`)) return;
+    forget(this.conversation);
+    this.#open(newConversation());
+  }
+
+  #export() {
+    const text = JSON.stringify({ ...this.conversation, system: this.parts.system.value }, null, 1);
+    download(`gapless-chat-${new Date(this.conversation.at).toISOString().slice(0, 10)}.json`, new Blob([text], { type: "application/json" }));
+  }
+
   async send() {
-    const { input, log } = this.parts;
-    const text = input.value.trim();
+    const text = this.parts.input.value.trim();
     if (!text || this.running) return;
-    input.value = "";
-    log.append(el("div", { class: "message user", text }));
+    this.parts.input.value = "";
+    const { messages } = this.conversation;
+    if (messages[messages.length - 1]?.role === "user") messages.pop(); // it got no answer
+    messages.push({ role: "user", content: text });
+    this.parts.log.append(said(text));
+    await this.#answer();
+  }
+
+  /** Another answer in the place of the last one. */
+  async #regenerate() {
+    const { messages } = this.conversation;
+    if (this.running || !messages.length) return;
+    if (messages[messages.length - 1].role === "assistant") messages.pop();
+    const last = this.parts.log.lastElementChild;
+    if (last?.classList.contains("assistant")) last.remove();
+    await this.#answer();
+  }
+
+  async #answer() {
+    const { conversation } = this;
     const reply = new Reply();
-    log.append(reply.element);
-    this.running = new AbortController();
+    const running = new AbortController();
+    this.parts.log.append(reply.element);
+    this.running = running;
     this.#busy(true);
     try {
-      await this.#stream(text, reply, this.running.signal);
+      await this.#stream(conversation, reply, running.signal);
+      this.answers += 1;
     } catch (error) {
-      if (!this.running.signal.aborted) reply.text.append(el("p", { class: "error", role: "alert", text: error.message }));
+      if (!running.signal.aborted) reply.element.append(el("p", { class: "error", role: "alert", text: error.message }));
     } finally {
-      this.running = null;
+      if (this.running === running) this.running = null;
       this.#busy(false);
     }
   }
@@ -67,58 +140,72 @@ export class Chat {
     this.parts.send.disabled = busy;
     this.parts.stop.disabled = !busy;
     this.parts.log.setAttribute("aria-busy", String(busy));
+    this.#list();
   }
 
-  async #stream(text, reply, signal) {
-    const chatting = this.parts.mode.value === "chat";
-    const body = this.#body(text, chatting);
-    if (chatting) this.messages.push({ role: "user", content: text });
+  async #stream(conversation, reply, signal) {
     const meter = new Meter(performance.now());
+    const draw = drawing(() => this.#say(reply, meter));
     try {
-      const path = chatting ? "v1/chat/completions" : "v1/completions";
-      const response = await call(path, { json: body, signal });
+      const response = await call("v1/chat/completions", { json: this.#body(conversation.messages), signal });
       for await (const data of serverEvents(response)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
-        const piece = reply.add(chunk.choices[0]);
-        meter.add(piece, chunk.usage, performance.now());
-        this.#say(reply, meter);
+        meter.add(reply.add(chunk.choices[0]), chunk.usage, performance.now());
+        draw();
       }
-      this.answers += 1;
     } finally {
       // What was said until then stays part of the conversation, also when it was stopped.
+      draw.stop();
+      this.#say(reply, meter, signal.aborted);
       const message = reply.message();
-      if (chatting && message) this.messages.push(message);
-      else if (chatting) this.messages.pop();
-      setText(reply.cost, meter.text(signal.aborted));
+      if (message) conversation.messages.push(message);
+      keep(conversation);
     }
   }
 
-  #say(reply, meter) {
+  #say(reply, meter, stopped = false) {
     const { log } = this.parts;
-    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < AT_END;
     reply.show();
-    setText(reply.cost, meter.text(false));
+    setText(reply.cost, meter.text(stopped));
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
 
-  /** What the chat asks beside its messages: a form of the answer, and tools. */
+  /** What is asked beside the messages: a form of the answer, and tools. */
   #asked() {
     const schema = parsed(this.parts.schema, "the schema");
     const format = { type: "json_schema", json_schema: { name: "answer", schema } };
     return { tools: parsed(this.parts.tools, "the list of tools"), response_format: schema && format };
   }
 
-  #body(text, chatting) {
-    const { model, temperature, tokens } = this.parts;
-    const messages = [...this.messages, { role: "user", content: text }];
-    const input = chatting ? { messages, ...this.#asked() } : { prompt: text };
+  #body(messages) {
+    const { model, temperature, tokens, system } = this.parts;
+    const told = messages.map(({ role, content, tool_calls }) => ({ role, content, ...(tool_calls ? { tool_calls } : {}) }));
+    if (system.value.trim()) told.unshift({ role: "system", content: system.value });
     return {
-      model: model.value, ...input, stream: true, stream_options: { include_usage: true },
-      temperature: temperature.valueAsNumber || 0, max_tokens: tokens.valueAsNumber || 256,
+      model: model.value, messages: told, ...this.#asked(), stream: true, stream_options: { include_usage: true },
+      temperature: temperature.valueAsNumber || 0, max_tokens: tokens.valueAsNumber || 512,
     };
   }
+}
+
+function said(text) {
+  return el("div", { class: "message user", text });
+}
+
+/** Draw once a picture, however many tokens come. */
+function drawing(draw) {
+  let asked = 0;
+  const ask = () => {
+    asked ||= requestAnimationFrame(() => {
+      asked = 0;
+      draw();
+    });
+  };
+  ask.stop = () => cancelAnimationFrame(asked);
+  return ask;
 }
 
 /** The JSON in a field, or undefined where it is empty. */
@@ -131,33 +218,11 @@ function parsed(field, what) {
   }
 }
 
-/** Time to the first token and tokens per second, as this page saw them. */
-class Meter {
-  constructor(sent) {
-    this.sent = sent;
-    this.first = NaN;
-    this.last = NaN;
-    this.pieces = 0;
-    this.usage = null;
-  }
-
-  add(piece, usage, now) {
-    if (usage) this.usage = usage;
-    if (!piece) return;
-    if (Number.isNaN(this.first)) this.first = now;
-    this.last = now;
-    this.pieces += 1;
-  }
-
-  /** Nothing before the first token. Chunks are counted until the server has sent the number of their tokens. */
-  text(stopped) {
-    if (!this.pieces) return stopped ? "stopped" : "";
-    const tokens = this.usage?.completion_tokens ?? this.pieces;
-    const seconds = (this.last - this.first) / 1000;
-    const speed = tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : NaN;
-    const parts = [`TTFT ${duration(this.first - this.sent)}`, `${rate(speed)} tokens/s`, `${count(tokens)} tokens`];
-    if (this.usage) parts.push(`prompt ${count(this.usage.prompt_tokens)}`);
-    if (stopped) parts.push("stopped");
-    return parts.join(" · ");
-  }
-}
+const chat = new Chat();
+const models = () => chat.setModels().catch((error) => console.debug("no models:", error.message));
+keyEvents.addEventListener("changed", models);
+askForKeys(byId("key-dialog"), byId("key-form"), byId("key-input"));
+themeButton(byId("theme"));
+models();
+/** For tests and the curious. */
+Object.assign(window, { gapless: { counters: { get answers() { return chat.answers; } } } });

@@ -29,6 +29,14 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Hand a file to the browser's downloads. @param {string} name  @param {Blob} blob */
+export function download(name, blob) {
+  const address = URL.createObjectURL(blob);
+  el("a", { href: address, download: name }).click();
+  // The download has begun by then; the bytes may go.
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
 function build(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;

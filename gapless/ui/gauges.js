@@ -1,135 +1,110 @@
-/** The row of numbers: each with its last minute. */
+/** The row of numbers, each with its last two minutes: latency first. */
 
-import { isBubble } from "./causes.js";
+import { CAUSES, isBubble } from "./causes.js";
 import { Sparkline } from "./charts.js";
 import { el, setText } from "./dom.js";
 import { count, duration, median, percent, rate } from "./format.js";
 
 const STEP_WINDOW_MS = 2000;
+/** Samples of a share that is shown. */
+const SHARE_WINDOW = 10;
 
 /**
- * What a gauge makes of a sample: the value shown, a second line, and the numbers of its chart.
- * @typedef {{event: any, before: any, steps: any[]}} Sample
- * @typedef {{value: string, note: string, chart: number[], most?: number}} Shown
- * `when` says from which sample on a gauge is there at all.
- * @typedef {{name: string, lines?: number, when?: (s: Sample) => boolean, read: (s: Sample) => Shown}} Gauge
+ * What a gauge shows: its value, a second line, the lines of its chart, and the least top of their scale.
+ * @typedef {import("./samples.js").Samples} Samples
+ * @typedef {{samples: Samples, event: any, steps: any[]}} Seen
+ * @typedef {{value: string, note: string, chart: (number | null)[][], most?: number}} Shown
+ * @typedef {{name: string, help: string, read: (seen: Seen) => Shown}} Gauge
  */
 
 /** @type {Gauge[]} */
 const GAUGES = [
+  latency("First token", "ttft", "TTFT: from a request's arrival to its first token, median of the last minute", "requests"),
+  latency("Between tokens", "itl", "ITL: between two deliveries of tokens of a request, median of the last minute", "times"),
+  latency("In the queue", "queue", "from a request's arrival to its first step, median of the last minute", "requests"),
   {
     name: "Tokens per second",
-    read: ({ event }) => ({
+    help: "generated tokens",
+    read: ({ event, samples }) => ({
       value: rate(event.tokens_per_second), note: `${count(event.stats.generation_tokens)} in all`,
-      chart: [event.tokens_per_second],
+      chart: [samples.last("generated", 120)],
     }),
   },
   {
     name: "Running",
-    lines: 2,
-    read: ({ event: { stats } }) => ({
+    help: "requests in the batch; the dashed line are those that wait",
+    read: ({ event: { stats }, samples }) => ({
       value: count(stats.running), note: `${count(stats.waiting)} waiting`,
-      chart: [stats.running, stats.waiting], most: 4,
+      chart: [samples.last("running", 120), samples.last("waiting", 120)], most: 4,
     }),
   },
   {
     name: "Bubbles",
-    read: (sample) => {
-      const { bubbles, nothing } = idleShares(sample);
-      const note = `of device time; no work ${percent(nothing)}`;
-      return { value: percent(bubbles), note, chart: [bubbles], most: 0.02 };
+    help: "share of the device's time in which it was idle although there was work, of the last 10 s",
+    read: ({ samples }) => {
+      const causes = CAUSES.filter((cause) => isBubble(cause.key)).map(({ key }) => samples.last(key, 120));
+      const sums = causes[0].map((_, place) => causes.reduce((sum, values) => sum + (values[place] ?? 0), 0));
+      const recent = sums.slice(-SHARE_WINDOW);
+      const share = recent.reduce((sum, value) => sum + value, 0) / recent.length;
+      return { value: percent(share), note: `no work ${percent(samples.mean("no_work", SHARE_WINDOW))}`, chart: [sums], most: 0.02 };
     },
   },
   {
     name: "Step on the device",
-    read: ({ steps }) => {
+    help: "median of the last 2 s",
+    read: ({ steps, samples }) => {
       const device = median(steps.map((step) => step.end - step.start));
       const host = median(steps.map((step) => step.launched - step.planning + step.committed - step.observed));
-      return { value: duration(device), note: `host ${duration(host)}`, chart: [device] };
-    },
-  },
-  {
-    name: "Steps in flight",
-    read: ({ event, before, steps }) => {
-      const depth = Math.max(0, ...steps.map((step) => step.inFlight));
-      const seconds = (event.now - before.now) / 1e9;
-      const each = (event.stats.steps - before.stats.steps) / seconds;
-      return { value: count(depth), note: `${rate(each)} steps/s`, chart: [depth], most: 4 };
+      const each = samples.last("steps", 120);
+      const means = samples.last("busy", 120).map((share, place) => (share === null || !each[place] ? null : share / each[place]));
+      return { value: duration(device), note: `host ${duration(host)}`, chart: [means] };
     },
   },
   {
     name: "KV pages in use",
-    read: ({ event: { stats } }) => {
+    help: "pages that requests hold",
+    read: ({ event: { stats }, samples }) => {
       const used = stats.pages_owned + stats.pages_fenced;
       const share = used / stats.pages_total;
-      return { value: percent(share), note: `${count(used)} of ${count(stats.pages_total)}`, chart: [share], most: 1 };
-    },
-  },
-  {
-    name: "Right drafts",
-    when: ({ event }) => event.stats.draft_tokens > 0,
-    read: ({ event: { stats }, before }) => {
-      const from = stats.draft_tokens > before.stats.draft_tokens ? before.stats : { verified: [], accepted: [] };
-      const [verified, right] = ["verified", "accepted"].map((name) =>
-        stats[name].map((tokens, place) => tokens - (from[name][place] ?? 0)),
-      );
-      const share = sum(right) / sum(verified);
-      // A place whose share falls off beside those before it is a fault of the drafter.
-      const places = right.map((tokens, place) => (verified[place] ? Math.round((100 * tokens) / verified[place]) : "–"));
-      return { value: percent(share), note: `${places.join(" ")} % by place`, chart: [share], most: 1 };
+      return { value: percent(share), note: `${count(used)} of ${count(stats.pages_total)}`, chart: [samples.last("kv", 120)], most: 1 };
     },
   },
 ];
+
+/** @returns {Gauge} */
+function latency(name, key, help, of) {
+  return {
+    name, help,
+    read: ({ samples }) => {
+      const { p50, p99, many } = samples.latency[key];
+      const note = many ? `p99 ${duration((p99 ?? NaN) * 1000)}` : `no ${of} in a minute`;
+      return { value: duration((p50 ?? NaN) * 1000), note, chart: [samples.last(`${key}_p99`, 120), samples.last(`${key}_p50`, 120)] };
+    },
+  };
+}
 
 export class Gauges {
   /** @param {HTMLElement} root */
   constructor(root) {
     this.tiles = GAUGES.map((gauge) => {
-      const spark = new Sparkline(gauge.lines);
+      const spark = new Sparkline();
       const value = el("dd", { class: "value", text: "–" });
-      const note = el("dd", { class: "note" });
-      const tile = el("div", { class: "gauge" }, el("dt", { text: gauge.name }), value, note, spark.element);
-      if (!gauge.when) root.append(tile);
-      return { gauge, spark, value, note, tile };
+      const note = el("dd", { class: "note", text: "\u00a0" });
+      root.append(el("div", { class: "gauge", title: gauge.help }, el("dt", { text: gauge.name }), value, note, spark.element));
+      return { gauge, spark, value, note };
     });
-    this.root = root;
     this.updates = 0;
-    this.before = null;
   }
 
-  /** Show the newest event; rates are over the time since the last call. */
-  show(event, history) {
-    const before = this.before ?? event;
-    this.before = event;
-    if (before.now >= event.now) return;
+  /** @param {import("./samples.js").Samples} samples  @param {any} event the newest of the feed  @param {any} history */
+  show(samples, event, history) {
     const steps = history.stepsBetween(history.now - STEP_WINDOW_MS, history.now);
-    for (const { gauge, spark, value, note, tile } of this.tiles) {
-      if (!tile.isConnected) {
-        if (!gauge.when({ event, before, steps })) continue;
-        this.root.append(tile);
-      }
-      const shown = gauge.read({ event, before, steps });
+    for (const { gauge, spark, value, note } of this.tiles) {
+      const shown = gauge.read({ samples, event, steps });
       setText(value, shown.value);
       setText(note, shown.note);
-      spark.push(shown.chart, shown.most);
+      spark.show(shown.chart, shown.most);
     }
     this.updates += 1;
   }
-}
-
-function sum(values) {
-  return values.reduce((all, value) => all + value, 0);
-}
-
-/** Shares of the time between two events in which the device was idle, with work and without. */
-function idleShares({ event, before }) {
-  const wall = event.totals.wall_ns - before.totals.wall_ns;
-  let bubbles = 0;
-  let nothing = 0;
-  for (const [key, ns] of Object.entries(event.totals.idle_ns)) {
-    const share = (ns - (before.totals.idle_ns[key] ?? 0)) / wall;
-    if (isBubble(key)) bubbles += share;
-    else nothing += share;
-  }
-  return { bubbles: Math.max(0, bubbles), nothing: Math.max(0, nothing) };
 }

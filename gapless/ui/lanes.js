@@ -192,7 +192,7 @@ export class Timeline {
   #walk(direction) {
     this.view.hold(this.edge);
     const { from, to } = this.range;
-    const gaps = longestBubbles(this.history, from, to);
+    const gaps = longestBubbles(this.history, from, to).sort((one, other) => one.start - other.start);
     const at = gaps.indexOf(this.chosenGap);
     const next = at < 0 ? gaps.length - 1 : Math.min(gaps.length - 1, Math.max(0, at + direction));
     if (gaps.length) this.#choose(null, gaps[next]);
@@ -259,8 +259,9 @@ function nearest(gaps, moment) {
 }
 
 export function gapText(gap) {
-  const { name, help } = causeOf(gap.cause);
-  return `${name}: device idle ${duration(gap.end - gap.start)} before step ${gap.step}${help ? ` (${help})` : ""}`;
+  const { name, help, mend } = causeOf(gap.cause);
+  const idle = `${name}: device idle ${duration(gap.end - gap.start)} before step ${gap.step}`;
+  return help ? `${idle} (${help}). What to do: ${mend}.` : idle;
 }
 
 function stepText(step) {

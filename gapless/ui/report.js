@@ -5,12 +5,14 @@ const SIGNS = { better: "✓", worse: "✗", same: "≈", unknown: "?" };
 const WORDS = { better: "better", worse: "worse", same: "within noise", unknown: "too few runs" };
 const FIGURES = { ttft: "Time to first token", tpot: "Time per output token", itl: "Gap between tokens", e2el: "Whole request" };
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 720;
+/** Of charts: that of the report, so that their text keeps its size. */
+let width = 720;
 
 /** Fill `element` with the report; whatever was in it is replaced. Throws an Error for a JSON that is no such report. */
 export function renderReport(element, report) {
   if (!report || report.kind !== "gapless-ab") throw new Error("this is no report of gapless ab");
   if (report.schema !== 1) throw new Error(`report schema ${report.schema} is not known here; this page knows 1`);
+  width = Math.min(1340, Math.max(560, (element.clientWidth || 720) - 32));
   const root = h("article", { class: "gapless-report" },
     header(report), alerts(report), table(report), forest(report), runs(report), distributions(report),
     sides(report), details(report), notes(report));
@@ -122,7 +124,7 @@ function table(report) {
   const heads = ["Metric", `A (${n} runs)`, `B (${n} runs)`, "Δ", level, "p (Holm)", "Verdict", "Detectable", "Behind the tail"];
   return section("Results",
     wide("Results",
-      h("table", {},
+      h("table", { class: "results" },
         h("caption", {}, "Mean ± sample standard deviation over runs. Δ is B minus A as a share of A."),
         h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))),
         h("tbody", {}, report.metrics.map(tableRow)))));
@@ -152,14 +154,14 @@ function forest(report) {
   // One metric with a huge interval must not squeeze all others: the axis ends at three times the middle one's reach.
   const reaches = rows.map((r) => Math.max(Math.abs(r.low), Math.abs(r.high))).sort((x, y) => x - y);
   const reach = Math.min(reaches.at(-1), 3 * reaches[Math.floor(reaches.length / 2)]) * 1.08 || 0.01;
-  const x = (share) => left + ((Math.max(-reach, Math.min(reach, share)) + reach) / (2 * reach)) * (WIDTH - left - right);
+  const x = (share) => left + ((Math.max(-reach, Math.min(reach, share)) + reach) / (2 * reach)) * (width - left - right);
   const base = height - bottom;
   const grid = rounds(-reach, reach, 8).map((t) => s("g", {},
     s("line", { class: t === 0 ? "zero" : "grid", x1: x(t), x2: x(t), y1: top, y2: base }),
     s("text", { x: x(t), y: base + 16, "text-anchor": "middle" }, percent(t, reach < 0.02 ? 1 : 0))));
   const marks = rows.map((row, k) => forestMark(row, top + (k + 0.5) * line, left, x, reach));
   const label = rows.map((r) => `${r.label} ${percent(r.delta)}, ${WORDS[r.verdict]}`).join("; ");
-  return section("Differences", wide("Differences", s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
+  return section("Differences", wide("Differences", s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     grid, marks, s("text", { class: "axis", x: x(0), y: height - 4, "text-anchor": "middle" }, "B minus A, share of A"))));
 }
 
@@ -224,14 +226,14 @@ function frame(values, count, unit, below) {
   const least = Math.min(...values), most = Math.max(...values);
   const room = (most - least) * 0.08 || Math.abs(most) * 0.05 || 1;
   const low = least - room, high = most + room;
-  const x = (k) => left + (k / count) * (WIDTH - left - right);
+  const x = (k) => left + (k / count) * (width - left - right);
   const y = (v) => top + (1 - (v - low) / (high - low)) * (height - top - bottom);
   const axes = rounds(low, high, 6).map((t) => s("g", {},
-    s("line", { class: "grid", x1: left, x2: WIDTH - right, y1: y(t), y2: y(t) }),
+    s("line", { class: "grid", x1: left, x2: width - right, y1: y(t), y2: y(t) }),
     s("text", { x: left - 8, y: y(t) + 4, "text-anchor": "end" }, short(t))));
-  axes.push(s("text", { class: "axis", x: (left + WIDTH) / 2, y: height - 6, "text-anchor": "middle" }, below));
+  axes.push(s("text", { class: "axis", x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, below));
   axes.push(s("text", { class: "axis", x: 4, y: top + 8 }, unit));
-  return { x, y, axes, box: `0 0 ${WIDTH} ${height}` };
+  return { x, y, axes, box: `0 0 ${width} ${height}` };
 }
 
 // ---- the requests of all runs
@@ -248,17 +250,17 @@ function spread(report, name) {
   // Up to the 99th of 100: the worst sample of all would squeeze the rest.
   const low = Math.min(A.quantiles[0], B.quantiles[0]);
   const high = Math.max(A.quantiles[99], B.quantiles[99], low + 1e-6);
-  const x = (v) => left + ((Math.min(high, v) - low) / (high - low)) * (WIDTH - left - right);
+  const x = (v) => left + ((Math.min(high, v) - low) / (high - low)) * (width - left - right);
   const y = (share) => top + (1 - share) * (height - top - bottom);
   const path = (q) => q.slice(0, 100).map((v, k) => `${k ? "L" : "M"}${x(v).toFixed(1)} ${y(k / 100).toFixed(1)}`).join("");
   const axes = [0, 0.25, 0.5, 0.75, 0.9, 0.99].map((t) => s("g", {},
-    s("line", { class: "grid", x1: left, x2: WIDTH - right, y1: y(t), y2: y(t) }),
+    s("line", { class: "grid", x1: left, x2: width - right, y1: y(t), y2: y(t) }),
     s("text", { x: left - 8, y: y(t) + 4, "text-anchor": "end" }, t === 0.99 ? "" : `${t * 100} %`)));
   rounds(low, high, 8).forEach((t) => axes.push(s("text", { x: x(t), y: height - bottom + 16, "text-anchor": "middle" }, short(t))));
-  axes.push(s("text", { class: "axis", x: (left + WIDTH) / 2, y: height - 6, "text-anchor": "middle" }, "ms, up to the 99th percentile"));
+  axes.push(s("text", { class: "axis", x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, "ms, up to the 99th percentile"));
   const label = `${FIGURES[name]}, share of requests below a time. Median A ${figure(A.quantiles[50])} ms, B ${figure(B.quantiles[50])} ms`;
   return h("div", {},
-    wide("Requests", s("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, axes,
+    wide("Requests", s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, axes,
       s("path", { class: "curve a", d: path(A.quantiles) }), s("path", { class: "curve b", d: path(B.quantiles) }))),
     legend(report), wide("Percentiles", quantileTable(A, B)), h("p", {}, pairedText(paired)));
 }

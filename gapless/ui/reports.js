@@ -38,8 +38,8 @@ export class ReportViewer {
 
   #render(name, report) {
     const page = el("div", { class: "report" });
+    this.parts.view.replaceChildren(page); // charts are as wide as their place
     renderReport(page, report);
-    this.parts.view.replaceChildren(page);
     setText(this.parts.status, `${name} is shown below`);
     this.shown += 1;
   }

@@ -25,15 +25,14 @@ export class Waterfall {
 
   /** @param {any[]} requests newest last  @param {import("./history.js").History} history */
   show(requests, history) {
-    if (!requests.length) return;
     const items = requests.map((request) => inMs(request, history)).reverse();
     const to = history.now;
-    const from = Math.max(to - LONGEST_MS, Math.min(...items.map((item) => item.arrival)));
-    setText(this.axis, `last ${duration(to - from)}`);
+    const from = Math.max(to - LONGEST_MS, Math.min(to - 1, ...items.map((item) => item.arrival)));
+    setText(this.axis, items.length ? `last ${duration(to - from)}` : "none");
     const kept = new Map();
-    for (const item of items) kept.set(item.id, this.rows.get(item.id) ?? new Row((row) => this.#toggle(row)));
+    for (const item of items) kept.set(item.key, this.rows.get(item.key) ?? new Row((row) => this.#toggle(row)));
     this.rows = kept;
-    for (const item of items) this.#row(item.id).show(item, from, to, item.id === this.chosen);
+    for (const item of items) this.#row(item.key).show(item, from, to, item.key === this.chosen);
     this.#place([...kept.values()].map((row) => row.element));
     this.updates += 1;
   }
@@ -43,8 +42,8 @@ export class Waterfall {
     for (const row of this.rows.values()) row.mark(false);
   }
 
-  #row(id) {
-    return /** @type {Row} */ (this.rows.get(id));
+  #row(key) {
+    return /** @type {Row} */ (this.rows.get(key));
   }
 
   /** Move only what is not in its place: moving a row takes the focus away from it. */
@@ -57,10 +56,10 @@ export class Waterfall {
   }
 
   #toggle(row) {
-    const { id } = row.item;
-    const again = this.chosen === id;
+    const { key } = row.item;
+    const again = this.chosen === key;
     this.clear();
-    this.chosen = again ? null : id;
+    this.chosen = again ? null : key;
     row.mark(!again);
     this.onChoose(again ? null : band(row.item));
   }
@@ -86,8 +85,8 @@ class Row {
 
   show(item, from, to, chosen) {
     this.item = item;
-    setText(this.button, shortId(item.id));
-    this.button.title = item.id;
+    setText(this.button, shortId(item.request_id || item.id));
+    this.button.title = namesOf(item);
     setText(this.state, item.finish_reason ?? item.state);
     this.chart.setAttribute("aria-label", words(item));
     this.chart.replaceChildren(...bars(item, from, to));
@@ -104,6 +103,7 @@ function inMs(request, history) {
   const chunk = ([start, end, tokens, step]) => ({ start: time(start), end: time(end), tokens, step });
   const item = {
     ...request,
+    key: `${request.id} ${request.keys}`, // an answer to several prompts has one id
     arrival: time(request.arrival), started: time(request.started),
     first: time(request.first_token), last: time(request.last_token),
     chunks: (request.chunks ?? []).map(chunk),
@@ -152,8 +152,13 @@ function band(item) {
   const end = item.state === "done" ? item.last : item.now;
   return {
     start: item.arrival, end: Number.isNaN(end) ? item.now : end,
-    steps: new Set(item.chunks.map((chunk) => chunk.step)), text: `${item.id}: ${words(item)}`,
+    steps: new Set(item.chunks.map((chunk) => chunk.step)), text: `${namesOf(item)}: ${words(item)}`,
   };
+}
+
+/** The client's own name for a request, where it gave one, and the answer's. */
+function namesOf({ id, request_id }) {
+  return request_id && request_id !== id ? `${request_id} (${id})` : id;
 }
 
 /** The tail tells long ones apart; their head is the same for all. */

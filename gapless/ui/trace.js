@@ -1,7 +1,7 @@
 /** Saving the last seconds as a trace file, for Perfetto and similar viewers. */
 
 import { call } from "./api.js";
-import { el } from "./dom.js";
+import { download } from "./dom.js";
 
 const LEAST = 10;
 const MOST = 60;
@@ -11,10 +11,7 @@ export async function saveTrace(seconds) {
   const whole = Math.min(MOST, Math.max(LEAST, Math.ceil(seconds)));
   const response = await call(`debug/trace?seconds=${whole}`);
   const name = nameOf(response.headers.get("content-disposition"));
-  const address = URL.createObjectURL(await response.blob());
-  el("a", { href: address, download: name }).click();
-  // The download has begun by then; the bytes may go.
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  download(name, await response.blob());
   return name;
 }
 

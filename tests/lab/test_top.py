@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gapless.cli.top import visible
 from gapless.lab.top import Page, TopView, bar, block, duration, grown, known, line, quantiles, rows
 
 TEXTS = [(Path(__file__).parent / f"vllm_0.32_page_{n}.txt").read_text(encoding="utf-8") for n in (1, 2)]
@@ -93,7 +94,7 @@ def test_metrics_of_a_real_vllm_are_shown():
     assert 0 < seen.kv_usage < 0.01 and seen.preemptions == 0
     assert seen.http["2xx"] > 0 and seen.refused == 0
     assert (seen.busy, seen.bubbles, seen.depth) == (None, {}, None)  # series of ours
-    text = block(seen, "heading")
+    text = block(seen, ["heading"])
     assert "3,233.0 generated" in text and "82.1 % prefix hits" in text and "24 running" in text
     assert "Bubbles" not in text and "Device" not in text and "None" not in text
 
@@ -115,10 +116,30 @@ def test_bubbles_are_shares_of_the_time():
     seen = TopView(Page(OURS % (10, 50, 1, 1, 0)), Page(OURS % (17, 51, 1.5, 2.5, 2)), 10.0)
     assert (seen.busy, seen.no_work) == (0.7, 0.1)
     assert seen.bubbles == {"depth": 0.05, "host_late": 0.15}
-    shown = {row.kind: row for row in rows(seen)}
-    assert shown["host_late"].bar.count("█") == 24 and shown["depth"].bar.count("█") == 8
+    shown = {row.kind: row for row in rows(seen) if row.bar}
+    # On the scale of the device's bar: 16 characters are all of the time.
+    bars = [shown[kind].bar.rstrip("·") for kind in ("good", "host_late", "depth")]
+    assert bars == ["███████████▎", "██▍", "▊"]
     assert [row.kind for row in rows(seen) if row.label == "HTTP"] == ["bad"]
     assert line(seen, "12:00:00") == "12:00:00 | running 3 waiting - | bubbles depth 5.0 % host_late 15.0 % | errors 2"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_every_line_fits_the_terminal(width):
+    ours = Page(TEXTS[1] + OURS % (17, 51, 1.5, 2.5, 2))
+    seen = TopView(Page(TEXTS[0] + OURS % (10, 50, 1, 1, 0)), ours, 2.0)
+    heading = ["http://a-server.of.a-long-name.example:8000", "org/a-model-of-a-long-name", "the last 2 s", "12:00:00"]
+    lines = block(seen, heading, width).splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    for part in (*heading, "preemptions", "in flight", "ended/s", "host_late", "p99", "5xx"):
+        assert part in text
+
+
+def test_rows_that_a_low_terminal_has_no_room_for_are_told_of():
+    shown = rows(TopView(BEFORE, NOW, 2.0))
+    assert visible(shown, len(shown)) == shown
+    assert [row.text for row in visible(shown, 3)][2] == f"{len(shown) - 2} more lines: make the window higher"
 
 
 def test_a_page_without_known_metrics_shows_nothing():

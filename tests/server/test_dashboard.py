@@ -1,6 +1,7 @@
-"""docs/grafana/gapless.json: every series and label that it asks for is on our /metrics, and the file is sound.
+"""docs/grafana: every series and label that dashboard and alarms ask for is on our /metrics, and the files are sound.
 
-The page is that of a server without tiers; theirs are on the page of a fixed moment, which another test keeps true.
+The page is that of a server without tiers, adapters and drafts; theirs are on the page of a fixed moment, which another
+test keeps true.
 """
 
 import itertools
@@ -13,30 +14,34 @@ import pytest
 from gapless.lab.top import Page
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "gapless.json"
+ALARMS = FILE.with_name("gapless-alerts.yaml")
 FIXED = Path(__file__).parent / "metrics_page.txt"
 WORDS = {"sum", "by", "rate", "histogram_quantile", "max", "min", "avg", "le", "label_values"}
+WORDS |= {"and", "increase", "min_over_time"}
+SCRAPED = {"job", "instance"}
+"""Labels that Prometheus adds."""
 NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 def asked(expression):
     """The series that a PromQL expression names, and the labels that it uses on each."""
-    groups = re.findall(r"by \(([^)]*)\)", expression)
+    groups = re.findall(r"(?:by|on) \(([^)]*)\)", expression)
     labels = {label for group in groups for label in NAME.findall(group)}
-    bare = re.sub(r"by \([^)]*\)|\[[^\]]*\]", "", expression)
+    bare = re.sub(r"(?:by|on) \([^)]*\)|\[[^\]]*\]", "", expression)
     found = []
     for match in re.finditer(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})?", bare):
         if match[1] in WORDS or bare[: match.start()].endswith("$"):
             continue
         matchers = NAME.findall(re.sub(r'"[^"]*"', "", match[2] or ""))
-        found.append((match[1], labels | set(matchers)))
+        found.append((match[1], (labels | set(matchers)) - SCRAPED))
     return found
 
 
-def missing(expression, page):
+def missing(expression, *pages):
     return [
         (name, sorted(labels))
         for name, labels in asked(expression)
-        if not any(labels <= set(sample.labels) for sample in page.samples(name))
+        if not any(labels <= set(sample.labels) for page in pages for sample in page.samples(name))
     ]
 
 
@@ -57,10 +62,6 @@ def tiers():
     return Page(FIXED.read_text(encoding="utf-8"))
 
 
-def about_tiers(name):
-    return name.startswith(("gapless:kv_tier_", "gapless:kv_lower_tier_", "gapless:kv_event_"))
-
-
 def expressions(dashboard):
     found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     assert len(found) > 30
@@ -68,14 +69,18 @@ def expressions(dashboard):
 
 
 def test_every_series_is_on_our_page(dashboard, page, tiers):
-    lost = [one for expression in expressions(dashboard) for one in missing(expression, page)]
-    assert [one for one in lost if not about_tiers(one[0])] == []
-    asked_for = [expression for expression in expressions(dashboard) if about_tiers(asked(expression)[0][0])]
-    assert len(asked_for) > 10
-    assert [one for expression in asked_for for one in missing(expression, tiers)] == []
-    variable = dashboard["templating"]["list"][1]["query"]["query"]
-    name, label = re.fullmatch(r"label_values\((\S+), (\S+)\)", variable).groups()
-    assert label in page.samples(name)[0].labels
+    alarms = re.findall(r"^ +expr: (.+)$", ALARMS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(alarms) > 10
+    variables = [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    for text in variables:
+        expression, label = re.fullmatch(r"label_values\((\S+), (\S+)\)", text).groups()
+        assert label in SCRAPED or label in page.samples(asked(expression)[0][0])[0].labels
+    asked_for = [*expressions(dashboard), *alarms]
+    assert [one for expression in asked_for for one in missing(expression, page, tiers)] == []
+    # What any server has is on the page of one that has nothing special.
+    special = re.compile(r"gapless:(kv_|adapter_)\w+|\w+:spec_decode_\w+_per_pos_total")
+    lost = {name for expression in asked_for for name, _ in missing(expression, page)}
+    assert {name for name in lost if not special.match(name)} <= {"vllm:num_preemptions_total"}
 
 
 def test_the_check_can_fail(page):
@@ -94,7 +99,8 @@ def test_the_subjects_that_it_must_show(dashboard):
         *("vllm:num_preemptions_total", "gapless:gpu_bubble_seconds_total", "gapless:gpu_busy_ratio"),
         *("gapless:kv_tier_pages_total", "gapless:kv_tier_bytes_total", "gapless:kv_tier_dropped_total"),
         *("gapless:kv_lower_tier_pages_total", "gapless:kv_lower_tier_room_bytes", "gapless:kv_event_batches_total"),
-        "http_requests_total",
+        *("vllm:spec_decode_num_accepted_tokens_total", "gapless:grammars_waiting", "gapless:adapter_requests_total"),
+        *("vllm:request_queue_time_seconds_bucket", "http_requests_total"),
     ):
         assert name in text
 
@@ -113,12 +119,18 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap(dashboard):
 def test_everything_is_asked_of_the_chosen_data_source(dashboard):
     assert dashboard["schemaVersion"] == 42
     variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource" and "model_name" in variables
+    assert variables["datasource"]["type"] == "datasource" and len(variables) == 4
     asking = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     sources = [part["datasource"]["uid"] for panel in asking for part in (panel, *panel["targets"])]
     assert set(sources) == {"${datasource}"}
-    ours = [expression for expression in expressions(dashboard) if "http_requests_total" not in expression]
-    assert all('model_name=~"$model_name"' in expression for expression in ours)
+    for expression in expressions(dashboard):
+        model = ',model_name=~"$model_name"' if "http_requests_total" not in expression else ""
+        assert expression.count('{job=~"$job",instance=~"$instance"' + model) == len(asked(expression))
+
+
+def test_it_begins_with_single_figures(dashboard):
+    first, *figures = dashboard["panels"][:9]
+    assert first["title"] == "Summary" and {panel["type"] for panel in figures} == {"stat"}
 
 
 def test_no_address_is_in_the_file():

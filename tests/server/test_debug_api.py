@@ -465,6 +465,7 @@ def test_every_file_of_the_page_is_served_with_a_strict_policy(client):
         policy = response.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
     assert client.get("/ui/").headers["location"] == "../ui"
+    assert client.get("/ui/chat").content == pages.FILES["chat.html"].read_bytes()
 
 
 @pytest.mark.parametrize(

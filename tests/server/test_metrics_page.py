@@ -138,6 +138,7 @@ def filled() -> Metrics:
     metrics.observe_request(times._replace(generation_tokens=7, preemptions=1), 1, 60)
     metrics.finished["stop"] += 5
     metrics.rejected["queue_full"] += 2
+    metrics.by_adapter["sums"] += 4
     metrics.http["/v1/completions", "POST", "2xx"] += 9
     metrics.http["none", "GET", "4xx"] += 1
     metrics.kv_events = lambda: ({"sent": 70, "lost": 2, "replayed": 12}, {"queue": 1, "replay": 64})

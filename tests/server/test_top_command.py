@@ -124,7 +124,7 @@ def test_trouble_is_on_the_screen():
 
     console = Console(file=io.StringIO(), width=60)
     console.print(
-        top.screen("heading", [top.TopRow("KV cache", "██··", "50 %"), top.TopRow("HTTP", "", "1 5xx", "bad")], "oh")
+        top.screen(["heading"], [top.TopRow("KV cache", "██··", "50 %"), top.TopRow("HTTP", "", "1 5xx", "bad")], "oh")
     )
     assert console.file.getvalue().split() == ["heading", "oh", "KV", "cache", "██··", "50", "%", "HTTP", "1", "5xx"]
 

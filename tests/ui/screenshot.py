@@ -13,7 +13,6 @@ from ui_browser import browser
 from ui_load import Load
 
 KEY = "sk-screenshot"
-QUESTION = "Mia has 17 pens. She buys 25 more. How many pens does she have?"
 
 
 def main() -> None:
@@ -34,11 +33,6 @@ def main() -> None:
             page.add_init_script(f"sessionStorage.setItem('gapless-api-key', '{KEY}')")
             page.goto(f"{server.base}/ui")
             page.wait_for_timeout(args.seconds * 1000)
-            page.get_by_label("Message").fill(QUESTION)
-            page.keyboard.press("Enter")
-            page.locator(".cost", has_text="prompt").wait_for()
-            page.locator("h1").click()
-            page.wait_for_timeout(700)
             page.screenshot(path=args.out)
     finally:
         server.stop()

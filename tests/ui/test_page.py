@@ -10,25 +10,11 @@ import pytest
 from lab.ab_made_up import made_report
 from playwright.sync_api import Browser, Page, expect
 from served import Server
-from ui_browser import PATIENCE_MS, Watch, browser
+from ui_browser import KEY, PATIENCE_MS, Watch
 from ui_load import Load
 
-KEY = "sk-of-the-page-tests"
 SIZE = {"width": 1240, "height": 980}
 CAUSES = ("host late", "depth", "launch", "graph miss", "grammar", "copy wait", "no work")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(chromium: Browser) -> Iterator[Server]:
-    server = Server("--max-num-seqs", "8", "--api-key", KEY, "--kv-tier", "host:64MiB")
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
 
 
 @pytest.fixture
@@ -98,20 +84,61 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab_only(chromium, serve
 
 def test_the_timeline_gets_steps_and_the_gauges_move(page, load):
     expect(page.locator("#status")).to_have_text("live")
-    for name in ("steps", "gaps", "frames", "gauges", "pages", "requests"):
+    for name in ("steps", "gaps", "frames", "gauges", "samples", "pages", "requests"):
         wait_for_more(page, name)
     gauges = page.get_by_label("Gauges")
     terms, values = gauges.get_by_role("term"), gauges.locator(".value")
-    names = ("Tokens per second", "Running", "Bubbles", "Step on the device", "Steps in flight", "KV pages in use")
+    latency = ("First token", "Between tokens", "In the queue")
+    names = (*latency, "Tokens per second", "Running", "Bubbles", "Step on the device", "KV pages in use")
     assert terms.all_text_contents() == list(names)
-    page.wait_for_function("() => document.querySelectorAll('.value')[1].textContent === '3'")
-    page.wait_for_function("() => parseFloat(document.querySelector('.value').textContent) > 0")
+    page.wait_for_function("() => document.querySelectorAll('.value')[4].textContent === '3'")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.value')].slice(0, 4).every((one) => parseFloat(one.textContent) > 0)"
+    )
     shown = dict(zip(names, values.all_text_contents(), strict=True))
     assert re.fullmatch(r"[\d.]+\s(µs|ms|s)", shown["Step on the device"])
     words = page.locator("#summary").text_content()
     busy = float(re.search(r"device busy ([\d.]+)", words)[1])
     assert 0 < busy <= 100 and int(re.search(r"([\d,]+) steps", words)[1].replace(",", "")) > 0, words
-    assert page.locator(".spark .line").first.get_attribute("d").count("L") > 0
+    assert page.locator(".spark .line-0").nth(3).get_attribute("d").count("L") > 0
+    assert page.locator(".note").first.text_content().startswith("p99")
+
+
+def test_the_history_has_axes_and_is_zoomed(page, load):
+    wait_for_more(page, "samples", 2)
+    charts = page.locator("#trends figure")
+    expect(charts).to_have_count(4)
+    expect(page.get_by_role("button", name="15 min")).to_have_attribute("aria-pressed", "true")
+    expect(charts.nth(1).locator(".u-legend")).to_contain_text("generated")
+    plot = charts.nth(1).locator(".u-over")
+    assert re.match(r"Tokens per second, now: generated [\d.,]+, prompt ", plot.get_attribute("aria-label"))
+    box, range = plot.bounding_box(), page.evaluate("gapless.trends.range")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 40, steps=4)
+    page.mouse.up()
+    held = page.evaluate("gapless.trends.held")
+    assert held[1] - held[0] == pytest.approx(0.4 * (range[1] - range[0]), rel=0.15)
+    page.locator("#trends").focus()
+    page.keyboard.press("+")
+    assert page.evaluate("gapless.trends.held[1] - gapless.trends.held[0]") == pytest.approx((held[1] - held[0]) / 2)
+    page.keyboard.press("End")
+    assert page.evaluate("gapless.trends.held") is None
+
+
+def test_the_page_says_what_stands_out_and_what_to_do(page, load):
+    wait_for_more(page, "samples", 2)
+    reasons = page.get_by_role("list", name="What stands out").get_by_role("listitem")
+    expect(reasons.first).to_be_visible()
+    expect(page.locator("#mends li")).to_have_count(len(CAUSES))
+    assert all(": " in text and text.endswith(".") for text in page.locator("#mends li").all_text_contents())
+
+
+def test_the_machine_is_told(page):
+    wait_for_more(page, "samples")
+    table = page.get_by_role("table", name="Machine")
+    expect(table.get_by_role("row", name="Memory of the host")).to_contain_text(re.compile(r"GiB of [\d.]+\sGiB"))
+    expect(table.get_by_role("row", name="KV pages")).to_contain_text("on cpu")
 
 
 def test_the_steps_are_those_of_the_engine(page, load):
@@ -169,13 +196,16 @@ def test_bubbles_are_told_in_a_table_and_shown_on_demand(page, load):
 def test_every_control_is_reached_by_keyboard(page, load):
     page.locator("h1").click()
     reached = []
-    for _ in range(12):
+    for _ in range(18):
         page.keyboard.press("Tab")
         active = "document.activeElement"
         reached.append(page.evaluate(f"{active}.getAttribute('aria-label') ?? {active}.textContent"))
-    nav = ["Timeline", "Requests", "Chat", "Memory", "Settings", "Reports"]
+    nav = ["History", "Timeline", "Requests", "Memory", "Settings", "Reports", "Chat"]
+    ranges = ["1 min", "5 min", "15 min", "30 min"]
+    history = "History: arrows move, + and - zoom, End is now; or drag over a chart"
+    reached = [name for name in reached if name != "show the stall"][:17]
     tools = ["Pause", "Zoom out", "Zoom in", "Save trace", "Timeline of host and device"]
-    assert reached == [*nav, "Theme: auto", *tools]
+    assert reached == [*nav, "Theme: auto", *ranges, history, *tools][:17]
     lanes = timeline(page)
     lanes.focus()
     wait_for_more(page, "gaps", 5)  # so that some are in sight
@@ -203,10 +233,10 @@ def test_every_control_is_reached_by_keyboard(page, load):
     expect(page.locator("#detail")).to_contain_text("Point at")
     page.keyboard.press("End")
     expect(page.locator("#status")).to_have_text("live")
-    page.get_by_label("Message").focus()
+    page.get_by_label("Find").focus()
     page.keyboard.type("a b")
-    expect(page.locator("#status")).to_have_text("live")  # a space in a message pauses nothing
-    page.get_by_label("Message").fill("")
+    expect(page.locator("#status")).to_have_text("live")  # a space in a field pauses nothing
+    page.get_by_label("Find").fill("")
 
 
 def test_pointer_and_wheel_move_the_timeline(page):
@@ -248,6 +278,21 @@ def test_a_request_marks_its_steps(page, load):
     expect(page.get_by_role("region", name="Last requests").locator("tr.chosen")).to_have_count(0)
 
 
+def test_a_request_is_found_by_either_of_its_names(page, load):
+    wait_for_more(page, "requests")
+    report = page.evaluate("async () => (await import('/ui/api.js')).getJson('debug/requests?limit=3')")
+    one = {**report["requests"][0], "id": "cmpl-of-the-test", "request_id": "my-own-name"}
+    answer = json.dumps({"requests": [*report["requests"], one]})
+    page.route("**/debug/requests**", lambda route: route.fulfill(status=200, body=answer))
+    rows = page.get_by_role("region", name="Last requests").locator("tbody tr")
+    for name in ("own-name", "cmpl-of"):
+        page.get_by_label("Find").fill(name)
+        expect(rows).to_have_count(1)
+        expect(rows.get_by_role("button")).to_have_attribute("title", "my-own-name (cmpl-of-the-test)")
+    page.unroute("**/debug/requests**")
+    page.get_by_label("Find").fill("")
+
+
 def test_the_pages_shown_add_up_to_all(page):
     wait_for_more(page, "pages")
     label = page.get_by_role("img", name="KV pages of").get_attribute("aria-label")
@@ -274,114 +319,6 @@ def test_settings_show_what_was_changed_and_no_secret(page):
     )
     assert KEY not in page.content()
     page.get_by_text("All settings").click()
-
-
-def test_chat_answers_with_its_cost_and_remembers(page):
-    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
-    bodies = []
-    page.on(
-        "request", lambda request: bodies.append(request.post_data_json) if "chat/completions" in request.url else None
-    )
-    message.fill("What is 12 + <b>30</b>?")
-    page.keyboard.press("Enter")
-    cost = log.locator(".cost")
-    expect(cost.first).to_contain_text(re.compile(r"TTFT [\d.]+\s(ms|s) · [\d.,–]+ tokens/s · \d+ tokens · prompt \d+"))
-    assert log.locator(".text").first.text_content()
-    assert log.locator("b").count() == 0, "text stays text"
-    message.fill("And plus 1?")
-    page.get_by_role("button", name="Send").click()
-    expect(cost.nth(1)).to_contain_text("prompt")
-    assert [m["role"] for m in bodies[-1]["messages"]] == ["user", "assistant", "user"]
-    assert bodies[-1]["temperature"] == 0 and bodies[-1]["max_tokens"] == 256
-    page.get_by_role("button", name="New chat").click()
-    expect(log).to_be_empty()
-
-
-def test_chat_takes_a_schema_and_tools_and_shows_calls(page):
-    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
-    page.get_by_text("Schema and tools").click()
-    schema = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
-    page.get_by_label("JSON schema of the answer").fill(json.dumps({**schema, "additionalProperties": False}))
-    message.fill("How many pens?")
-    page.keyboard.press("Enter")
-    expect(log.locator(".cost").first).to_contain_text("prompt")
-    assert list(json.loads(log.locator(".text").first.text_content())) == ["pens"]
-    page.get_by_label("JSON schema of the answer").fill("{")
-    message.fill("Again")
-    page.keyboard.press("Enter")
-    expect(log.get_by_role("alert")).to_contain_text("the schema is not JSON")
-    page.get_by_label("JSON schema of the answer").fill("")
-    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    function = {"name": "get_weather", "description": "Get the current weather of a city", "parameters": city}
-    page.get_by_label("Tools").fill(json.dumps([{"type": "function", "function": function}]))
-    page.get_by_role("button", name="New chat").click()
-    message.fill("What is the weather in Paris?")
-    page.keyboard.press("Enter")
-    expect(log.locator(".call")).to_have_text(re.compile(r'^get_weather\({"city": ?"Paris"}\)$'))
-    page.get_by_label("Tools").fill("")
-    page.get_by_text("Schema and tools").click()
-    page.get_by_role("button", name="New chat").click()
-
-
-def test_chat_keeps_thinking_collapsed(page):
-    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
-    page.get_by_role("button", name="New chat").click()
-    deltas = [{"role": "assistant"}, {"reasoning": "Let me "}, {"reasoning": "see"}, {"content": "Yes"}]
-    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, body=body))
-    message.fill("Is it?")
-    page.keyboard.press("Enter")
-    expect(log.locator(".text")).to_have_text("Yes")
-    expect(log.get_by_text("Let me see")).to_be_hidden()
-    log.get_by_text("Thinking").click()
-    expect(log.get_by_text("Let me see")).to_be_visible()
-    page.unroute("**/v1/chat/completions")
-    page.get_by_role("button", name="New chat").click()
-
-
-def endless(body: dict[str, object]) -> str:
-    return json.dumps({**body, "ignore_eos": True})
-
-
-STOPS = """() => {
-  const watch = new MutationObserver(() => {
-    if (document.querySelector("[role=log] .cost")?.textContent.includes("TTFT")) {
-      watch.disconnect();
-      document.getElementById("chat-stop").click();
-    }
-  });
-  watch.observe(document.body, { subtree: true, childList: true, characterData: true });
-}"""
-"""Presses Stop with the first token: on a busy machine the whole answer has come before the test can."""
-
-
-def test_chat_can_be_stopped_and_shows_errors(page):
-    message, log = page.get_by_label("Message"), page.get_by_role("log", name="Conversation")
-    page.get_by_label("Mode", exact=True).select_option("completion")
-    page.get_by_label("Temperature").fill("1")
-    page.get_by_label("Max tokens").fill("1500")
-    # Long enough to be stopped: the demo model's own answers are short.
-    page.route("**/v1/completions", lambda route: route.continue_(post_data=endless(route.request.post_data_json)))
-    page.evaluate(STOPS)
-    message.fill("Count: 1 2 3 4")
-    page.keyboard.press("Enter")
-    expect(log.locator(".cost").first).to_contain_text("stopped")
-    expect(log.locator(".cost").first).to_contain_text("TTFT")
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
-    page.unroute("**/v1/completions")
-    page.get_by_label("Mode", exact=True).select_option("chat")
-    page.get_by_role("button", name="New chat").click()
-    refusal = {"error": {"message": "the queue is full", "type": "overloaded", "param": None, "code": None}}
-    page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(status=200, body=f"data: {json.dumps(refusal)}\n\n")
-    )
-    message.fill("hello")
-    page.keyboard.press("Enter")
-    expect(log.get_by_role("alert")).to_have_text("the queue is full")
-    page.unroute("**/v1/chat/completions")
-    page.get_by_role("button", name="New chat").click()
-    page.get_by_label("Max tokens").fill("256")
 
 
 def test_a_hidden_page_ends_the_feed(page, load):
@@ -486,7 +423,7 @@ def test_light_and_dark_can_be_read(page):
         page.emulate_media(color_scheme=scheme)
         backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         found = contrasts(
-            page, ("h2", ".muted", ".gauge dt", "nav a", "#summary", "button", "label", ".primary", "kbd")
+            page, ("h2", ".muted", ".gauge dt", "nav a", "#summary", "#why", "button", "label", ".primary", "kbd")
         )
         assert {selector: ratio for selector, ratio in found.items() if ratio < 4.5} == {}
     assert len(backgrounds) == 2
@@ -505,7 +442,7 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page, load):
     wait_for_more(page, "gauges")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     wide = page.evaluate(
-        "[...document.querySelectorAll('section, header, canvas, form, button')]"
+        "[...document.querySelectorAll('section, header, canvas, form, button, figure, figure *')]"
         ".filter((one) => one.getBoundingClientRect().right > 360).map((one) => one.id || one.textContent)"
     )
     assert wide == []

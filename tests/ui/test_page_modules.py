@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, Route
-from ui_browser import browser
+from playwright.sync_api import Browser, Page, Route
 
 import gapless.ui
 
@@ -31,12 +30,12 @@ def from_disk(route: Route) -> None:
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    with browser() as running:
-        page = running.new_page()
-        page.route("**/*", from_disk)
-        page.goto(BASE + "/")
-        yield page
+def page(chromium: Browser) -> Iterator[Page]:
+    page = chromium.new_page()
+    page.route("**/*", from_disk)
+    page.goto(BASE + "/")
+    yield page
+    page.close()
 
 
 def step(number: int, start: float, end: float) -> list[object]:
@@ -259,43 +258,77 @@ def test_tiers_are_rows_and_without_any_there_is_no_table(page):
     assert hidden == [False, True, 0]
 
 
-def test_right_drafts_have_a_gauge_once_there_are_any(page):
+def test_what_stands_out_is_named_with_what_to_do(page):
+    calm = {"time": [1, 2, 3], "itl_p50": [0.01] * 3, "itl_max": [0.02] * 3, "waiting": [0] * 3, "busy": [0.5] * 3}
+    stalled = {**calm, "itl_max": [0.02, 2.5, 0.02]}
+    late = {**calm, "host_late": [0.2, None, 0.4], "launch": [0.1, None, 0.1]}
+    full = {**calm, "waiting": [4] * 3, "running": [8] * 3, "kv": [0.5] * 3}
+    short = {**full, "kv": [0.99] * 3, "busy": [0.95] * 3}
     found = page.evaluate(
+        """async (all) => {
+          const { reasons } = await import("/why.js");
+          const { Samples } = await import("/samples.js");
+          return all.map((columns) => {
+            const samples = new Samples();
+            samples.columns = columns;
+            return reasons(samples, { max_num_seqs: 8 }).map((one) => one.text + ": " + one.mend);
+          });
+        }""",
+        [calm, stalled, late, full, short],
+    )
+    found = [[text.replace("\u00a0", " ") for text in texts] for texts in found]
+    assert found[0] == []
+    (stall,) = found[1]
+    assert stall.startswith("A request waited up to 2.50 s for its next token, 1.00 s ago: ")
+    (bubbles,) = found[2]
+    assert "idle 40 % of the time although there was work, mostly host late (30 %): " in bubbles
+    assert "--threads" in bubbles
+    assert len(found[3]) == 1 and "8 run, as many as may: raise --max-num-seqs" in found[3][0]
+    assert len(found[4]) == 2 and "99 % of the KV pages" in found[4][0] and "busy 95 %" in found[4][1]
+
+
+def test_samples_go_on_until_the_server_is_another(page):
+    lengths = page.evaluate(
         """async () => {
-          const { Gauges } = await import("/gauges.js");
-          const root = document.body.appendChild(document.createElement("dl"));
-          const gauges = new Gauges(root);
-          const totals = { wall_ns: 1, busy_ns: 1, idle_ns: {} };
-          const pages = { pages_owned: 1, pages_fenced: 0, pages_total: 9 };
-          const stats = { generation_tokens: 1, running: 1, waiting: 0, steps: 1, ...pages };
-          const show = (now, verified, accepted) => {
-            const draft_tokens = verified.reduce((sum, tokens) => sum + tokens, 0);
-            gauges.show(
-              { now, tokens_per_second: 1, totals, stats: { ...stats, draft_tokens, verified, accepted } },
-              { now: 0, stepsBetween: () => [] },
-            );
-          };
-          const names = () => [...root.querySelectorAll("dt")].map((term) => term.textContent);
-          show(1, [], []);
-          show(2, [], []);
-          const before = names(), shown = [];
-          const steps = [
-            [[10, 10, 10, 10], [9, 8, 5, 2]],
-            [[20, 20, 10, 10], [19, 18, 5, 2]],  // ten steps of two drafts, all of them right
-            [[20, 20, 10, 10], [19, 18, 5, 2]],  // none: all since the start
-          ];
-          for (const [number, [verified, accepted]] of steps.entries()) {
-            show(3 + number, verified, accepted);
-            const tile = root.lastElementChild;
-            shown.push([".value", ".note"].map((part) => tile.querySelector(part).textContent));
+          const { Samples } = await import("/samples.js");
+          const [samples, lengths] = [new Samples(), []];
+          const columns = ["time", "generated"];
+          for (const [first, next, rows] of [[3, 5, [[1, 1], [2, 2]]], [5, 6, [[3, 3]]], [0, 1, [[9, 9]]]]) {
+            samples.add({ columns, first, next, samples: rows, latency: {}, memory: {} });
+            lengths.push([samples.length, samples.next, samples.mean("generated", 2)]);
           }
-          return [before, names(), shown];
+          return lengths;
         }"""
     )
-    before, after, shown = found
-    assert "Right drafts" not in before and after == [*before, "Right drafts"]
-    assert [[text.replace("\u00a0", " ") for text in texts] for texts in shown] == [
-        ["60 %", "90 80 50 20 % by place"],
-        ["100 %", "100 100 – – % by place"],
-        ["73 %", "95 90 50 20 % by place"],
-    ]
+    assert lengths == [[2, 5, 1.5], [3, 6, 2.5], [1, 1, 9]]
+
+
+def test_a_reply_that_grows_keeps_its_finished_blocks(page):
+    kept = page.evaluate(
+        """async () => {
+          const { showMarkdown } = await import("/markdown.js");
+          const root = document.createElement("div");
+          showMarkdown(root, "one\\n\\n```js\\nlet");
+          const [first] = root.childNodes;
+          showMarkdown(root, "one\\n\\n```js\\nlet x\\n```\\n- a\\n- b\\n\\n\\n");
+          const names = [...root.children].map((one) => one.localName);
+          return [root.childNodes[0] === first, names, root.querySelector("pre").textContent];
+        }"""
+    )
+    assert kept == [True, ["p", "div", "ul"], "let x"]
+
+
+@pytest.mark.parametrize(
+    "text", ["*" * 20_000, "[" * 20_000, "`" * 9_999, "> " * 5_000, "- " * 5_000, "_a" * 9_999, "**a" * 5_000]
+)
+def test_hostile_markdown_is_shown_in_time(page, text):
+    ms = page.evaluate(
+        """async (text) => {
+          const { showMarkdown } = await import("/markdown.js");
+          const began = performance.now();
+          showMarkdown(document.createElement("div"), text);
+          return performance.now() - began;
+        }""",
+        text,
+    )
+    assert ms < 5_000

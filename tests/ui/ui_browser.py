@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+KEY = "sk-of-the-page-tests"
 PATIENCE_MS = 40_000
 """Of every wait: only a failure or a very busy machine takes so long."""
 
