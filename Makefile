@@ -124,9 +124,12 @@ kills: $(VENV)/.test
 qemu: $(VENV)/.test
 	GAPLESS_QEMU=1 $(BIN)/python -m pytest -n $(JOBS) tests/kernels/test_native_qemu.py $(ARGS)
 
-# The manual, into build/site
-docs: $(VENV)/.test
-	$(BIN)/mkdocs build --strict
+# The manual, into build/site; tables and reference pages are written again first
+docs: $(VENV)/.docs
+	$(BIN)/python docs/_site/tables.py
+	$(BIN)/python docs/_site/reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or, with search: $(BIN)/mkdocs serve"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -158,6 +161,10 @@ $(BIN)/.installer: | $(BIN)/python
 $(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/.installer
 	$(call INSTALL,torch==2.13.0)
 	$(call INSTALL,-e '.[engine]')
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.setup
+	$(call INSTALL,-e '.[docs]')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup
