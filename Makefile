@@ -136,9 +136,12 @@ wheel-serves: $(VENV)/.test
 	GAPLESS_WHEEL="$$(ls -t $(CURDIR)/dist/gapless-*.whl | head -n 1)" \
 		$(BIN)/python -m pytest -n0 -s tests/cli/test_wheel_serves.py $(ARGS)
 
-# The manual, into build/site
-docs: $(VENV)/.test
-	$(BIN)/mkdocs build --strict
+# The manual, into build/site; tables and reference pages are written again first
+docs: $(VENV)/.docs
+	$(BIN)/python docs/_site/tables.py
+	$(BIN)/python docs/_site/reference.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or, with search: $(BIN)/mkdocs serve"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -170,6 +173,10 @@ $(BIN)/.installer: | $(BIN)/python
 $(VENV)/.setup: pyproject.toml constraints.txt | $(BIN)/.installer
 	$(call INSTALL,torch==2.13.0)
 	$(call INSTALL,-e .)
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.setup
+	$(call INSTALL,-e '.[docs]')
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.setup

@@ -1,8 +1,7 @@
-"""The manual builds without a warning, its tables are those of the measurements, and its Python runs."""
+"""The manual builds without a warning, and its tables and references are what the code and measurements make."""
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import itertools
 import os
@@ -11,12 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch
-from served import Server
 
-from gapless import guard
 from gapless.base.config import EngineConfig
 from gapless.base.params import Param
 from gapless.cli import bench, kv, trace
@@ -26,80 +23,63 @@ from gapless.cli.sampling import SamplingFlags
 from gapless.cli.spec import specs
 from gapless.lab.ab_plan import AbFlags
 from gapless.lab.eval_run import EvalFlags
+from gapless.server.app import ROUTES
 from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-RUNNABLE = (
-    "README.md",
-    "docs/start/script.md",
-    "docs/guides/offline.md",
-    "docs/guides/sampling.md",
-    "docs/guides/speculation.md",
-    "docs/guides/lora.md",
-    "docs/guides/tiers.md",
-    "docs/guides/testing.md",
-)
-ASKING = (
-    "docs/start/server.md",
-    "docs/guides/tools.md",
-    "docs/guides/structured.md",
-    "docs/guides/responses.md",
-    "docs/guides/messages.md",
-)
-"""Pages whose Python asks a server at port 8000"""
+FLAG = r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)"
 
 
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def script(name: str) -> ModuleType:
+    """A script of docs/_site, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_site" / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The folder of the manual, built strictly."""
-    site = tmp_path_factory.mktemp("manual") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+def tables() -> ModuleType:
+    return script("tables")
+
+
+def test_the_manual_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return site
+    for page, words in (("reference/python", "from_engine_args"), ("reference/testing", "LeaseAudit")):
+        assert words in (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8"), page
 
 
-def test_the_manual_builds_without_a_warning(built):
-    for page, words in (
-        ("reference/flags", "--max-model-len"),
-        ("reference/http", "/v1/chat/completions"),
-        ("reference/metrics", "vllm:num_requests_running"),
-        ("reference/python", "AsyncLLM"),
-        ("reference/testing", "LeaseAudit"),
-    ):
-        assert words in (built / page / "index.html").read_text(encoding="utf-8"), page
+def test_the_reference_is_what_the_code_makes():
+    for path, text in script("reference").written():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} has drifted: run python docs/_site/reference.py"
 
 
-def test_every_command_and_every_flag_is_in_the_reference(built):
-    page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
+def reference(page: str) -> str:
+    return (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_every_command_and_every_flag_is_in_the_reference():
+    page = reference("commands") + reference("flags")
     for name in COMMANDS:
-        assert f'<h2 id="{name}">' in page, f"the reference lacks gapless {name}"
+        assert f"\n## {name}\n" in page, f"the reference lacks gapless {name}"
     for name, kinds in (("bench", bench.KINDS), ("kv", kv.KINDS), ("trace", trace.KINDS)):
         for kind in kinds:
-            assert f'<h3 id="{name}-{kind}">' in page, f"the reference lacks gapless {name} {kind}"
-    words = set(re.findall(r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)", page))
+            assert f"\n### {name} {kind}\n" in page, f"the reference lacks gapless {name} {kind}"
+    words = set(re.findall(FLAG, page))
     for record in (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags):
         missing = [spec.spellings[0] for spec in specs(record) if spec.spellings[0].removeprefix("--") not in words]
         assert not missing, f"the reference lacks {missing}"
 
 
-def flags_by_command(page: str) -> dict[str, set[str]]:
-    """Return the flags that the reference lists for each command, those of its kinds among them."""
-    parts = re.split(r'<h2 id="([a-z]+)">', page)[1:]
-    flag = r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)"
-    return {name: set(re.findall(flag, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
-
-
-def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command(built):
-    page = html.unescape((built / "reference" / "commands" / "index.html").read_text(encoding="utf-8"))
-    known = flags_by_command(page)
+def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command():
+    parts = re.split(r"\n## ([a-z]+)\n", reference("commands"))[1:]
+    known = {name: set(re.findall(FLAG, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
     assert known.keys() >= set(COMMANDS)
+    shared = set(re.findall(FLAG, reference("flags") + reference("spellings")))
     commands = [
         (path, name, flags.partition("-- python")[0])
         for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
@@ -108,16 +88,49 @@ def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command(built):
     ]
     assert len(commands) > 50
     for path, name, text in commands:
-        wrong = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text)) - known.get(name, set())
+        wrong = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", text)) - known.get(name, set()) - shared
         assert not wrong, f"{path.name}: gapless {name} {text}: {wrong}"
 
 
-@pytest.fixture(scope="module")
-def tables():
-    spec = importlib.util.spec_from_file_location("tables", DOCS / "_site" / "tables.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+def cells(page: str) -> str:
+    """The table rows of a guide."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return "\n".join(line for line in text.splitlines() if line.startswith("| ")).replace("\\|", "|")
+
+
+def test_every_line_of_the_troubleshooting_is_one_that_the_code_prints():
+    source = "".join(path.read_text(encoding="utf-8") for path in code_in(ROOT / "gapless"))
+    said = re.sub(r"\{[^{}\n]*\}|%s", "", re.sub(r'"\s*\n\s*f?"', "", source))
+    lines = re.findall(r"^\| (?:[345]\d\d )?(`[^|]*?) \|", cells("guides/troubleshooting.md"), re.MULTILINE)
+    assert len(lines) > 20
+    for line in [part for cell in lines for part in re.findall("`([^`]+)`", cell)]:
+        assert line in said, f"no code prints {line!r}"
+
+
+def test_what_the_manual_says_is_missing_is_missing():
+    routes = {entry.path for entry in ROUTES}
+    asked = re.findall(r"no (`/[^|]*) \|", cells("guides/not-supported.md"))
+    assert asked and not [path for cell in asked for path in re.findall("`(/[^`]*)`", cell) if path in routes]
+
+
+def test_routes_that_are_the_same_as_elsewhere_are_there():
+    routes = {entry.path for entry in ROUTES}
+    for page in ("from-vllm", "from-sglang", "from-llama-cpp"):
+        rows = re.findall(r"^\| ([^|]*) \| the same", cells(f"start/{page}.md"), re.MULTILINE)
+        named = [path for row in rows for path in re.findall("`(/[^`]*)`", row) if not path.endswith("...")]
+        assert named and not set(named) - routes, page
+
+
+def test_every_environment_variable_is_in_the_manual():
+    page = reference("environment")
+    for path in sorted((ROOT / "gapless").rglob("*")):
+        if path.suffix == ".py":
+            named = re.findall(r"[\"'$](GAPLESS_[A-Z_]+)\b", path.read_text(encoding="utf-8"))
+        elif path.suffix == ".cpp":
+            named = re.findall(r'getenv\("(GAPLESS_[A-Z_]+)', path.read_text(encoding="utf-8"))
+        else:
+            continue
+        assert not [name for name in named if name not in page and name != "GAPLESS_"], path
 
 
 def test_a_sampling_parameter_that_is_added_is_in_the_table(tables):
@@ -133,48 +146,6 @@ def test_every_table_is_what_the_measurements_and_registries_make(tables):
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert tables.refreshed(text) == text, f"{page.name} has drifted: run python docs/_site/tables.py"
-
-
-@pytest.mark.parametrize("page", RUNNABLE)
-def test_the_python_of_a_page_runs(page, capsys):
-    blocks = python_blocks(page)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, page, "exec"), {"__name__": page})
-    if "print(" in "".join(blocks):
-        assert capsys.readouterr().out.strip()
-
-
-@pytest.fixture(scope="module")
-def server():
-    running = Server("--device", "cpu")
-    yield running
-    running.stop()
-
-
-@pytest.mark.parametrize("page", ASKING)
-def test_the_python_of_a_page_is_answered_by_a_server(page, server, capsys):
-    if "import anthropic" in "".join(python_blocks(page)):
-        pytest.importorskip("anthropic")
-    for block in python_blocks(page):
-        assert "http://127.0.0.1:8000" in block or "LLM(" in block
-        names = {"__name__": page}
-        exec(compile(block.replace("http://127.0.0.1:8000", server.base), page, "exec"), names)
-        if "client" in names:
-            names["client"].close()
-        assert capsys.readouterr().out.strip()
-
-
-def test_the_first_example_of_the_sanitizer_finds_its_sync():
-    example = python_blocks("docs/guides/sanitize.md")[0]
-    with pytest.raises(guard.SyncError, match="bool"):
-        exec(compile(example, "sanitize.md", "exec"), {})
-
-
-def test_the_second_example_of_the_sanitizer_runs(capsys):
-    example = python_blocks("docs/guides/sanitize.md")[1]
-    exec(compile(example, "sanitize.md", "exec"), {"run_my_pipeline": lambda: torch.ones(8).sum()})
-    assert capsys.readouterr().out.strip() == "[]"
 
 
 def test_the_dockerfile_passes_its_linter():

@@ -1,6 +1,6 @@
-"""Reference pages of the manual that follow from the code: commands, flags, HTTP routes and metrics.
+"""Reference pages of the manual that follow from the code: `python docs/_site/reference.py` writes them again.
 
-MkDocs runs this file as a hook. The pages exist only in the site, so they cannot drift from the records.
+A test fails when one of them differs from what this script writes. MkDocs runs the file as a hook.
 """
 
 from __future__ import annotations
@@ -10,39 +10,49 @@ import io
 import os
 import posixpath
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
+REFERENCE = Path(__file__).resolve().parents[1] / "reference"
+sys.path.insert(0, str(REFERENCE.parents[1]))
 
-from gapless.base.config import EngineConfig
-from gapless.cli import bench, kv, trace
-from gapless.cli.main import COMMANDS, main
-from gapless.cli.spec import Spec, specs
-from gapless.engine.seam import Stats
-from gapless.server.app import ROUTES
-from gapless.server.auth import Access
-from gapless.server.config import ServerConfig
-from gapless.server.metrics import Metrics
+import gapless  # noqa: E402
+from gapless.base.config import EngineConfig  # noqa: E402
+from gapless.cli import bench, kv, trace  # noqa: E402
+from gapless.cli.main import COMMANDS, main  # noqa: E402
+from gapless.cli.spec import Spec, specs  # noqa: E402
+from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED  # noqa: E402
+from gapless.engine.seam import Stats  # noqa: E402
+from gapless.server.app import ROUTES  # noqa: E402
+from gapless.server.auth import Access  # noqa: E402
+from gapless.server.config import ServerConfig  # noqa: E402
+from gapless.server.metrics import Metrics  # noqa: E402
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
 _KINDS = {"bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
 _ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those of docs/."""
-    pages = {"flags": flags_page, "commands": commands_page, "http": http_page, "metrics": metrics_page}
-    for name, page in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=page()))
+def on_config(config: Any) -> Any:
+    """Put the version into the foot of each page."""
+    config.copyright = f"gapless {gapless.__version__}"
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the icon of the live page, which is the site's logo."""
+    from mkdocs.structure.files import File
+
+    icon = REFERENCE.parents[1] / "gapless" / "ui" / "icon.svg"
+    files.append(File.generated(config, "assets/icon.svg", abs_src_path=str(icon)))
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return the page with links that leave docs/ as plain text: the site has no copy of what they name."""
     folder = posixpath.dirname(page.file.src_uri)
 
@@ -69,15 +79,22 @@ def flags_page() -> str:
         for spec in specs(record):
             groups.setdefault(spec.group, []).append(spec)
         for group, members in groups.items():
-            lines += ["", f"### {group}", "", "| flag | default | what it does |", "|---|---|---|"]
+            lines += ["", f"### {group}", "", "| flag | value | default | what it does |", "|---|---|---|---|"]
             lines += [_flag_row(spec) for spec in members]
     return "\n".join(lines) + "\n"
 
 
 def _flag_row(spec: Spec) -> str:
     names = ", ".join(f"`{name}`" for name in spec.spellings)
-    words = spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else "")
-    return f"| {names} | {_default(spec)} | {_cell(words)} |"
+    return f"| {names} | {_value(spec)} | {_default(spec)} | {_cell(spec.help)} |"
+
+
+def _value(spec: Spec) -> str:
+    """Return what may follow the flag; nothing for a switch."""
+    if spec.kind is bool:
+        return ""
+    kind = {int: "whole number", float: "number", str: "text"}[spec.kind]
+    return (", ".join(f"`{choice}`" for choice in spec.choices) or kind) + ", several" * spec.many
 
 
 def _default(spec: Spec) -> str:
@@ -90,8 +107,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "What `gapless COMMAND --help` prints. The flags of models and of sampling, which several commands share, are",
-        "explained under [Flags](flags.md) and [Sampling parameters](../sampling.md).",
+        "What `gapless COMMAND --help` prints, without the flags of models and the server: [Flags](flags.md).",
     ]
     for name, (about, _) in COMMANDS.items():
         lines += ["", f"## {name}", "", f"{about[0].upper()}{about[1:]}."]
@@ -102,7 +118,7 @@ def commands_page() -> str:
 
 
 def _help_of(*words: str) -> str:
-    """Return what the command prints for --help, at a fixed width."""
+    """Return what the command prints for --help, at a fixed width, without the groups of flags.md."""
     printed = io.StringIO()
     with patch.dict(os.environ, {"COLUMNS": "88", "NO_COLOR": "1"}), redirect_stdout(printed):
         try:
@@ -110,7 +126,17 @@ def _help_of(*words: str) -> str:
         except SystemExit as ended:  # argparse ends the process once it has printed the help
             code = ended.code
     assert code in (0, None), f"gapless {' '.join(words)} --help ended with {code}"
-    return printed.getvalue().strip()
+    parts = printed.getvalue().strip().split("\n\n")
+    left_out = [part for part in parts if re.match(r"[A-Z][\w ]*:\n", part) and _is_shared(part)]
+    more = [f"{', '.join(part.partition(':')[0] for part in left_out)}: see Flags"] if left_out else []
+    return "\n\n".join([part for part in parts if part not in left_out] + more)
+
+
+def _is_shared(group: str) -> bool:
+    """Whether a group of flags in a help text is one of flags.md."""
+    shared = {name for _, record in _RECORDS for spec in specs(record) for name in spec.spellings}
+    first = group.split("\n")[1].split()[0].strip(",").replace("[no-]", "")
+    return group.startswith("Other spellings") or first in shared
 
 
 def http_page() -> str:
@@ -158,5 +184,57 @@ def _series() -> Iterator[tuple[str, str, str]]:
             yield name, kind, helps[name]
 
 
+def spellings_page() -> str:
+    """Return Markdown with the spellings of other engines, by what they do here."""
+    named = {spec.field: spec for _, record in _RECORDS for spec in specs(record)}
+    lines = [
+        "# Flags of other engines",
+        "",
+        "What `gapless` answers to flags of vLLM, SGLang, llama.cpp and transformers. Those that have the same meaning",
+        "here are in [Flags](flags.md), under their names.",
+        "",
+        "## Translated",
+        "",
+        "| flag | the same as |",
+        "|---|---|",
+        *(f"| `{flag}` | `{named[field].flag}` `{str(value).lower()}` |" for flag, (field, value) in MEANS.items()),
+        "",
+        "## Change nothing",
+        "",
+        "| flag | why |",
+        "|---|---|",
+        *(f"| `{flag}` | {_cell(why)} |" for flag, why in NO_OPS.items()),
+        "",
+        "## Refused",
+        "",
+        "| flag | why, and what to write |",
+        "|---|---|",
+        *(f"| `{flag}` | {_cell(why)} |" for flag, why in REFUSED.items()),
+        "",
+        "## Not available yet",
+        "",
+        f"{', '.join(f'`{flag}`' for flag in sorted(NOT_YET))}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+_NOTE = "\n<!-- Written by docs/_site/reference.py. -->\n"
+PAGES: dict[str, Callable[[], str]] = {
+    "flags": flags_page, "commands": commands_page, "http": http_page, "metrics": metrics_page,
+    "spellings": spellings_page,
+}  # fmt: skip
+
+
+def written() -> Iterator[tuple[Path, str]]:
+    """Yield each page's file and text."""
+    for name, page in PAGES.items():
+        yield REFERENCE / f"{name}.md", page() + _NOTE
+
+
+if __name__ == "__main__":
+    for path, text in written():
+        path.write_text(text, encoding="utf-8")

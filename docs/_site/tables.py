@@ -24,7 +24,9 @@ sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 from peer_table import aims_table, figures_table, latency_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
 
+from gapless.base.config import EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
+from gapless.cli.spec import Spec, specs  # noqa: E402
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Lines = list[str]
@@ -248,6 +250,34 @@ def _shown(value: object) -> str:
     return known.get(value) or str(value).lower()
 
 
+def engine_arguments() -> Lines:
+    """The fields of EngineConfig, which LLM and AsyncLLM take as keyword arguments."""
+    lines = _head("argument", "type", "default", "meaning")
+    return lines + [
+        row(f"`{spec.field}`", _type(spec), _default(spec), spec.help.replace("|", "\\|"))
+        for spec in specs(EngineConfig)
+    ]
+
+
+def _type(spec: Spec) -> str:
+    return " or ".join(f"`{choice}`" for choice in spec.choices) or f"{'list of ' * spec.many}{spec.kind.__name__}"
+
+
+def _default(spec: Spec) -> str:
+    return "" if spec.default in (None, ()) else f"`{spec.default!r}`".replace("'", '"')
+
+
+def recorded_clients() -> Lines:
+    """The clients whose requests are kept, and the routes that they ask."""
+    lines = _head("recorded", "version", "routes")
+    for path in sorted((DOCS.parent / "tests" / "clients" / "recorded").glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        exchanges = [one for step in kept.get("steps", ()) for one in step["exchanges"]] or kept["exchanges"]
+        routes = sorted({f"`{one['path'].partition('?')[0]}`" for one in exchanges if one["status"] == 200})
+        lines.append(row(kept["requirement"].partition("==")[0], kept["version"], ", ".join(routes)))
+    return lines
+
+
 TABLES: dict[str, Callable[[], Lines]] = {
     "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
     "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
@@ -269,6 +299,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "lanes-cuda": lambda: lanes_cuda("gpu_lanes"),
     "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust"),
     "sampling": sampling,
+    "engine-arguments": engine_arguments,
+    "recorded-clients": recorded_clients,
 }
 
 

@@ -47,7 +47,7 @@ class LLM:
     the fields of EngineConfig. `tool_call_parser` and `reasoning_parser` name the form of the model's calls and of its
     reasoning, for `chat`; by default its template decides. `close`, or leaving the `with` block, gives the memory
     back. Raises ConfigError and CheckpointError for what the caller can mend, ServerError when the hub cannot be
-    reached. `core` and `front` are for tests.
+    reached.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LLM:
         *,
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
-        core: Core | None = None,
+        core: Core | None = None,  # this and the next are for tests
         front: ModelAssets | None = None,
         **options: Any,
     ) -> None:
