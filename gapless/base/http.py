@@ -93,7 +93,7 @@ class HttpStream:
             self._transport.pause_reading()
 
     def end(self, ended: asyncio.Future[HttpAnswer]) -> None:
-        ended.exception()  # looked at, so that one of which nobody reads the end is not complained of
+        ended.exception()  # read here, so that asyncio does not warn about a body whose end goes unread
         self.parts.put_nowait(None)
 
 

@@ -13,7 +13,7 @@ from gapless.cli.talk import Answerer, Messages, show
 HELP = """/help                     this list
 /exit                     leave; so does Ctrl-D
 /clear                    forget what was said; the system message stays
-/system TEXT              begin anew with this system message, without TEXT with none
+/system TEXT              begin again with this system message, without TEXT with none
 /temperature VALUE        likewise /top-p, /top-k, /max-tokens, /stop; without VALUE the default again
 A space before the slash makes the line a question."""
 LEAVE = ("exit", "quit", "bye")

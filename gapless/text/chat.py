@@ -17,9 +17,9 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 MAX_VARIABLES = 1 << 20
 """Most characters of the variables that a request brings, as JSON"""
 MAX_SECONDS = 2.0
-"""Of a render, in its thread's own time"""
+"""Longest time of a render, in its thread's own time"""
 PROBE_SECONDS = 0.5
-"""Of all probes of a template"""
+"""Longest time of all probes of a template"""
 _OWNED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
