@@ -124,7 +124,7 @@ def http_page() -> str:
         "| route | methods | open to | what it answers |",
         "|---|---|---|---|",
     ]
-    for entry in ROUTES:
+    for entry in (each for each in ROUTES if each.listed):
         words = inspect.getdoc(entry.handler) or ""
         first = " ".join(words.split("\n\n")[0].split())
         lines.append(f"| `{entry.path}` | {', '.join(entry.methods)} | {_ACCESS[entry.access]} | {_cell(first)} |")

@@ -125,6 +125,14 @@ class EngineConfig:
         low=-_INT64 - 1,
         high=_INT64,
     )
+    generation_config: str = flag(
+        "auto",
+        "where sampling parameters of requests that give none come from: auto, the model's generation_config.json; "
+        "vllm, nowhere; or the folder of another such file",
+    )
+    override_generation_config: str | None = flag(
+        None, 'sampling parameters that beat those of the file, as JSON, such as {"temperature": 0.5}'
+    )
     chat_template: str | None = flag(
         None, "file with (or text of) another chat template", aliases=("--chat-template-file",)
     )

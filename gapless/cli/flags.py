@@ -22,7 +22,7 @@ from gapless.base.variables import PREFIX
 from gapless.cli.errors import UsageError
 from gapless.cli.output import say
 from gapless.cli.spec import Spec, convert, specs
-from gapless.cli.spellings import Rewritten, rewrite
+from gapless.cli.spellings import JSON_FIELDS, Rewritten, rewrite
 from gapless.cli.variables import mistyped
 from gapless.lab.target import DEFAULT_URL
 
@@ -107,7 +107,7 @@ class Command(argparse.ArgumentParser):
         self._greedy = greedy
         self.specs = {spec.field: spec for config in configs for spec in specs(config) if spec.field not in without}
         if self.specs:
-            self.add_argument("--config", metavar="FILE", help="JSON or TOML file of flags (weaker than all others)")
+            self.add_argument("--config", metavar="FILE", help="YAML, TOML or JSON file of flags; all others beat it")
             text = (
                 f"{PREFIX}<FLAG> in the environment sets any flag of the groups above; the command line beats it.\n"
                 "Flags of vLLM, SGLang and llama.cpp are taken where we have what they ask for: see --help=FLAG."
@@ -225,7 +225,8 @@ class Command(argparse.ArgumentParser):
                 raise UsageError(f"{path}: unknown key {key!r}" + (f"; did you mean {near!r}?" if near else ""))
             if spec.field in fields:
                 raise UsageError(f"{path}: {key!r} says {spec.field} a second time")
-            fields[spec.field] = convert(spec, value, f"{path}: {key}")
+            given = json.dumps(value) if isinstance(value, dict) and spec.field.endswith(JSON_FIELDS) else value
+            fields[spec.field] = convert(spec, given, f"{path}: {key}")
         done = rewrite(others, {}, self.specs)
         return self._typed(self.parse_known_args(done.words)[0]) | fields, [*done.notes, *_in_place(done, fields)]
 
@@ -260,20 +261,30 @@ class Command(argparse.ArgumentParser):
 def _read_config_file(path: str) -> dict[str, Any]:
     """The table of flags in `path`. Raises UsageError, naming the file and the line where there is one."""
     suffix = Path(path).suffix.lower()
-    if suffix not in (".json", ".toml"):
-        more = " YAML is not read: write the same keys as JSON or TOML." if suffix in (".yaml", ".yml") else ""
-        raise UsageError(f"{path}: a config file must end in .json or .toml.{more}")
+    if suffix not in (".json", ".toml", ".yaml", ".yml"):
+        raise UsageError(f"{path}: a config file must end in .yaml, .yml, .toml or .json")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot read the config file: {error}") from error
     try:
-        table = json.loads(text) if suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:  # both libraries' own errors derive from it, and carry the line
+        table = {".json": json.loads, ".toml": tomllib.loads}.get(suffix, _read_yaml)(text)
+    except (ValueError, RecursionError) as error:  # the libraries' own errors derive from it, and carry the line
         raise UsageError(f"{path}: {error}") from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: expected one table of flags, got {type(table).__name__}")
-    return table
+    return {str(key): value for key, value in table.items()}
+
+
+def _read_yaml(text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise ValueError("YAML needs PyYAML, which is not installed; write the same keys as TOML or JSON") from None
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
 
 
 def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[str], float]:

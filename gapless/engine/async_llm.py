@@ -165,6 +165,8 @@ class AsyncLLM:
         arrival: int | None = None,
         transfer: KVTransfer = NO_TRANSFER,
         prompt_only: bool = False,
+        label: str = "",
+        interval: int = 0,
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
@@ -172,7 +174,8 @@ class AsyncLLM:
         starts the engine when `start` has not been called. `adapter` is one of the names of `info.adapters`. New
         text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
         monotonic nanoseconds, or else from this call. `transfer` is for engines with a role. A prompt that is the only
-        thing of interest may fill the whole context; one token is sampled beyond it.
+        thing of interest may fill the whole context; one token is sampled beyond it. `label` is another name, which
+        `latest_requests` shows and which need not be unique. `interval` is the most tokens of a Delta.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
@@ -190,7 +193,7 @@ class AsyncLLM:
         resolved = await self.in_pool(resolve) if slow else resolve()
         self._check_up()
         self._check_free(name)
-        stream = OutputStream(name, resolved, self._tracker, arrival, sink)
+        stream = OutputStream(name, resolved, self._tracker, arrival, sink, label, interval)
         self._tracker.open(stream)
         for child in resolved.requests:
             self.backend.submit(child)

@@ -28,9 +28,17 @@ class OutputStream(OpenRequest):
     """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
 
     def __init__(
-        self, request_id: str, resolved: Resolved, tracker: Tracker, arrival: int, sink: TokenSink | None = None
+        self,
+        request_id: str,
+        resolved: Resolved,
+        tracker: Tracker,
+        arrival: int,
+        sink: TokenSink | None = None,
+        label: str = "",
+        interval: int = 0,
     ) -> None:
-        super().__init__(request_id, resolved, tracker.tokenizer, arrival)
+        """`label` and `interval` are OpenRequest's; a sink goes with no interval."""
+        super().__init__(request_id, resolved, tracker.tokenizer, arrival, label, interval)
         self._tracker = tracker
         self._sink = sink
         self._wanted: asyncio.Future[None] | None = None

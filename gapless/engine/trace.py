@@ -60,6 +60,8 @@ class RequestRecord(NamedTuple):
     """waiting, running or done"""
     finish_reason: str | None
     """Finish reason of its first completion; "error" when the whole request failed."""
+    request_id: str = ""
+    """The client's own name for it; empty for none"""
 
 
 class Recording(NamedTuple):

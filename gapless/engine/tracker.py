@@ -36,8 +36,21 @@ class OpenRequest:
     What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
     """
 
-    def __init__(self, request_id: str, resolved: Resolved, tokenizer: Tokenizer, arrival: int) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        resolved: Resolved,
+        tokenizer: Tokenizer,
+        arrival: int,
+        label: str = "",
+        interval: int = 0,
+    ) -> None:
+        """`label` is the client's own name for it. `interval`, where it is not 0, is the most tokens of a Delta, which
+        waits for them; the first token of a completion, and its end, do not wait for others.
+        """
         self.request_id = request_id
+        self.label = label
+        self._interval = interval
         self.resolved = resolved
         self.prompt_token_ids: list[int] = resolved.tokens.tolist()
         self.num_cached_tokens = 0
@@ -55,7 +68,7 @@ class OpenRequest:
         self._scoring = asked and len(self.prompt_token_ids) > 1
         """Log-probabilities of the prompt are to come, and nothing is news before them."""
         self.completions = [
-            Completion(self, index, request.key, tokenizer) for index, request in enumerate(resolved.requests)
+            Completion(self, index, request.key, tokenizer, interval) for index, request in enumerate(resolved.requests)
         ]
         self.open = len(self.completions)
         """Completions that have not ended."""
@@ -96,6 +109,7 @@ class OpenRequest:
             self.metrics.generation_tokens,
             "done" if self.ended else "running" if self.started else "waiting",
             reason,
+            self.label,
         )
 
     @property
@@ -109,7 +123,8 @@ class OpenRequest:
 
     def touch(self, completion: Completion) -> None:
         """This completion has something new; `announce` tells the reader when all of it is there."""
-        self._new[completion.index] = completion
+        if self._interval < 2 or completion.due:
+            self._new[completion.index] = completion
 
     def announce(self) -> None:
         if self.has_news:
@@ -151,7 +166,7 @@ class OpenRequest:
 
     def take(self) -> list[Delta]:
         """Return what is new in each completion since the last take."""
-        deltas = [completion.news() for completion in self._new.values()]
+        deltas = [piece for completion in self._new.values() for piece in completion.pieces()]
         for completion in self._new.values():
             completion.mark_taken()
         self._new.clear()
@@ -174,7 +189,7 @@ class OpenRequest:
 class Completion:
     """A completion: its tokens, its text, and how it ended."""
 
-    def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, owner: OpenRequest, index: int, key: int, tokenizer: Tokenizer, interval: int = 0) -> None:
         params = owner.resolved.params
         self.owner = owner
         self.index = index
@@ -189,6 +204,9 @@ class Completion:
         self._parts: list[str] = []
         self._taken_parts = 0
         self._taken_tokens = 0
+        self._interval = interval
+        self._ends: list[int] | None = [] if interval else None
+        """How many parts the text has after each token, where they are given out a few at a time"""
         self._detokenizer: Detokenizer | None = None
         if params.detokenize:
             self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
@@ -214,6 +232,8 @@ class Completion:
             return False
         self.token_ids.append(token)
         stopped = self._detokenizer is not None and self._text(self._detokenizer.push(token))
+        if self._ends is not None:
+            self._ends.append(len(self._parts))
         self.owner.touch(self)
         return stopped
 
@@ -277,6 +297,23 @@ class Completion:
         tokens = self.token_ids[self._taken_tokens :]
         logprobs = None if self.logprobs is None else self.logprobs[self._taken_tokens : len(self.token_ids)]
         return Delta(self.index, text, tokens, self.finish_reason, self.stop_reason, logprobs)
+
+    @property
+    def due(self) -> bool:
+        """Return whether what is new need not wait for more tokens."""
+        new = len(self.token_ids) - self._taken_tokens
+        return new >= self._interval or not self._taken_tokens or self.finish_reason is not None
+
+    def pieces(self) -> list[Delta]:
+        """Return what is new, with at most as many tokens in each piece as were asked for."""
+        made: list[Delta] = []
+        while self._ends is not None and len(self.token_ids) - self._taken_tokens > self._interval:
+            start, end = self._taken_tokens, self._taken_tokens + self._interval
+            text = "".join(self._parts[self._taken_parts : self._ends[end - 1]])
+            logprobs = None if self.logprobs is None else self.logprobs[start:end]
+            made.append(Delta(self.index, text, self.token_ids[start:end], None, None, logprobs))
+            self._taken_parts, self._taken_tokens = self._ends[end - 1], end
+        return [*made, self.news()]
 
     def mark_taken(self) -> None:
         """Nothing of what is there now is new."""

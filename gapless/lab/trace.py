@@ -126,14 +126,16 @@ def read_chrome(data: bytes, where: str) -> Recording:
     whole = _decode(data, _Chrome, where)
     if whole.otherData.format != FORMAT:
         raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({FORMAT})")
-    steps, requests = [], []
+    steps, requests, known = [], [], RequestRecord._field_defaults
     for event in whole.traceEvents:
         args = event.get("args")
         if isinstance(args, dict) and "record" in args:
             step = {"step": args["record"], "group": args.get("group"), "chunks": args.get("chunks")}
             steps.append(_record(_decode(step, _Step, where), whole.otherData, where))
         elif isinstance(args, dict) and "arrival" in args:
-            requests.append(_decode([args.get(name) for name in RequestRecord._fields], RequestRecord, where))
+            requests.append(
+                _decode([args.get(name, known.get(name)) for name in RequestRecord._fields], RequestRecord, where)
+            )
     return Recording(StepTable.of(steps), requests)
 
 

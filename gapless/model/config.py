@@ -6,14 +6,14 @@ Everything wrong in them is one CheckpointError that names the file and the fiel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.model.fields import Fields, Heard, says_nothing
-from gapless.model.generation import generation_fields, read_end_tokens, read_sampling
+from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
 from gapless.model.known_fields import CONFIG, MUST_BE_TRUE, OTHER_FORWARD
 
 MODEL_TYPES = {
@@ -109,7 +109,9 @@ def resolve_model_dir(name: str) -> Path:
 
 def load_config(engine: EngineConfig) -> ModelConfig:
     """Return the model's config without its weights: vocabulary, end tokens and limits."""
-    return read_model_config(resolve_model_dir(engine.model))
+    model = read_model_config(resolve_model_dir(engine.model))
+    asked = (engine.generation_config, engine.override_generation_config)
+    return replace(model, default_sampling=sampling_of(*asked, model.default_sampling, model.max_position_embeddings))
 
 
 def model_length(engine: EngineConfig, model: ModelConfig) -> int:

@@ -5,10 +5,11 @@ generation_config.json says it; where there is no such file, config.json may, as
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from gapless.base.errors import CheckpointError, RequestError
+from gapless.base.errors import CheckpointError, ConfigError, RequestError
 from gapless.base.files import read_json
 from gapless.base.params import SamplingParams
 from gapless.model.fields import Fields
@@ -20,13 +21,14 @@ _PARAMETERS = {
     **{name: name for name in ("repetition_penalty", "presence_penalty", "frequency_penalty")},
 }
 """Parameters that generation_config.json may recommend, by their names there, and ours"""
+FILE = "generation_config.json"
 _OLD_LENGTH = 20
 """max_length of a checkpoint that says nothing"""
 
 
 def generation_fields(directory: Path, config: Fields) -> Fields:
     """Return the fields that recommend, those of config.json itself where there is no other file."""
-    path = directory / "generation_config.json"
+    path = directory / FILE
     values = read_json(path)
     if values is None:
         return config
@@ -50,6 +52,30 @@ def read_sampling(generation: Fields, length: int) -> dict[str, Any]:
     if most is not None and most != _OLD_LENGTH and not (type(most) is int and most >= length):
         generation.unused("max_length", "requests limit their new tokens, by max_tokens")
     return found
+
+
+def sampling_of(source: str, override: str | None, own: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return sampling parameters for requests that do not say: of --generation-config, where `own` are the model's, and
+    over them those of --override-generation-config. Raises ConfigError, or CheckpointError naming the file."""
+    found = {"auto": own, "vllm": {}}.get(source)
+    if found is None:
+        path = Path(source).expanduser() / FILE
+        values = read_json(path)
+        if values is None:
+            raise ConfigError(f"generation_config must be auto, vllm or a folder with {FILE}; there is no {path}")
+        found = read_sampling(Fields(path, values, known=GENERATION), length)
+    if override is None:
+        return found
+    name, known = "override_generation_config", [*_PARAMETERS, "do_sample"]
+    try:
+        values = json.loads(override)
+    except ValueError as error:
+        raise ConfigError(f"{name} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} must be a JSON object")
+    if unknown := [key for key in values if key not in known]:
+        raise ConfigError(f"{name} has no {unknown[0]!r}; known: {', '.join(known)}")
+    return found | read_sampling(Fields(Path(name), values), length)
 
 
 def _checked(generation: Fields, name: str, ours: str) -> Any:

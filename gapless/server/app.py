@@ -3,45 +3,84 @@
 from __future__ import annotations
 
 import secrets
+from difflib import get_close_matches
+from functools import cache, partial
 
+import msgspec
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.routing import Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gapless.engine.async_llm import AsyncLLM
-from gapless.server import debug, ops, pages
+from gapless.server import debug, openapi, ops, pages
 from gapless.server.auth import Access, KeyRing
 from gapless.server.chat import chat_completions
 from gapless.server.completions import completions
 from gapless.server.config import ServerConfig
-from gapless.server.endpoint import Endpoint, RouteEntry
+from gapless.server.endpoint import Endpoint, HttpCall, RouteEntry
 from gapless.server.errors import ApiError, error_response, in_messages_api
-from gapless.server.limits import guarded
+from gapless.server.limits import guarded, label_of, unrooted
 from gapless.server.messages import count_tokens, messages
+from gapless.server.messages_request import CountTokensRequest, MessagesRequest
+from gapless.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+    UpdateWeightsRequest,
+)
 from gapless.server.responses import responses, stored_responses
+from gapless.server.responses_request import ResponsesRequest
 from gapless.server.state import ServerState
 from gapless.server.tracing import Tracing
 
-MAX_LABEL = 128
+MAX_NAMED = 8
+"""Routes that a 404 names"""
+OTHER_KINDS = (
+    *("/v1/embeddings", "/embeddings", "/embed", "/pooling", "/classify", "/score", "/v1/score"),
+    *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/moderations", "/v1/images/generations"),
+    *("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations"),
+)
+"""Routes of models that do not generate text"""
+
+
+async def openapi_json(call: HttpCall) -> ASGIApp:
+    """Describe all routes, as an OpenAPI document."""
+    _, data = await call.state.llm.in_pool(partial(_described, call.state.config.root_path))
+    return Response(data, media_type="application/json")
+
+
+async def docs(call: HttpCall) -> ASGIApp:
+    """Describe all routes, as a page."""
+    page, _ = await call.state.llm.in_pool(partial(_described, call.state.config.root_path))
+    return Response(page, headers=openapi.PAGE_HEADERS)
+
+
+@cache
+def _described(root: str) -> tuple[str, bytes]:
+    """The description of the routes as a page and as JSON, made once: it takes longer than a token."""
+    described = openapi.document(ROUTES, root)
+    return openapi.page(described), msgspec.json.encode(described)
 
 
 ROUTES = (
-    RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, generates=True),
-    RouteEntry("/v1/completions", ("POST",), completions, Access.USER, generates=True),
-    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, generates=True),
-    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER),
-    RouteEntry("/v1/responses", ("POST",), responses, Access.USER, generates=True),
-    RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER),
-    RouteEntry("/v1/embeddings", ("POST",), ops.embeddings, Access.USER),
-    RouteEntry("/v1/rerank", ("POST",), ops.embeddings, Access.USER),
-    RouteEntry("/v1/score", ("POST",), ops.embeddings, Access.USER),
+    RouteEntry("/v1/chat/completions", ("POST",), chat_completions, Access.USER, ChatRequest, generates=True),
+    RouteEntry("/v1/completions", ("POST",), completions, Access.USER, CompletionRequest, generates=True),
+    RouteEntry("/v1/messages", ("POST",), messages, Access.USER, MessagesRequest, generates=True),
+    RouteEntry("/v1/messages/count_tokens", ("POST",), count_tokens, Access.USER, CountTokensRequest),
+    RouteEntry("/v1/responses", ("POST",), responses, Access.USER, ResponsesRequest, generates=True),
+    RouteEntry("/v1/responses/{id:path}", ("GET", "DELETE", "POST"), stored_responses, Access.USER, listed=False),
+    *(RouteEntry(path, ("POST",), ops.other_kinds, Access.USER, listed=False) for path in OTHER_KINDS),
     RouteEntry("/v1/models", ("GET",), ops.models, Access.USER),
     RouteEntry("/v1/models/{name:path}", ("GET",), ops.model, Access.USER),
-    RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR),
-    RouteEntry("/v1/unload_lora_adapter", ("POST",), ops.unload_adapter, Access.OPERATOR),
-    RouteEntry("/update_weights_from_disk", ("POST",), ops.update_weights, Access.OPERATOR),
-    RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER),
-    RouteEntry("/detokenize", ("POST",), ops.detokenize, Access.USER),
+    RouteEntry("/v1/load_lora_adapter", ("POST",), ops.load_adapter, Access.OPERATOR, LoadAdapterRequest),
+    RouteEntry("/v1/unload_lora_adapter", ("POST",), ops.unload_adapter, Access.OPERATOR, UnloadAdapterRequest),
+    RouteEntry("/update_weights_from_disk", ("POST",), ops.update_weights, Access.OPERATOR, UpdateWeightsRequest),
+    RouteEntry("/tokenize", ("POST",), ops.tokenize, Access.USER, TokenizeRequest),
+    RouteEntry("/detokenize", ("POST",), ops.detokenize, Access.USER, DetokenizeRequest),
     RouteEntry("/tokenizer_info", ("GET",), ops.tokenizer_info, Access.OPERATOR),
     RouteEntry("/metrics", ("GET",), ops.metrics_page, Access.USER),
     RouteEntry("/debug/steps", ("GET",), debug.steps, Access.OPERATOR),
@@ -49,9 +88,12 @@ ROUTES = (
     RouteEntry("/debug/kv", ("GET",), debug.kv, Access.OPERATOR),
     RouteEntry("/debug/requests", ("GET",), debug.requests, Access.OPERATOR),
     RouteEntry("/server_info", ("GET",), debug.server_info, Access.OPERATOR),
+    RouteEntry("/", ("GET",), pages.root, Access.PUBLIC),
     RouteEntry("/ui", ("GET",), pages.page, Access.PUBLIC),
-    RouteEntry("/ui/", ("GET",), pages.page, Access.PUBLIC),
-    RouteEntry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC),
+    RouteEntry("/ui/", ("GET",), pages.page, Access.PUBLIC, listed=False),
+    RouteEntry("/ui/{name:path}", ("GET",), pages.page_file, Access.PUBLIC, listed=False),
+    RouteEntry("/docs", ("GET",), docs, Access.PUBLIC),
+    RouteEntry("/openapi.json", ("GET",), openapi_json, Access.PUBLIC),
     RouteEntry("/version", ("GET",), ops.version, Access.USER),
     RouteEntry("/load", ("GET",), ops.load, Access.USER),
     RouteEntry("/health", ("GET",), ops.health, Access.PUBLIC),
@@ -79,10 +121,12 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"
-        given = _label(scope)
-        label = given or secrets.token_hex(16)
+        scope["path"] = unrooted(scope["path"], self.state.config.root_path)
+        label, in_messages = label_of(Headers(scope=scope).get("x-request-id", "")), in_messages_api(scope)
+        echoed = bool(label) or self.state.config.enable_request_id_headers
+        if not label and (echoed or in_messages):
+            label = secrets.token_hex(16)
         scope["gapless.label"] = label
-        echoed = bool(given) or self.state.config.enable_request_id_headers
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -90,7 +134,7 @@ class App:
                 handler = route.path if isinstance(route, Endpoint) else "none"
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self.state.metrics.http[handler, method, f"{message['status'] // 100}xx"] += 1
-                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages_api(scope)
+                names = [b"x-request-id"] * echoed + [b"request-id"] * in_messages
                 message["headers"] = [*message.get("headers", ()), *((name, label.encode()) for name in names)]
             await send(message)
 
@@ -100,12 +144,18 @@ class App:
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"))
 
 
-def _label(scope: Scope) -> str:
-    text = Headers(scope=scope).get("x-request-id", "")
-    return text if len(text) <= MAX_LABEL and text.isascii() and text.isprintable() else ""
-
-
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    routes = ", ".join(f"{' '.join(entry.methods)} {entry.path.replace(':path', '')}" for entry in ROUTES)
-    error = ApiError(404, f"there is no such route; there are: {routes}", code="not_found")
+    error = ApiError(404, _instead_of(scope["path"]), code="not_found")
     await error_response(error, scope)(scope, receive, send)
+
+
+def _instead_of(path: str) -> str:
+    """Return what a 404 says: the nearest route, else those of the same family, else those that most callers want."""
+    listed = {entry.path.replace(":path", ""): entry for entry in ROUTES if entry.listed}
+    shown = [f"{' '.join(entry.methods)} {name}" for name, entry in listed.items()]
+    near = get_close_matches(path.rstrip("/"), listed, n=1, cutoff=0.75)
+    if near:
+        return f"there is no such route; the nearest is {shown[list(listed).index(near[0])]} (all: GET /openapi.json)"
+    family = "/".join(path.split("/")[:2]) + "/"
+    kin = [line for line, name in zip(shown, listed, strict=True) if name.startswith(family)] if family != "//" else []
+    return f"there is no such route; there are: {', '.join((kin or shown)[:MAX_NAMED])} (all: GET /openapi.json)"

@@ -97,6 +97,7 @@ def message_of(events: Sequence[ReplyEvent]) -> dict[str, Any]:
 
 async def chat_prompt(state: ServerState, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
     """The prompt of a conversation, text and ids. Raises RequestError."""
+    options["variables"] = {**state.template_variables, **(options.get("variables") or {})}
     return await state.text_work(state.llm.chat_prompt(messages, **options))
 
 

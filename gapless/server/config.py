@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 from gapless.base.config import check_fields, flag
+from gapless.base.errors import ConfigError
+from gapless.base.params import MAX_LOGPROBS
 from gapless.server.settings import shown
 
 _server, _logs, _api = (partial(flag, group=group) for group in ("Server", "Logs", "API"))
@@ -28,6 +32,13 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = _server(
         (), "names the model answers to; default: as given to --model", aliases=("-a", "--alias")
     )
+    root_path: str = _server("", "path that a proxy puts before every route, such as /llm; it may take it away or not")
+    ssl_keyfile: str | None = _server(None, "private key of --ssl-certfile, without a password; default: in that file")
+    ssl_certfile: str | None = _server(None, "certificate, in PEM, with which the server speaks HTTPS")
+    ssl_ca_certs: str | None = _server(None, "certificates of those who sign the clients' certificates, in PEM")
+    ssl_cert_reqs: int = _server(
+        0, "certificate of a client: 0 asks for none, 1 checks one that is sent, 2 needs one", low=0, high=2
+    )
     max_body_bytes: int = _server(4 * 2**20, "longest request body", low=1, high=2**40)
     drain_seconds: float = _server(30.0, "time that running requests get after SIGTERM", low=0, high=10**6)
     request_timeout: float | None = _server(
@@ -47,6 +58,9 @@ class ServerConfig:
         False, "one line for each generation request, without its text", aliases=("--log-requests",)
     )
     disable_uvicorn_access_log: bool = _logs(False, "no line for each HTTP request")
+    disable_access_log_for_endpoints: tuple[str, ...] = _logs(
+        (), "paths, also with commas between, whose requests get no such line; those of probes never do"
+    )
     otlp_traces_endpoint: str | None = _logs(
         None,
         "OTLP collector over HTTP that gets a trace of each generation request, like http://localhost:4318/v1/traces",
@@ -64,6 +78,26 @@ class ServerConfig:
     enable_prompt_tokens_details: bool = _api(
         False, "say in usage how many prompt tokens came from the cache", aliases=("--enable-cache-report",)
     )
+    max_logprobs: int = _api(
+        MAX_LOGPROBS, "most likely tokens that a request may ask for at each place", low=0, high=MAX_LOGPROBS
+    )
+    stream_interval: int | None = _api(
+        None,
+        "tokens of one event of a stream, at most; a choice's first token does not wait for others; default: as many "
+        "as are there when the event is sent",
+        low=1,
+        high=2**20,
+    )
+    sse_ping_interval: float = _api(
+        30.0,
+        "seconds without an event after which a stream gets a comment, which proxies take for life and clients skip; "
+        "its status is 200 from then on; -1: none",
+        low=-1,
+        high=10**6,
+    )
+    default_chat_template_kwargs: str | None = _api(
+        None, "variables of the chat template where a request's chat_template_kwargs say nothing, as a JSON object"
+    )
     enable_request_id_headers: bool = _api(
         False, "an X-Request-Id in every answer; one that the client sent is always returned"
     )
@@ -75,10 +109,27 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.root_path and not (self.root_path.startswith("/") and self.root_path[-1] != "/"):
+            raise ConfigError(f"root_path must begin with / and not end with it, such as /llm; got {self.root_path!r}")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):
+            raise ConfigError("ssl_certfile is missing, which the other --ssl flags go with")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError("ssl_ca_certs is missing, by which the certificates of ssl_cert_reqs are checked")
+        self.template_variables()
         if self.kv_events_config is not None:
             from gapless.server.kv_events_config import KvEventsConfig  # brings msgspec, which --help has no need of
 
             KvEventsConfig.parse(self.kv_events_config)
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return default_chat_template_kwargs. Raises ConfigError."""
+        try:
+            values = json.loads(self.default_chat_template_kwargs or "{}")
+        except ValueError as error:
+            raise ConfigError(f"default_chat_template_kwargs is no JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError('default_chat_template_kwargs must be a JSON object, such as {"enable_thinking": false}')
+        return values
 
     def __repr__(self) -> str:
         return f"ServerConfig({', '.join(f'{f.name}={shown(f.name, getattr(self, f.name))!r}' for f in fields(self))})"

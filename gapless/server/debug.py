@@ -22,7 +22,7 @@ from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import write
 from gapless.server.settings import changed, place, settings
-from gapless.server.sse import CONTENT_TYPE
+from gapless.server.sse import STREAM_HEADERS
 from gapless.server.state import ServerState
 
 MAX_WATCHERS = 8
@@ -38,7 +38,6 @@ TIER_COLUMNS = (
     *("used", "size", "hits", "missed", "loading", "storing", "stored", "loaded"),
     *("read_bytes", "written_bytes", "refused", "late"),
 )
-STREAM_HEADERS = {"content-type": CONTENT_TYPE, "cache-control": "no-cache"}
 
 
 async def steps(call: HttpCall) -> ASGIApp:
@@ -133,7 +132,11 @@ async def server_info(call: HttpCall) -> ASGIApp:
     differing = changed(state.config) | (changed(state.llm.config) if state.llm.config is not None else {})
     info = state.llm.info._asdict() if state.llm.started else {}
     if info:
-        info |= {"model": state.model_names[0], "commit": state.llm.front.commit} | state.replies.names()
+        info |= {
+            "model": state.model_names[0],
+            "commit": state.llm.front.commit,
+            "weight_version": state.weight_version,
+        } | state.replies.names()
     tiers = {"tiers": tier_rows(state.llm.stats(), state.llm.info.tiers) if info else [], "peers": _peers(state)}
     return json_response(
         {"version": gapless.__version__, "engine": engine, "server": server, "changed": differing, "info": info} | tiers

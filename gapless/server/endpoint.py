@@ -40,7 +40,7 @@ class HttpCall:
         """When its head was there, and when its body was there too. Time limits count from the one, latencies from the
         other: how fast a client sends is not the server's."""
         self.label: str = request.scope.get("gapless.label", "")
-        """The client's name for this request; for logs and headers only."""
+        """The client's name for this request, or one that the answer's headers tell it; '' for none."""
         self.identity = self.model = ""
         """The id of the answer, and the name under which the model gives it."""
         self.span: RequestSpan | None = None
@@ -109,7 +109,11 @@ class RouteEntry(NamedTuple):
     methods: tuple[str, ...]
     handler: Handler
     access: Access
+    body: type[msgspec.Struct] | None = None
+    """The shape of the request, where it has a body"""
     generates: bool = False
+    listed: bool = True
+    """Whether lists of routes name it: some do nothing but say why not."""
 
 
 class Endpoint(Route):

@@ -128,8 +128,10 @@ _FIELDS = {"stop": "stop_sequences", "continue_final_message": "messages"}
 
 
 def in_messages_api(scope: Scope) -> bool:
-    """Return whether the path of a request is in the Messages API, served or not."""
-    return f"{scope['path']}/".startswith("/v1/messages/")
+    """Return whether a request is one of the Messages API, served or not; the models' routes are of both APIs."""
+    path = f"{scope['path']}/"
+    asked = path.startswith("/v1/models/") and any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return asked or path.startswith("/v1/messages/")
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -17,7 +17,7 @@ from gapless.server.endpoint import ClientGone
 from gapless.server.errors import ApiError, to_api_error
 from gapless.server.generation import Job, Progress, whole_answer
 from gapless.server.logprobs import Writer
-from gapless.server.sse import CONTENT_TYPE, DONE, PLAIN, Chunks, Usage, deltas_of
+from gapless.server.sse import DONE, KEEP_ALIVE, PLAIN, STREAM_HEADERS, Chunks, Usage, deltas_of
 from gapless.server.state import new_id
 from gapless.text.tokens import Memo
 
@@ -25,6 +25,8 @@ WRITE_SECONDS = 30.0
 """A client that takes nothing for this time is given up."""
 DIRECT_BODY = "gapless.direct_body"
 """The ASGI extension (a key of scope["extensions"]) with which our HTTP protocol offers a DirectBody."""
+
+_HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
 
 class DirectBody:
@@ -38,6 +40,11 @@ class DirectBody:
         """Return whether the client can be written to now. If not, ASGI's `send` waits as needed."""
         cycle = self._live()
         return cycle.chunked_encoding and not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def flows(self) -> bool:
+        """Return whether ASGI's `send` would write now, with the head out or not."""
+        cycle = self._live()
+        return not (self._flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def put(self, data: bytes) -> None:
         """Send a piece, not empty. Only between two calls of `send`, and when it `takes`."""
@@ -85,19 +92,26 @@ class _Pieces:
 class StreamedAnswer:
     """The ASGI app that streams one job, and the TokenSink of a job that has one plain choice.
 
-    Nothing is sent before the first token is there: what goes wrong until then gets a truthful status. Which events
-    are sent is for the subclasses, one for each API.
+    Nothing is sent before the first token is there, or sse_ping_interval has passed: what goes wrong until then gets a
+    truthful status. Which events are sent is for the subclasses, one for each API.
     """
 
     def __init__(self, job: Job, plain: bool) -> None:
         self._job = job
         self._plain = plain
         """There is one choice, and its text is sent as it comes."""
-        self._started = False
+        self._started = self._opened = False
+        """Whether the head is out, and the events before the first token's are"""
         self._body: DirectBody | None = None
+        self._sent_at = time.monotonic()
+        """When something was sent, other than by `put`"""
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._body = scope.get("extensions", {}).get(DIRECT_BODY)
+        if self._body is not None and self._job.state.config.sse_ping_interval > 0:
+            self._ping_later(send, self._job.state.config.sse_ping_interval)
         try:
             await self._job.call.while_wanted(self._pump(send), self._job.call.deadline)
         except ClientGone:
@@ -107,6 +121,31 @@ class StreamedAnswer:
                 raise
             # No name for it here: it would hold the traceback, and that this frame.
             await self._write(send, self._failure(to_api_error(error)), more=False)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _ping_later(self, send: Send, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._ping, send)
+
+    def _ping(self, send: Send) -> None:
+        """Send a sign of life where nothing else was sent for a while; what waits for the client is one itself."""
+        seconds = self._job.state.config.sse_ping_interval
+        last = max(self._sent_at, self._job.choices[0].last_at if self._plain else 0.0)
+        quiet = time.monotonic() - last
+        assert self._body is not None
+        if quiet >= seconds and self._body.flows():
+            self._pinging = asyncio.create_task(self._show_life(send))
+        self._ping_later(send, seconds - quiet if quiet < seconds else seconds)
+
+    async def _show_life(self, send: Send) -> None:
+        if self._timer is not None and self._body is not None and self._body.flows():
+            # It does not wait, so it cannot come between two parts of what else is written.
+            await self._write(send, self._sign_of_life())
+
+    def _sign_of_life(self) -> bytes:
+        return KEEP_ALIVE
 
     def _opening(self) -> bytes:
         """Return the events that come before the first token's."""
@@ -134,11 +173,11 @@ class StreamedAnswer:
         return self._error(answer)
 
     async def _pump(self, send: Send) -> None:
-        data, begun = b"", False
+        data = b""
         async with aclosing(self._job.deltas(self if self._plain else None)) as deltas:
             async for choice, delta in deltas:
-                if not begun:
-                    data, begun = self._opening(), True
+                if not self._opened:
+                    data, self._opened = self._opening(), True
                 data += self._chunk(choice, delta)
                 if data and self._job.left:  # the last ones go out with the end
                     await self._write(send, data)
@@ -146,9 +185,9 @@ class StreamedAnswer:
         await self._write(send, data + self._end(), more=False)
 
     def put(self, delta: Delta) -> bool:
-        """Send a token past the layers of ASGI, if the head is out and the client can be written to now."""
+        """Send a token past the layers of ASGI, if what comes before it is out and the client can be written to now."""
         body = self._body
-        if body is None or not self._started or not body.takes():
+        if body is None or not (self._started and self._opened and body.takes()):
             return False
         self._job.note(0, delta)
         if data := self._token(delta):
@@ -156,11 +195,10 @@ class StreamedAnswer:
         return True
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
-        body = self._body
+        body, self._sent_at = self._body, time.monotonic()
         with body.gathered() if body is not None and not self._started else nullcontext():
             if not self._started:
-                headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-cache")]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 self._started = True
             if body is not None and body.takes():  # `send` does not wait: no timer is needed
                 await send(_message(data, more))
@@ -176,7 +214,7 @@ class EventStream(StreamedAnswer):
 
     def __init__(self, job: Job, chunks: Chunks, new_writer: Callable[[int], Writer], echo: Sequence[str] = ()) -> None:
         self._scored = job.params.logprobs is not None
-        bare = not (self._scored or job.shows_ids or job.readers)
+        bare = not (self._scored or job.shows_ids or job.shows_times or job.shows_meta or job.readers)
         super().__init__(job, plain=bare and len(job.choices) == 1)
         self._chunks = chunks
         self._writers = Memo(new_writer)
@@ -195,6 +233,8 @@ class EventStream(StreamedAnswer):
         return self._chunks.plain(0, delta.text)
 
     def _end(self) -> bytes:
+        if self._job.shows_times:
+            self._chunks.more = self._timings()
         return (self._chunks.usage(self._job.usage()) if self._job.usage_at_end else b"") + DONE
 
     def _error(self, answer: ApiError) -> bytes:
@@ -202,11 +242,14 @@ class EventStream(StreamedAnswer):
 
     def _chunk(self, choice: int, delta: Delta) -> bytes:
         usage = self._job.usage(choice) if self._job.usage_in_each else None
+        if self._job.shows_times:
+            self._chunks.more = self._timings(choice)
         before = self._prompt(choice) if choice in self._echo else b""
         extra = self._extra(choice, delta) if self._scored or self._job.shows_ids else PLAIN
         if choice in self._job.readers:
             return self._parsed(choice, delta, usage, extra)
         if delta.finish_reason is not None:
+            extra += self._meta(choice)
             last = self._chunks.last(choice, delta.text, delta.finish_reason, delta.stop_reason, usage, extra)
             return before + last
         if delta.text or delta.token_ids:  # a token without text is news too: clients time their tokens by events
@@ -224,8 +267,18 @@ class EventStream(StreamedAnswer):
             data += self._chunks.delta(choice, one, usage, extra)
             extra = PLAIN
         if reason is not None:
-            data += self._chunks.last(choice, "", reader.finish_reason(reason), delta.stop_reason, usage)
+            extra = PLAIN + self._meta(choice)
+            data += self._chunks.last(choice, "", reader.finish_reason(reason), delta.stop_reason, usage, extra)
         return data
+
+    def _timings(self, choice: int | None = None) -> bytes:
+        return b',"timings":%b' % msgspec.json.encode(self._job.timings(choice))
+
+    def _meta(self, choice: int) -> bytes:
+        """The field about the choice that goes with its end, where it is asked for."""
+        if not self._job.shows_meta:
+            return b""
+        return b',"meta_info":%b' % msgspec.json.encode(self._job.meta_info(choice))
 
     def _prompt(self, choice: int) -> bytes:
         """The chunk with the choice's prompt, which comes in front of its first token."""
@@ -271,11 +324,14 @@ def openai_answer(
 
     def encode() -> bytes:
         choices = [choice(index, done) for index, done in enumerate(job.choices)]
+        if job.shows_meta:
+            choices = [{**each, "meta_info": job.meta_info(index)} for index, each in enumerate(choices)]
         kind = chunks.object.removesuffix(".chunk")
         about = {"id": call.identity, "object": kind, "created": created, "model": call.model}
         said = {"choices": choices, "usage": job.usage(), "system_fingerprint": None}
         handover = {} if job.handover.answer is None else {"kv_transfer_params": job.handover.answer}
-        return msgspec.json.encode({**about, **said, **more(), **handover})
+        times = {"timings": job.timings()} if job.shows_times else {}
+        return msgspec.json.encode({**about, **said, **times, **more(), **handover})
 
     return whole_answer(job, encode)
 

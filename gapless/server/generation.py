@@ -19,8 +19,9 @@ from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
 from gapless.server.kv_transfer import read_handover
+from gapless.server.limits import label_of
 from gapless.server.logs import log_request
-from gapless.server.protocol import MAX_SEQUENCES, GenerationRequest
+from gapless.server.protocol import MAX_SEQUENCES, CompletionRequest, GenerationRequest
 from gapless.server.state import new_id
 from gapless.server.tracing import Generated
 from gapless.text.replies import ReplyReader
@@ -68,7 +69,13 @@ class Job:
         self.params = params
         self.prompt_only = prompt_only
         self.streamed = bool(request.stream)
+        self.interval = self.state.config.stream_interval or 0 if self.streamed else 0
+        call.label = call.label or label_of(request.request_id or "")
+        _check_logprobs(params, self.state.config.max_logprobs, not isinstance(request, CompletionRequest))
         self.shows_ids = bool(request.return_token_ids)
+        self.shows_times, self.shows_meta = bool(request.timings_per_token), bool(request.return_meta_info)
+        self.weights = ""
+        """The version of the weights, once the first token is there"""
         at_end, self.usage_in_each = request.usage_wanted()
         self.usage_at_end = at_end or self.state.config.enable_force_include_usage
         """Whether a stream ends with a chunk of usage"""
@@ -136,15 +143,48 @@ class Job:
             usage["completion_tokens_details"] = {"reasoning_tokens": sum(each.reasoning_tokens for each in readers)}
         return usage
 
+    def timings(self, choice: int | None = None) -> dict[str, Any]:
+        """Return llama.cpp's timings and the time in the queue: of a choice's prompt, or of the one that ended last."""
+        streams = self.streams.values() if choice is None else [self.stream_of(choice)]
+        stream = max(streams, key=lambda each: each.last_token)
+        times, cached = stream.metrics, stream.num_cached_tokens
+        parts = (
+            ("prompt", len(stream.prompt_token_ids) - cached, times.prefill_seconds),
+            ("predicted", times.generation_tokens, times.generation_seconds),
+        )
+        made: dict[str, Any] = {"cache_n": cached, "queue_ms": 1e3 * (times.queue_seconds or 0.0)}
+        for name, tokens, seconds in parts:
+            taken = seconds or 0.0
+            made |= {f"{name}_n": tokens, f"{name}_ms": 1e3 * taken}
+            made[f"{name}_per_token_ms"] = 1e3 * taken / tokens if tokens else 0.0
+            made[f"{name}_per_second"] = tokens / taken if taken else 0.0
+        return made
+
+    def meta_info(self, choice: int) -> dict[str, Any]:
+        """Return SGLang's meta_info of a choice."""
+        stream, done = self.stream_of(choice), self.choices[choice]
+        return {
+            "id": self.call.identity,
+            "weight_version": self.weights,
+            "finish_reason": {"type": done.finish_reason},
+            "prompt_tokens": len(stream.prompt_token_ids),
+            "cached_tokens": stream.num_cached_tokens,
+            "completion_tokens": done.tokens,
+            "e2e_latency": (time.monotonic_ns() - self.call.arrived) / 1e9,
+        }
+
     async def _one(self, number: int, sink: TokenSink | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         first = number * self.params.n
         stream = await self.state.llm.open(
             self.prompts[number],
             self.params,
+            f"{self.call.identity}-{number}" if len(self.prompts) > 1 else self.call.identity,
             priority=self.priority,
             salt=self.salt,
             adapter=self.adapter,
-            sink=sink,
+            sink=None if self.interval else sink,
+            label=self.call.label,
+            interval=self.interval,
             arrival=self.call.arrived,
             transfer=self.handover.transfer,
             prompt_only=self.prompt_only,
@@ -153,7 +193,9 @@ class Job:
         try:
             self._count_scored(len(stream.prompt_token_ids), self.params.prompt_logprobs)
             while not stream.finished:
-                for delta in await stream.next():
+                deltas = await stream.next()
+                self.weights = self.weights or self.state.weight_version
+                for delta in deltas:
                     yield first + delta.index, _without_tokens(delta) if self.prompt_only else delta
         finally:
             stream.close()
@@ -279,6 +321,14 @@ def _without_tokens(delta: Delta) -> Delta:
     if delta.finish_reason == "stop":
         delta = delta._replace(finish_reason="length", stop_reason=None)
     return delta._replace(text="", token_ids=[], logprobs=None)
+
+
+def _check_logprobs(params: SamplingParams, most: int, chat: bool) -> None:
+    """Raise RequestError for more than --max-logprobs."""
+    asked = {"top_logprobs" if chat else "logprobs": params.logprobs, "prompt_logprobs": params.prompt_logprobs}
+    for name, top in asked.items():
+        if top is not None and top > most:
+            raise RequestError(f"{name} must be at most {most} here (--max-logprobs), got {top}", name)
 
 
 def _salt(tenant: str, salt: str | None) -> str:

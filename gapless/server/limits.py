@@ -16,6 +16,7 @@ from gapless.server.errors import ApiError, error_response
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
+MAX_LABEL = 128
 BODY_SECONDS = 10.0
 _CLOSE = {"connection": "close"}
 
@@ -26,6 +27,16 @@ def guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
     if not config.allowed_origins:
         return limited
     return CORSMiddleware(limited, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+
+
+def unrooted(path: str, root: str) -> str:
+    """Return the path behind --root-path, which a proxy may have taken away already."""
+    return path.removeprefix(root) or "/" if root and f"{path}/".startswith(f"{root}/") else path
+
+
+def label_of(text: str) -> str:
+    """Return a client's name for its request, or '' where it is none that logs and headers can bear."""
+    return text if len(text) <= MAX_LABEL and text.isascii() and text.isprintable() else ""
 
 
 def origin_headers(allowed: Sequence[str], headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -8,9 +8,10 @@ import logging
 import queue
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
@@ -84,11 +85,12 @@ def to_json(line: Mapping[str, Any]) -> str:
         return msgspec.json.encode(plain).decode()
 
 
-def not_a_probe(record: logging.LogRecord) -> bool:
-    """False for an access line of a probe or of a page that looks on: they come every second and say nothing."""
+def is_shown(record: logging.LogRecord, quiet: Collection[str] = ()) -> bool:
+    """Return whether an access line is written: those of probes and of pages that look on come every second and say
+    nothing, nor are those of `quiet` paths wanted."""
     arguments = record.args
     path = str(arguments[2] if isinstance(arguments, tuple) and len(arguments) > 2 else "").partition("?")[0]
-    return path not in _QUIET and not path.startswith("/debug/")
+    return path not in _QUIET and not path.startswith("/debug/") and path not in quiet
 
 
 @contextmanager
@@ -108,14 +110,16 @@ def logging_to_stderr(config: ServerConfig) -> Iterator[None]:
     for name in ("uvicorn.error", "httpx", "httpx2"):  # a hub's addresses may be signed
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
     access = logging.getLogger("uvicorn.access")
-    access.addFilter(not_a_probe)
+    quiet = ",".join(config.disable_access_log_for_endpoints).split(",")
+    shown = partial(is_shown, quiet=frozenset(map(str.strip, quiet)))
+    access.addFilter(shown)
     logging.captureWarnings(True)
     listener.start()
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        access.removeFilter(not_a_probe)
+        access.removeFilter(shown)
         root.removeHandler(handler)
         root.setLevel(before)
         progress.log.setLevel(logging.NOTSET)
@@ -150,7 +154,8 @@ def log_start(info: EngineInfo, seconds: float) -> None:
     """Log how long each part of the start took, and how much fits into the KV cache."""
     tokens = info.pages * info.page_size
     log.info(
-        "GPU KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx (at most %d run at once)",
+        "%s size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx (at most %d run at once)",
+        _cache_name(info),
         f"{tokens:,}",
         f"{info.max_model_len:,}",
         tokens / info.max_model_len,
@@ -165,6 +170,11 @@ def log_start(info: EngineInfo, seconds: float) -> None:
         table,
         extra={"fields": {"startup_seconds": {what: round(spent, 3) for what, spent in phases}}},
     )
+
+
+def _cache_name(info: EngineInfo) -> str:
+    """Return what vLLM calls the KV cache, so that parsers of its lines find it."""
+    return "GPU KV cache" if info.device == "cuda" else "KV cache"
 
 
 def log_request(what: Generated, seconds: float, trace_id: str) -> None:
@@ -186,7 +196,7 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
     fields = [(name, value) for name, value in known.items() if value not in (None, "")]
     log.info(
         "request %s: %d prompt tokens (%d cached), %d generated, %sin %.3f s, %s%s",
-        what.label or "-",
+        f"{what.label} ({what.identity})" if what.label else what.identity,
         what.prompt_tokens,
         what.cached_tokens,
         what.generation_tokens,
@@ -206,7 +216,7 @@ async def log_stats(state: ServerState, every: float = STATS_SECONDS) -> None:
         now, at = state.llm.stats(), time.monotonic()
         numbers = rates(before, now, at - since)
         if numbers:
-            log.info(stats_line(numbers), extra={"fields": numbers})
+            log.info(stats_line(numbers, _cache_name(state.llm.info)), extra={"fields": numbers})
         before, since = now, at
 
 
@@ -231,13 +241,13 @@ def rates(before: Stats, now: Stats, seconds: float) -> dict[str, float]:
     return {name: round(value, 3) for name, value in numbers.items()}
 
 
-def stats_line(numbers: dict[str, float]) -> str:
-    """Return the numbers as text. Idle time is shown only if there was work."""
+def stats_line(numbers: dict[str, float], cache: str = "KV cache") -> str:
+    """Return the numbers as text; `cache` is what the KV cache is called. Idle time is shown only if there was work."""
     line = (
         f"Avg prompt throughput: {numbers['prompt_tokens_per_second']:.1f} tokens/s, "
         f"Avg generation throughput: {numbers['generation_tokens_per_second']:.1f} tokens/s, "
         f"Running: {numbers['running']} reqs, Waiting: {numbers['waiting']} reqs, "
-        f"GPU KV cache usage: {numbers['kv_cache_usage_percent']:.1f}%, "
+        f"{cache} usage: {numbers['kv_cache_usage_percent']:.1f}%, "
         f"Prefix cache hit rate: {numbers['prefix_cache_hit_percent']:.1f}%"
     )
     start, end = "device_idle_", "_percent"

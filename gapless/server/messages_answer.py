@@ -134,6 +134,9 @@ class MessageStream(StreamedAnswer):
         """The place of the block that is open: it begins with its first event, and ends when another begins."""
         self._ping_at = 0.0
 
+    def _sign_of_life(self) -> bytes:
+        return _event("ping") if self._opened else super()._sign_of_life()  # SDKs want message_start first
+
     def _opening(self) -> bytes:
         message = {**_message(self._job, []), "usage": _usage(self._job)}
         return _event("message_start", message=message)

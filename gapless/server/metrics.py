@@ -318,9 +318,10 @@ class _Page(Collector):
             yield histogram.family(metrics.labels)
         yield self._by("finished_reason", COUNTER, "vllm:request_success", "Sequences ended.", metrics.finished)
         yield self._by("reason", COUNTER, "vllm:admission_rejections", "Requests refused.", metrics.rejected)
-        answers = COUNTER("http_requests", "HTTP answers.", labels=("handler", "method", "status"))
+        name = metrics.labels["model_name"]
+        answers = COUNTER("http_requests", "HTTP answers.", labels=("handler", "method", "status", "model_name"))
         for labels, count in sorted(metrics.http.items()):
-            answers.add_metric(labels, count)
+            answers.add_metric((*labels, name), count)
         yield answers
 
     def _times(self) -> Iterator[Metric]:

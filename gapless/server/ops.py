@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -16,7 +17,7 @@ from gapless.base.errors import RequestError
 from gapless.engine.seam import AdapterChange
 from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
-from gapless.server.errors import ApiError, model_not_found
+from gapless.server.errors import ApiError, in_messages_api, model_not_found
 from gapless.server.protocol import (
     DetokenizeRequest,
     LoadAdapterRequest,
@@ -29,6 +30,8 @@ from gapless.server.state import ServerState
 from gapless.text.incremental import whole_text
 
 _STARTED = int(time.time())
+_PROCESS = ProcessCollector(registry=None)
+"""Memory, processor time and open files of this process, which is the front's"""
 
 
 async def health(call: HttpCall) -> ASGIApp:
@@ -50,7 +53,7 @@ async def metrics_page(call: HttpCall) -> ASGIApp:
     info = state.llm.info if state.llm.started else None
     up = state.llm.is_ready and not state.stopping
     page = state.metrics.render(state.llm.stats(), info, up, state.llm.detok_seconds)
-    return Response(page, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+    return Response(page + generate_latest(_PROCESS), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 async def version(call: HttpCall) -> ASGIApp:
@@ -65,7 +68,12 @@ async def load(call: HttpCall) -> ASGIApp:
 
 async def models(call: HttpCall) -> ASGIApp:
     """List the names under which the model is served."""
-    return json_response({"object": "list", "data": [_card(call.state, name) for name in call.state.names]})
+    state = call.state
+    if in_messages_api(call.request.scope):
+        cards = [_anthropic_card(name) for name in state.names]
+        ends = {"has_more": False, "first_id": state.names[0], "last_id": state.names[-1]}
+        return json_response({"data": cards, **ends})
+    return json_response({"object": "list", "data": [_card(state, name) for name in state.names]})
 
 
 async def model(call: HttpCall) -> ASGIApp:
@@ -73,12 +81,16 @@ async def model(call: HttpCall) -> ASGIApp:
     name = call.request.path_params["name"]
     if name not in call.state.names:
         raise model_not_found(call.state.names)
-    return json_response(_card(call.state, name))
+    return json_response(_anthropic_card(name) if in_messages_api(call.request.scope) else _card(call.state, name))
 
 
-async def embeddings(call: HttpCall) -> ASGIApp:
-    """Refuse with 404: no model that embeds or ranks texts is served."""
-    raise ApiError(404, "this server generates text: no model that embeds or ranks texts is served", code="not_found")
+async def other_kinds(call: HttpCall) -> ASGIApp:
+    """Refuse with 404: models here generate text."""
+    text = (
+        f"{call.state.model_names[0]} generates text: this server has no model for {call.request.url.path}, which "
+        "embeds, ranks, hears or draws; POST /v1/chat/completions or /v1/completions"
+    )
+    raise ApiError(404, text, code="not_found")
 
 
 async def load_adapter(call: HttpCall) -> ASGIApp:
@@ -116,6 +128,7 @@ async def update_weights(call: HttpCall) -> ASGIApp:
         await state.llm.update_weights(str(directory))
     except RequestError as error:
         raise RequestError(str(error).replace(f"{root}/", ""), error.param) from error
+    state.weight_version = request.weight_version or request.model_path
     return json_response({"success": True, "message": f"the weights of {request.model_path} are in use"})
 
 
@@ -173,6 +186,11 @@ async def detokenize(call: HttpCall) -> ASGIApp:
 async def tokenizer_info(call: HttpCall) -> ASGIApp:
     """Answer with the tokenizer's settings, special tokens and chat template."""
     return json_response(call.state.llm.tokenizer.info())
+
+
+def _anthropic_card(name: str) -> dict[str, Any]:
+    began = datetime.fromtimestamp(_STARTED, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": name, "display_name": name, "created_at": began}
 
 
 def _card(state: ServerState, name: str) -> dict[str, Any]:

@@ -34,6 +34,11 @@ FILES = {file.name: file for file in files("gapless.ui").iterdir() if file.name.
 """What is served: name below /ui/ to file."""
 
 
+async def root(call: HttpCall) -> ASGIApp:
+    """Lead to the live page."""
+    return Response(status_code=307, headers={**HEADERS, "location": f"{call.state.config.root_path}/ui"})
+
+
 async def page(call: HttpCall) -> ASGIApp:
     """Answer with the live page. Its links are relative to /ui."""
     if call.request.url.path.endswith("/"):

@@ -35,6 +35,7 @@ from gapless.server.run import (
     ENDS_WITH_STDIN,
     UvicornServer,
     address_of,
+    check_tls,
     descriptors,
     listen,
     loop_factory,
@@ -75,6 +76,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             raise ConfigError(
                 "pd gives each of its two servers a role and peers: leave role and every kv_peer flag out"
             )
+        check_tls(server)
         with (
             logging_to_stderr(server),
             own_folder() as folder,
@@ -168,7 +170,7 @@ class PairServing:
         return False
 
     async def _route(self, seconds: float) -> None:
-        app = guarded(PairRouter(self._prefill, self._decode, self._kv), self._config)
+        app = guarded(PairRouter(self._prefill, self._decode, self._kv, self._config.root_path), self._config)
         front = UvicornServer(uvicorn_config(app, self._config))
         serving = asyncio.create_task(front.serve(descriptors(self._listener)))
         keeping = [asyncio.create_task(self._keep(side)) for side in self._sides]

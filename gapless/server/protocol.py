@@ -48,6 +48,10 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
     request_id: str | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    timings_per_token: bool | None = None
+    """Whether the answer, and each event of a stream, has `timings`; llama.cpp's field"""
+    return_meta_info: bool | None = None
+    """Whether each choice has `meta_info`; SGLang's field"""
     kv_transfer_params: dict[str, Any] | None = None
     best_of: int | None = None
 
@@ -178,6 +182,8 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give more; it is ignored."""
 
     model_path: str
+    weight_version: str | None = None
+    """What answers call these weights; default: model_path"""
 
 
 _IGNORED = {
@@ -189,8 +195,9 @@ _IGNORED = {
 _SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo")
 _LISTS = ("functions", "documents", "mcp_servers")
 _OBJECTS = (
-    *("suffix", "grammar", "json_schema", "regex", "audio", "web_search_options", "chat_template", "prompt_embeds"),
-    *("truncate_prompt_tokens", "lora_request", "container", "ebnf", "structural_tag"),
+    *("suffix", "audio", "web_search_options", "chat_template", "prompt_embeds"),
+    *("truncate_prompt_tokens", "lora_request", "container"),
+    *("grammar", "json_schema", "regex", "ebnf", "structural_tag"),  # of routes that have another field for forms
 )
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_SWITCHES, (None, False)),

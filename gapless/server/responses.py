@@ -154,7 +154,9 @@ class ResponseAnswer(StreamedAnswer):
         whole = self._job.choices[0].finish_reason != "length"
         ended = {"status": "completed", "completed_at": int(time.time())}
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        return {**self._frame, **(ended if whole else cut), "output": self._output.records, "usage": self._usage()}
+        times = {"timings": self._job.timings()} if self._job.shows_times else {}
+        said = {"output": self._output.records, "usage": self._usage(), **times}
+        return {**self._frame, **(ended if whole else cut), **said}
 
     def _usage(self) -> Mapping[str, Any]:
         used = self._job.usage()

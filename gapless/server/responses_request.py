@@ -30,6 +30,7 @@ _REFUSED = {
     "context_management": ": leave it out, and shorten input yourself",
     "prompt_logprobs": ": a response has no field for them",
     "return_token_ids": ": a response has no field for them",
+    "return_meta_info": ": a response has no choices, whose it is",
 }
 _SPELLINGS = {"messages": "input", "prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 """Names of fields in errors, as a chat request has them and as this one has."""

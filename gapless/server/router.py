@@ -16,13 +16,17 @@ from starlette.types import Receive, Scope, Send
 from gapless.base.errors import RequestError
 from gapless.server.endpoint import ClientGone, while_here
 from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
+from gapless.server.limits import unrooted
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
 from gapless.server.upstream import UpstreamError, called
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
-PASSED = ("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version")
+PASSED = (
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version"),
+    *("/docs", "/openapi.json"),
+)
 PASSED_BELOW = ("/v1/responses", "/v1/models/")
 LEAST_BYTES = 256
 """A shorter body has too few tokens to be worth a transfer."""
@@ -36,12 +40,13 @@ _NOT_PREFILLED = {
 class PairRouter:
     """The ASGI app in front of two servers, each on a unix socket."""
 
-    def __init__(self, prefill: str, decode: str, kv_socket: str) -> None:
-        """`kv_socket` is where the prefiller gives pages."""
-        self._prefill, self._decode, self._kv_socket = prefill, decode, kv_socket
+    def __init__(self, prefill: str, decode: str, kv_socket: str, root: str = "") -> None:
+        """`kv_socket` is where the prefiller gives pages, `root` the path before all routes."""
+        self._prefill, self._decode, self._kv_socket, self._root = prefill, decode, kv_socket, root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "uvicorn is to send no others"
+        scope["path"] = unrooted(scope["path"], self._root)
         request = Request(scope, receive)
         try:
             if scope["path"] in ("/health", "/ready"):

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import signal
 import socket
+import ssl
 import stat
 import sys
 import time
@@ -57,6 +58,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
     `worker` is ProcessBackend's.
     """
     try:
+        check_tls(server)
         tracing = open_tracing(server.otlp_traces_endpoint) if server.otlp_traces_endpoint else None
         with logging_to_stderr(server), listen(server) as listener:
             located = locate(engine)
@@ -114,6 +116,7 @@ class Serving:
             await llm.close()
             if self.tracing is not None:
                 await self.tracing.close()
+            log.info("ended after %.0f s", time.monotonic() - self._began)
         if self.failure is not None:
             raise self.failure
         return 0
@@ -225,7 +228,29 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=FLUSH_SECONDS,
+        **_tls(config),
     )
+
+
+def _tls(config: ServerConfig) -> dict[str, Any]:
+    """Return uvicorn's settings of TLS, which a unix socket does without."""
+    names = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs")
+    return {} if config.uds or not config.ssl_certfile else {name: getattr(config, name) for name in names}
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raise ConfigError for files of TLS that cannot be used, before anything is loaded."""
+    if not (files := _tls(config)):
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    where = f"--ssl-certfile {config.ssl_certfile} with --ssl-keyfile {config.ssl_keyfile or config.ssl_certfile}"
+    try:
+        context.load_cert_chain(files["ssl_certfile"], files["ssl_keyfile"], password="")  # not asked for at a terminal
+        where = f"--ssl-ca-certs {config.ssl_ca_certs}"
+        if config.ssl_ca_certs:
+            context.load_verify_locations(config.ssl_ca_certs)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be used: {error.strerror or error}") from error
 
 
 def _http_protocol(config: ServerConfig) -> type[asyncio.Protocol] | str:
@@ -293,4 +318,4 @@ def address_of(config: ServerConfig, listener: socket.socket) -> tuple[str, str]
         return f"unix socket {config.uds}", f"--unix-socket {config.uds} http://localhost"
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return (f"http://{shown}:{port}",) * 2
+    return (f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}",) * 2

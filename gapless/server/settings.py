@@ -15,7 +15,8 @@ PLACES = frozenset(("kv_tiers", "kv_peers"))
 """Lists of addresses and paths, some after a kind"""
 PATHS = frozenset(
     ("model", "tokenizer", "chat_template", "uds", "download_dir", "lora_dir", "weights_dir", "kv_peer_key_file")
-) | {f"kv_peer_ssl_{name}" for name in ("certfile", "keyfile", "ca_certs")}
+) | {f"{of}ssl_{name}" for of in ("", "kv_peer_") for name in ("certfile", "keyfile", "ca_certs")}
+PATHS |= {"generation_config"}
 MAX_TEXT = 80
 """A chat template may be given as text."""
 

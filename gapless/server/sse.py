@@ -12,7 +12,12 @@ from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoni
 from gapless.text.tokens import Memo
 
 DONE = b"data: [DONE]\n\n"
-CONTENT_TYPE = "text/event-stream; charset=utf-8"
+KEEP_ALIVE = b": keep-alive\n\n"
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would hold events back
+}
 
 Usage = Mapping[str, Any]
 """Counts of tokens, as they are in answers"""
@@ -41,6 +46,8 @@ class Chunks:
 
     def __init__(self, id: str, created: int, model: str, null_usage: bool) -> None:
         form = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":['
+        self.more = b""
+        """Further fields of an event, with a comma before each"""
         self._head = head = form % (_json(id), self.object.encode(), created, _json(model))
         # A client that asked for usage finds the field in every chunk, null until the last.
         self._tail = b',"usage":null}\n\n' if null_usage else b"}\n\n"
@@ -83,7 +90,7 @@ class Chunks:
 
     def _event(self, choice: bytes, usage: Usage | None, more: bytes = b"") -> bytes:
         tail = self._tail if usage is None else b',"usage":%b}\n\n' % _json(usage)
-        return self._head + choice + b"]" + more + tail
+        return self._head + choice + b"]" + more + self.more + tail
 
 
 class ChatChunks(Chunks):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from gapless.base.errors import ConfigError, QueueFullError
+from gapless.base.errors import ConfigError, QueueFullError, RequestError
 from gapless.base.peers import PeerPlan
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.seam import EngineView
@@ -40,8 +40,16 @@ class ServerState:
         for name in self._first_adapters:
             if name in self.model_names:
                 raise ConfigError(f"lora_modules: {name!r} is a name of the model itself: give the adapter another")
+        self.template_variables = config.template_variables()
+        if self.template_variables and llm.tokenizer.template is not None:
+            try:
+                llm.tokenizer.template.check_variables(self.template_variables)
+            except RequestError as error:
+                raise ConfigError(f"default_chat_template_kwargs: {error}") from error
         self.peers = llm.config.peer_plan if llm.config else PeerPlan()
         """Engines that give each other pages, where this one has some"""
+        self.weight_version = "default"
+        """What answers call the weights; an update gives them another name."""
         self.metrics = Metrics(self.model_names[0])
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
         self.stopping = False

@@ -207,6 +207,7 @@ def current_names(what: Generated) -> dict[str, Any]:
         "gen_ai.request.model": what.model,
         "gen_ai.response.model": what.model,
         "gen_ai.response.id": what.identity,
+        "gapless.request_id": what.label or None,
         "gen_ai.response.finish_reasons": list(what.reasons),
         "gen_ai.request.stream": what.streamed,
         "gen_ai.request.temperature": float(params.temperature),

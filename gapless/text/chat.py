@@ -81,11 +81,11 @@ class ChatTemplate:
         key = "tool_use" if tools and "tool_use" in self._compiled else "default"
         written = [self._readings[key].written(message) for message in chat]
         values = self._values(written, [_tool(tool) for tool in tools] if tools else None, add_generation_prompt)
-        values |= self._variables(variables or {})
+        values |= self.check_variables(variables or {})
         text = _render(self._compiled[key], values, Budget() if seconds is None else Budget(seconds=seconds))
         return _cut_final(text) if continue_final_message else text
 
-    def _variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def check_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a client hands to the template by name: JSON alone, which does not replace what is ours."""
         field = "chat_template_kwargs"
         try:

@@ -159,6 +159,7 @@ def reader(*argv: str) -> Settings:
 def said(row: Foreign) -> list[str]:
     """A value of this row, where it takes one."""
     own = {"speculative_config.model": "x/y", "speculative_config.method": "suffix", "lora_modules": "a=b"}
+    own |= {"root_path": "/x", "override_generation_config": "{}", "default_chat_template_kwargs": "{}"}
     first = row.at.split()[:1]
     return [{"*": own.get(row.field, "3"), "+": "a=b"}.get(text, text) for text in first]
 
@@ -168,6 +169,7 @@ def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row: Foreign) -
     field, _, part = row.field.partition(".")
     words = ["--spec-method", "eagle3"] if part == "model" else []
     words += ["--spec-model", "x/y"] if row.text == "draft_model" else []
+    words += ["--ssl-certfile", "x"] if field == "ssl_keyfile" else []
     flag = f"{'--no-' if row.text == 'off' else '--'}{field.replace('_', '-')}"
     for name in row.names:
         settings = reader(*words, name, *said(row))
@@ -396,10 +398,28 @@ def test_a_toml_file_gives_flags_their_values(tmp_path: Path) -> None:
     assert settings.given(EngineConfig) == {"model": "x", "max_model_len": 4096, "enable_prefix_caching": False}
 
 
+def test_a_yaml_file_gives_flags_their_values(tmp_path: Path) -> None:
+    text = (
+        "model: x\nmax-model-len: 4K\napi_key: [a, b]\nquiet: true\ntimeout: 2\nno-such: 1\n"
+        "speculative-config: {method: ngram, num_speculative_tokens: 3}\n"
+    )
+    path = config_file(tmp_path, "c.yaml", text)
+    with pytest.raises(UsageError, match=r"c\.yaml: unknown key 'no-such'"):
+        read("--config", path)
+    path = config_file(tmp_path, "c.yml", text.replace("no-such: 1\n", ""))
+    settings = read("--config", path, "--max-model-len", "64")
+    assert settings.build(Door) == Door(api_key=("a", "b"), quiet=True, timeout=2.0)
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    assert settings.given(EngineConfig) == {"model": "x", "max_model_len": 64, "speculative_config": config}
+    assert engine("--config", config_file(tmp_path, "empty.yaml", "# nothing\n")) == {}
+
+
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("c.yaml", "a: 1", r"must end in .json or .toml. YAML is not read"),
+        ("c.ini", "a: 1", r"must end in .yaml, .yml, .toml or .json"),
+        ("c.yaml", "a: [1", r"c.yaml: while parsing"),
+        ("c.yaml", "- a", r"expected one table of flags, got list"),
         ("c.json", "{", "Expecting property name"),
         ("c.json", "[1]", "expected one table of flags, got list"),
         ("c.toml", "a = b", r"c.toml: .*line 1"),

@@ -12,7 +12,7 @@ from gapless.server.errors import ApiError
 from gapless.server.pages import FILES, INDEX
 
 KEYS = ("first-key", "zweiter-schlüssel")
-PUBLIC = {"/health", "/ready", "/ping", "/ui", "/ui/", "/ui/{name:path}"}
+PUBLIC = {"/health", "/ready", "/ping", "/", "/ui", "/ui/", "/ui/{name:path}", "/docs", "/openapi.json"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_without_a_key_only_probes_and_the_page_answer(caller, entry, method):
     response = caller.request(method, path)
     if entry.path in PUBLIC:
         page = 200 if INDEX in FILES else 404
-        assert response.status_code == {"/ui": page, "/ui/": 307, "/ui/{name:path}": 404}.get(entry.path, 200)
+        assert response.status_code == {"/": 307, "/ui": page, "/ui/": 307, "/ui/{name:path}": 404}.get(entry.path, 200)
     else:
         assert response.status_code == 401
         if not path.startswith("/v1/messages"):

@@ -100,6 +100,15 @@ def matches(pattern):
         ({"guided_grammar": 'root ::= "x" [0-9]'}, matches("x[0-9]")),
         ({"guided_structural_tag": json.dumps(TAG)}, matches("(?s).*")),
         ({"guided_choice": ["yes", "no"], "ignore_eos": True}, matches("yes|no")),
+        ({"regex": "[ab]{3}-[0-9]", "grammar": "", "ebnf": None}, matches("[ab]{3}-[0-9]")),
+        ({"ebnf": 'root ::= "x" [0-9]'}, matches("x[0-9]")),
+        ({"grammar": 'root ::= "x" [0-9]'}, matches("x[0-9]")),
+        ({"grammar": 'start: "x"+'}, matches("x+")),
+        ({"json_schema": SCHEMA}, is_record),
+        ({"json_schema": json.dumps(SCHEMA)}, is_record),
+        ({"structural_tag": json.dumps({"format": TREE})}, matches("<n>[0-9]{2}</n>")),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_record),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, is_record),
     ],
 )
 def test_the_output_has_the_form_that_a_request_asks_for(client, path, fields, check):
@@ -108,6 +117,19 @@ def test_the_output_has_the_form_that_a_request_asks_for(client, path, fields, c
         for text in texts(response):
             check(text)
         assert {choice["finish_reason"] for choice in response.json()["choices"]} == {"stop"}
+
+
+def test_a_response_takes_the_spellings_of_forms_too(client):
+    for fields in ({"regex": "x[0-9]"}, {"ebnf": 'root ::= "x" [0-9]'}, {"structured_outputs": {"regex": "x[0-9]"}}):
+        body = {"input": "hi", "max_output_tokens": 600, **fields}
+        answer = client.post("/v1/responses", json=body).json()
+        assert re.fullmatch("x[0-9]", answer["output"][0]["content"][0]["text"])
+
+
+def test_messages_refuse_the_spellings_for_which_they_have_a_field(client):
+    body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "regex": "a"}
+    answer = client.post("/v1/messages", json=body)
+    assert answer.status_code == 400 and "regex is not supported" in answer.json()["error"]["message"]
 
 
 @both
@@ -167,8 +189,22 @@ def test_each_prompt_and_completion_has_a_matcher_of_its_own(client):
         ({"guided_structural_tag": {}}, "guided_structural_tag", "triggers"),
         ({"guided_structural_tag": TAG, "guided_regex": "a"}, "guided_structural_tag", "guided_regex and guided_st"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "triggers"),
-        ({"structural_tag": TAG}, "structural_tag", "not supported"),
-        ({"ebnf": 'root ::= "a"'}, "ebnf", "not supported"),
+        ({"structural_tag": {}}, "structural_tag", "triggers"),
+        ({"ebnf": "root ::= x"}, "ebnf", "cannot be honoured"),
+        ({"grammar": "root ::= (", "n": 1}, "grammar", "cannot be honoured"),
+        ({"regex": "(a"}, "regex", "unclosed group"),
+        ({"regex": 1}, "regex", "str"),
+        ({"json_schema": UNIQUE}, "json_schema", '"uniqueItems"'),
+        ({"json_schema": 5}, "json_schema", "object"),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "regex and ebnf"),
+        ({"guided_regex": "a", "regex": "a"}, "regex", "guided_regex and regex"),
+        ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema", "both ask"),
+        (
+            {"response_format": {**schema_format(SCHEMA), "schema": SCHEMA}},
+            "response_format.schema",
+            "response_format.json_schema and response_format.schema",
+        ),
+        ({"response_format": {"type": "json_object", "schema": UNIQUE}}, "response_format.schema", '"uniqueItems"'),
         ({"structured_outputs": {"regex": "a\\"}}, "structured_outputs.regex", "incomplete escape"),
         ({"guided_json": 5}, "guided_json", "cannot be honoured"),
         ({"guided_regex": ""}, "guided_regex", "regex"),

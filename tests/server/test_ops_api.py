@@ -1,6 +1,7 @@
 """Health, models, tokens, metrics, headers."""
 
 import asyncio
+import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -157,6 +158,9 @@ def test_the_metrics_page_counts_what_happened():
         refused = "vllm:admission_rejections_total"
         for reason in ("model_not_found", "not_found"):
             assert value(again, refused, reason=reason) == value(page, refused, reason=reason), "no request was refused"
+        assert value(again, "http_requests_total", handler="none", model_name="tiny") == 1
+        if sys.platform == "linux":
+            assert value(again, "process_resident_memory_bytes") > 1e6 and value(again, "process_open_fds") > 0
         assert client.head("/metrics").status_code == 200
 
 

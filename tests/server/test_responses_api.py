@@ -496,4 +496,4 @@ def test_nothing_is_stored_and_nothing_embeds(client):
     assert "not stored" in error_of(client.post(f"{PATH}/resp_1/cancel"))["message"]
     for path in ("/v1/embeddings", "/v1/score", "/v1/rerank"):
         response = client.post(path, json={"model": MODEL, "input": "x"})
-        assert response.status_code == 404 and "no model that embeds" in error_of(response)["message"]
+        assert response.status_code == 404 and "generates text" in error_of(response)["message"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import queue
+import re
 import warnings
 
 import pytest
@@ -129,7 +130,10 @@ def test_the_start_is_logged_without_secrets(caplog):
     assert "settings: all defaults" in caplog.text
     info = EngineInfo("m", "cpu", "float32", 9, 100, 4, 64, 50, 16, "auto", 9, (("device", 2.0), ("weights", 0.5)))
     logs.log_start(info, 3.0)
-    assert "GPU KV cache size: 800 tokens, Maximum concurrency for 100 tokens per request: 8.00x" in caplog.text
+    line = "KV cache size: 800 tokens, Maximum concurrency for 100 tokens per request: 8.00x"
+    assert line in caplog.text and f"GPU {line}" not in caplog.text
+    logs.log_start(info._replace(device="cuda"), 3.0)
+    assert f"GPU {line}" in caplog.text
     assert "start-up, seconds: process and imports 0.50 | device 2.00 | weights 0.50 | ready 3.00" in caplog.text
 
 
@@ -158,14 +162,17 @@ def access_record(path):
 
 
 def test_probes_leave_no_access_line():
-    assert [
-        logs.not_a_probe(access_record(path)) for path in ("/health", "/metrics?x=1", "/debug/kv", "/v1/models")
-    ] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    paths = {"/health": False, "/metrics?x=1": False, "/debug/kv": False, "/v1/models": True}
+    assert {path: logs.is_shown(access_record(path)) for path in paths} == paths
+
+
+def test_endpoints_named_by_a_flag_leave_no_access_line(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("uvicorn.access"), "propagate", True)
+    with logs.logging_to_stderr(ServerConfig(disable_access_log_for_endpoints=("/v1/models, /load", "/x"))):
+        for path in ("/v1/models", "/load?x=1", "/v1/models/tiny"):
+            logging.getLogger("uvicorn.access").handle(access_record(path))
+    written = capsys.readouterr().err
+    assert "GET /v1/models/tiny" in written and "/load" not in written and written.count("GET") == 1
 
 
 def test_requests_are_logged_on_demand_without_their_text(caplog):
@@ -173,7 +180,7 @@ def test_requests_are_logged_on_demand_without_their_text(caplog):
     with serving(ServerConfig(port=0, enable_log_requests=True)) as server, server.client() as client:
         fields = {"prompt": "my secret words", "max_tokens": 3}
         client.post("/v1/completions", json=fields, headers={"x-request-id": "label-7"})
-        assert "request label-7: 15 prompt tokens (0 cached), 3 generated" in caplog.text
+        assert re.search(r"request label-7 \(cmpl-\w{24}\): 15 prompt tokens \(0 cached\), 3 generated", caplog.text)
         (record,) = [record for record in caplog.records if hasattr(record, "fields")]
         assert (
             record.fields.items()
@@ -210,7 +217,7 @@ def test_the_line_about_throughput_has_the_rates():
     )
     assert stats_line(rates(before, now, 10.0)) == (
         "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 100.0 tokens/s, Running: 3 reqs, "
-        "Waiting: 2 reqs, GPU KV cache usage: 30.0%, Prefix cache hit rate: 50.0%"
+        "Waiting: 2 reqs, KV cache usage: 30.0%, Prefix cache hit rate: 50.0%"
     )
     assert not rates(now._replace(running=0, waiting=0), now._replace(running=0, waiting=0), 10.0)
 
@@ -228,6 +235,8 @@ async def test_an_idle_server_is_silent(caplog):
     import asyncio
 
     class Idle:
+        info = EngineInfo("m", "cpu", "float32", 9, 100, 4, 64, 50, 16, "auto", 9, ())
+
         def __init__(self, stats):
             self.llm = self
             self._stats = stats
