@@ -172,6 +172,20 @@ TABLE: tuple[Foreign, ...] = (
     *_only("--logprobs-mode", "raw_logprobs", "log-probabilities are those of the raw logits"),
     *_not_yet("--return-tokens-as-token-ids --enable-prompt-embeds", ""),
     *_nothing("--enable-custom-logit-processor", "", "--logits-processors names those that there are"),
+    # Sampling where a request says nothing
+    *_set("--temp --temperature", "*", "override_generation_config.temperature"),
+    *_set("--top-k", "*", "override_generation_config.top_k"),
+    *_set("--top-p", "*", "override_generation_config.top_p"),
+    *_set("--min-p", "*", "override_generation_config.min_p"),
+    *_set("--repeat-penalty", "*", "override_generation_config.repetition_penalty"),
+    *_set("--presence-penalty", "*", "override_generation_config.presence_penalty"),
+    *_set("--frequency-penalty", "*", "override_generation_config.frequency_penalty"),
+    *_nothing("-n --predict --n-predict", "-1", "answers go on to the context limit"),
+    *_set("-n --predict --n-predict", "*", "override_generation_config.max_new_tokens"),
+    *_set("--preferred-sampling-params", "*", "override_generation_config"),
+    *_nothing("--sampling-defaults", "model", "the model's generation_config.json holds"),
+    *_set("--sampling-defaults", "openai", "generation_config", "vllm"),
+    *_set("--chat-template-kwargs", "*", "default_chat_template_kwargs"),
     # Memory
     *_nothing(
         "--swap-space --preemption-mode", "*", "preempted requests are computed again, or loaded from a --kv-tier"
@@ -290,6 +304,9 @@ TABLE: tuple[Foreign, ...] = (
     *_not_yet("--speculative-token-map --speculative-draft-model-revision", "*"),
     # The server
     *_set("--admin-api-key", "*", "operator_key"),
+    *_set("--fastapi-root-path --api-prefix", "*", "root_path"),
+    *_set("--ssl-key-file", "*", "ssl_keyfile"),
+    *_set("--ssl-cert-file", "*", "ssl_certfile"),
     *_set("--cors-origins", "*", "allowed_origins"),
     *_instead("--api-key-file", "*", "set GAPLESS_API_KEY in the environment"),
     *_set("-v --verbose", "", "log_level", "debug"),

@@ -22,13 +22,11 @@ from gapless.base.variables import PREFIX
 from gapless.cli.errors import UsageError
 from gapless.cli.output import say
 from gapless.cli.spec import Spec, convert, specs
-from gapless.cli.spellings import Rewritten, rewrite
+from gapless.cli.spellings import JSON_FIELDS, Rewritten, rewrite
 from gapless.cli.variables import mistyped
 from gapless.lab.target import DEFAULT_URL
 
 T = TypeVar("T")
-_JSON = ("_config", "_kwargs")
-"""Ends of the names of flags that take JSON, which a config file may write as a table"""
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
 
@@ -230,7 +228,7 @@ class Command(argparse.ArgumentParser):
                 raise UsageError(f"{path}: unknown key {key!r}" + (f"; did you mean {near!r}?" if near else ""))
             if spec.field in fields:
                 raise UsageError(f"{path}: {key!r} says {spec.field} a second time")
-            given = json.dumps(value) if isinstance(value, dict) and spec.field.endswith(_JSON) else value
+            given = json.dumps(value) if isinstance(value, dict) and spec.field.endswith(JSON_FIELDS) else value
             fields[spec.field] = convert(spec, given, f"{path}: {key}")
         done = rewrite(others, {}, self.specs)
         return self._typed(self.parse_known_args(done.words)[0]) | fields, [*done.notes, *_in_place(done, fields)]

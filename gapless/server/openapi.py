@@ -31,6 +31,7 @@ SAMPLES: Mapping[str, dict[str, Any]] = {
     "/v1/load_lora_adapter": {"lora_name": "tone", "lora_path": "tone"},
     "/v1/unload_lora_adapter": {"lora_name": "tone"},
     "/update_weights_from_disk": {"model_path": "step-100"},
+    "/abort_requests": {"request_ids": ["chatcmpl-1"]},
     "/tokenize": {"prompt": "12 + 30 ="},
     "/detokenize": {"tokens": [1, 2, 3]},
 }

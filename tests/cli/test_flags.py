@@ -159,6 +159,7 @@ def reader(*argv: str) -> Settings:
 def said(row: Foreign) -> list[str]:
     """A value of this row, where it takes one."""
     own = {"speculative_config.model": "x/y", "speculative_config.method": "suffix", "lora_modules": "a=b"}
+    own |= {"root_path": "/x", "override_generation_config": "{}", "default_chat_template_kwargs": "{}"}
     first = row.at.split()[:1]
     return [{"*": own.get(row.field, "3"), "+": "a=b"}.get(text, text) for text in first]
 
@@ -168,6 +169,7 @@ def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row: Foreign) -
     field, _, part = row.field.partition(".")
     words = ["--spec-method", "eagle3"] if part == "model" else []
     words += ["--spec-model", "x/y"] if row.text == "draft_model" else []
+    words += ["--ssl-certfile", "x"] if field == "ssl_keyfile" else []
     flag = f"{'--no-' if row.text == 'off' else '--'}{field.replace('_', '-')}"
     for name in row.names:
         settings = reader(*words, name, *said(row))

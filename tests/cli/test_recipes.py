@@ -161,6 +161,24 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
         {"kv_tiers": ("host:8GiB",)},
         "--kv-offloading-size --kv-offloading-backend",
     ),
+    (
+        "vllm serve Qwen/Qwen3-8B --reasoning-parser qwen3 --default-chat-template-kwargs '{\"enable_thinking\": false}'",
+        {"reasoning_parser": "qwen3", "default_chat_template_kwargs": '{"enable_thinking": false}'},
+        "",
+    ),
+    (
+        "vllm serve XiaomiMiMo/MiMo-V2-Flash --host 0.0.0.0 --port 9001 --seed 1024 --served-model-name mimo_v2_flash "
+        "--trust-remote-code --gpu-memory-utilization 0.9 --generation-config vllm",
+        {
+            "host": "0.0.0.0",
+            "port": 9001,
+            "seed": 1024,
+            "served_model_name": ("mimo_v2_flash",),
+            "gpu_memory_utilization": 0.9,
+            "generation_config": "vllm",
+        },
+        "--trust-remote-code",
+    ),
     # SGLang's manual
     ("python -m sglang.launch_server --model-path Qwen/Qwen3-8B", {}, ""),
     (
@@ -308,6 +326,27 @@ STARTS: list[tuple[str, dict[str, Any], str]] = [
         "--jinja -ub -ngl -fa",
     ),
     (
+        "llama-server -m mistralai/Ministral-3-14B-Instruct-2512 --jinja -ngl 99 --threads -1 --ctx-size 32684 --temp 0.15",
+        {"threads": 0, "max_model_len": 32684, "override_generation_config": {"temperature": 0.15}},
+        "--jinja -ngl --temp",
+    ),
+    (
+        "llama-server -m Qwen/Qwen3-8B --jinja -c 40960 -n 32768 --temp 0.6 --top-k 20 --top-p 0.95 --min-p 0 "
+        "--presence-penalty 1.5 --no-context-shift",
+        {
+            "max_model_len": 40960,
+            "override_generation_config": {
+                "max_new_tokens": 32768,
+                "temperature": 0.6,
+                "top_k": 20,
+                "top_p": 0.95,
+                "min_p": 0,
+                "presence_penalty": 1.5,
+            },
+        },
+        "--jinja -n --temp --top-k --top-p --min-p --presence-penalty --no-context-shift",
+    ),
+    (
         "llama-server -m Qwen/Qwen3-0.6B -t 8 -tb 8 -np 4 -cb --metrics --mlock --no-warmup",
         {"threads": 8, "max_num_seqs": 4},
         "-t -tb -cb --metrics --mlock --no-warmup",
@@ -355,8 +394,8 @@ def read(line: str) -> tuple[dict[str, Any], list[str]]:
     settings = SERVE.read(words_of(line), {})
     settings.build(EngineConfig), settings.build(ServerConfig)
     fields = settings.given(EngineConfig) | settings.given(ServerConfig)
-    if "speculative_config" in fields:
-        fields["speculative_config"] = json.loads(fields["speculative_config"])
+    for name in {"speculative_config", "override_generation_config"} & fields.keys():
+        fields[name] = json.loads(fields[name])
     return fields, settings.notes
 
 
