@@ -52,7 +52,7 @@ def check_fields(record: Any) -> None:
             continue
         if many:
             if not isinstance(value, tuple) or not all(isinstance(text, str) and text for text in value):
-                raise ConfigError(f"{f.name} must be a tuple of strings that are not empty")  # may hold a key
+                raise ConfigError(f"{f.name} must be texts, none of them empty")  # they may be keys
             continue
         _check_value(f.name, kind, value, f.metadata)
 

@@ -15,6 +15,11 @@ class ConfigError(UserError):
     """A flag or engine argument is wrong."""
 
 
+def exit_code(error: GaplessError) -> int:
+    """The exit code of a command that ends with this error: 2 where it was asked for wrongly, else 1."""
+    return 2 if isinstance(error, ConfigError) else 1
+
+
 class CheckpointError(UserError):
     """A model directory is wrong; the text names the file, and the tensor where there is one."""
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from gapless.base.errors import RequestError
 from gapless.base.processors import MAX_ARGUMENTS, as_calls
+from gapless.base.spellings import drop_default
 from gapless.base.structured import StructuredOutputs, as_form
 
 MAX_STOP_IDS = 32
@@ -102,8 +103,18 @@ def param(default: Any, doc: str, **entry: Any) -> Any:
     return field(default=default, metadata={"doc": doc, **entry})
 
 
+class _Named(type):
+    """Makes settings of keyword arguments of other engines too. Raises RequestError for a name that is not known."""
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        if not given.keys() <= known.keys():
+            given = {key: value for key, value in given.items() if key in known or not drop_default(key, value, known)}
+        return super().__call__(*args, **given)
+
+
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(metaclass=_Named):
     """Sampling settings of one request, in the ecosystem's names. docs/sampling.md shows them as a table."""
 
     n: int = param(1, "completions of the same prompt", low=1, high=MAX_N)
@@ -241,11 +252,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> SamplingParams:
-        """Build from a mapping; an unknown name is a RequestError that lists the known ones."""
-        known = cls.__dataclass_fields__
-        for name in values:
-            if name not in known:
-                raise RequestError(f"unknown sampling parameter {name!r}; known: {', '.join(sorted(known))}", name)
+        """Build from a mapping; an unknown name is a RequestError."""
         return cls(**values)
 
 

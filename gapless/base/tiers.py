@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import NamedTuple
@@ -10,9 +9,8 @@ from urllib.parse import urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
+from gapless.base.sizes import read_size
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(i?B)?")
-_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 FORMS = {
     "host": "host:SIZE",
     "disk": "disk:PATH:SIZE",
@@ -107,11 +105,7 @@ def _fault(kind: str, text: str) -> str:
 
 def parse_bytes(size: str, text: str) -> int:
     """Return a size such as 8GiB, 8G (the same), 8GB (8 * 10**9) or 8589934592 in bytes. Raises ConfigError."""
-    match = _SIZE.fullmatch(size.strip())
-    nbytes = 0
-    if match:
-        number, unit, suffix = match.groups()
-        nbytes = int(float(number) * (1000 if suffix == "B" and unit else 1024) ** _POWER[unit])
+    nbytes = read_size(size) or 0
     if not 0 < nbytes < 2**63:
         raise ConfigError(
             f"kv_tiers: the size must be like 8GiB, got {hide_password(size)!r} in {hide_password(text)!r}"

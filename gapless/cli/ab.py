@@ -59,8 +59,13 @@ def main(argv: Sequence[str]) -> int:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     # As in bench: GAPLESS_MODEL and its like are meant for the servers, which inherit them.
+    command.add_argument("URLS", nargs="*", help="two of them: the same as --a-url and --b-url")
     settings = command.read(words[:at], {})
     flags, load = settings.build(AbFlags), settings.build(BenchFlags)
+    if urls := settings.options.URLS:
+        if len(urls) != 2 or flags.a_url or flags.b_url:
+            raise UsageError(f"give the URLs of both servers, A first, got {' '.join(urls)}")
+        flags = replace(flags, a_url=urls[0], b_url=urls[1])
     rules = [parse_rule(text) for text in flags.fail_if]
     if load.out:
         make_folder(Path(load.out).parent, "--out")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import gapless
+from gapless.base.spellings import did_you_mean
 from gapless.cli.bench_flags import DATA_SETS, BenchFlags
-from gapless.cli.errors import FAILED, UsageError, nearest
+from gapless.cli.errors import FAILED, UsageError
 from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.engine.progress import progress
@@ -36,8 +37,9 @@ Without --request-rate and --max-concurrency, 16 requests are under way at any t
 
 
 def main(argv: Sequence[str]) -> int:
-    command = Command("bench serve", "Measure any OpenAI-compatible server.", (BenchFlags,), greedy=True)
+    command = Command("bench serve", "Measure any OpenAI-compatible server.", (BenchFlags,), greedy=True, words="[URL]")
     command.epilog = EPILOG
+    command.add_argument("URL", nargs="?", help="the same as --base-url URL")
     command.add_api_key()
     # No GAPLESS_ variables here: GAPLESS_MODEL and its like are meant for a server on this machine.
     settings = command.read(argv, {})
@@ -106,9 +108,8 @@ def make_workload(flags: BenchFlags) -> Workload:
     """The chosen data set with the lengths that were given, and its own defaults for the others."""
     word = flags.dataset_name.replace("-", "_")
     if word not in DATA_SETS:
-        near = nearest(word, DATA_SETS)
-        known = f"did you mean {near}?" if near else f"known are {', '.join(DATA_SETS)}"
-        raise UsageError(f"--dataset-name {flags.dataset_name!r} is unknown; {known}")
+        known = did_you_mean(word, DATA_SETS) or f"; known are {', '.join(DATA_SETS)}"
+        raise UsageError(f"--dataset-name {flags.dataset_name!r} is unknown{known}")
     name, defaults = DATA_SETS[word]
     lengths = {"input_len": flags.input_len, "output_len": flags.output_len, "prefix_len": flags.prefix_len}
     shared = {"prefixes": flags.num_prefixes, "zipf": flags.prefix_zipf}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
 from gapless.base.progress import starting
+from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags, sampling_fields
 from gapless.cli.talk import Answerer, Messages, answer_here, answer_there, show
@@ -26,10 +29,14 @@ Ask = Callable[[Answerer, str, dict[str, Any]], Coroutine[Any, Any, str]]
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
-def _command(name: str, description: str) -> Command:
-    command = Command(name, description, (SamplingFlags, EngineConfig), model_word=True, epilog=_EPILOG)
+def _command(name: str, description: str, words: str = "") -> Command:
+    command = Command(
+        name, description, (SamplingFlags, EngineConfig), model_word=not words, words=words, epilog=_EPILOG
+    )
     command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
-    command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
+    command.add_argument(
+        "--url", "--base-url", metavar="URL", help="a server that speaks the OpenAI API, such as http://localhost:8000"
+    )
     command.add_api_key("for --url")
     command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
     return command
@@ -39,6 +46,8 @@ def main_chat(argv: Sequence[str]) -> int:
     command = _command("chat", "Talk to a model.")
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     settings = command.read(argv)
+    if (word := settings.options.MODEL) and " " in word and not Path(word).exists():
+        raise UsageError(f"{word!r} is no model; ask one with -q: gapless chat -q {shlex.quote(word)}")
     messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
 
     async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
@@ -52,7 +61,13 @@ def main_chat(argv: Sequence[str]) -> int:
 
 def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
-    settings = _command("complete", description).read(argv)
+    command = _command("complete", description, "[TEXT ...]")
+    command.add_argument("TEXT", nargs="*", help="the same as -q TEXT")
+    settings = command.read(argv)
+    if settings.options.TEXT and settings.options.quick is not None:
+        raise UsageError("give a text or -q, not both")
+    if settings.options.TEXT:
+        settings.options.quick = " ".join(settings.options.TEXT)
 
     async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
         _, timing = await show(answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))

@@ -6,18 +6,25 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from gapless.base.addresses import hide_password
-from gapless.cli.errors import UsageError, nearest
+from gapless.base.errors import ConfigError
+from gapless.base.spellings import TABLE, did_you_mean, foreign_names, nearest, rows_of
+from gapless.base.variables import PREFIX
+from gapless.cli.errors import UsageError
 from gapless.cli.output import say
-from gapless.cli.spec import ENV_PREFIX, Spec, convert, specs
-from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
+from gapless.cli.spec import Spec, convert, specs
+from gapless.cli.spellings import Rewritten, rewrite
+from gapless.cli.variables import mistyped
+from gapless.lab.target import DEFAULT_URL
 
 T = TypeVar("T")
 KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
@@ -32,6 +39,8 @@ class Settings(NamedTuple):
     """Config fields that stood on the command line itself."""
     notes: list[str]
     """What the user should hear about flags that changed nothing."""
+    said: Mapping[str, str]
+    """The flag, variable or key as it was typed, by field."""
 
     @property
     def api_key(self) -> str:
@@ -42,7 +51,7 @@ class Settings(NamedTuple):
         """Raise UsageError for a typed flag of `config` that is not one of `except_for`."""
         wrong = sorted((self.typed & self.values[config].keys()) - set(except_for))
         if wrong:
-            raise UsageError(f"--{wrong[0].replace('_', '-')} {why}")
+            raise UsageError(f"{self.said.get(wrong[0]) or flag_of(wrong[0])} {why}")
 
     def show_notes(self) -> None:
         for note in self.notes:
@@ -53,8 +62,14 @@ class Settings(NamedTuple):
         return dict(self.values[config])
 
     def build(self, config: type[T]) -> T:
-        """The record itself. Raises ConfigError when the values do not fit."""
-        return config(**self.values[config])
+        """The record itself. Raises ConfigError, which names the flag as it was typed, when the values do not fit."""
+        try:
+            return config(**self.values[config])
+        except ConfigError as error:
+            name, text = re.match(r"(\w*)(.*)", str(error), re.DOTALL).groups()  # type: ignore[union-attr]
+            if name not in config.__dataclass_fields__:  # type: ignore[attr-defined]
+                raise
+            raise UsageError(f"{self.said.get(name) or flag_of(name)}{text}") from error
 
 
 class Command(argparse.ArgumentParser):
@@ -94,7 +109,8 @@ class Command(argparse.ArgumentParser):
         if self.specs:
             self.add_argument("--config", metavar="FILE", help="JSON or TOML file of flags (weaker than all others)")
             text = (
-                f"{ENV_PREFIX}<FLAG> in the environment sets any flag of the groups above; the command line beats it."
+                f"{PREFIX}<FLAG> in the environment sets any flag of the groups above; the command line beats it.\n"
+                "Flags of vLLM, SGLang and llama.cpp are taken where we have what they ask for: see --help=FLAG."
             )
             self.epilog = f"{epilog}\n\n{text}" if epilog else text
             self._add_specs()
@@ -105,23 +121,15 @@ class Command(argparse.ArgumentParser):
             if spec.group not in groups:
                 groups[spec.group] = self.add_argument_group(spec.group)
             _add_spec(groups[spec.group], spec, self._greedy)
-        if "depth" not in self.specs:
-            return
-        other = self.add_argument_group("Other spellings")
-        for spelling, (field, value) in MEANS.items():
-            if field in self.specs:
-                flag = self.specs[field].flag
-                alone: dict[object, str] = {True: flag, False: f"--no-{flag[2:]}"}
-                same = f"the same as {alone.get(value, f'{flag} {value}')}"
-                other.add_argument(
-                    spelling, dest=field, action="store_const", const=value, default=argparse.SUPPRESS, help=same
-                )
-        for spelling, note in NO_OPS.items():
-            other.add_argument(spelling, action="append_const", const=spelling, dest="no_ops", help=f"nothing: {note}")
 
     def add_api_key(self, of: str = "of the server") -> None:
         """Add `--api-key KEY`, which `Settings.api_key` reads."""
         self.add_argument("--api-key", metavar="KEY", help=f"key {of}; also ${' and $'.join(KEY_VARIABLES)}")
+
+    def add_server(self) -> None:
+        """Add the address of a server, as a bare word or with --url; `Settings.options.URL` holds it."""
+        self.add_argument("URL", nargs="?", help=f"the server (default: {DEFAULT_URL})")
+        self.add_argument("--url", "--base-url", dest="base_url", metavar="URL", help="the same")
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
@@ -134,24 +142,40 @@ class Command(argparse.ArgumentParser):
         at = argv.index("--") if "--" in argv else len(argv)
         words = [self.dashed(word) for word in argv[:at]]
         self._answer_help_about(words)
-        self._refuse(words)
-        options, extra = self.parse_known_args([*words, *argv[at:]])
+        done = rewrite(words, self._option_string_actions, self.specs)
+        self._refuse_glued(done.words)
+        options, extra = self.parse_known_args([*done.words, *argv[at:]])
         if extra:
             raise UsageError(self._unknown(extra[0]))
+        self._place_server(options)
         typed = self._typed(options)
-        from_env = {
-            name: convert(spec, env[spec.env], spec.env) for name, spec in self.specs.items() if env.get(spec.env)
-        }
-        fields = self._from_file(getattr(options, "config", None)) | from_env | typed
-        notes = [f"{flag} changes nothing: {NO_OPS[flag]}" for flag in getattr(options, "no_ops", None) or ()]
+        set_by = {name: spec.env for name, spec in self.specs.items() if env.get(spec.env)}
+        from_env = {name: convert(self.specs[name], env[variable], variable) for name, variable in set_by.items()}
+        from_file, notes = self._from_file(getattr(options, "config", None))
+        fields = from_file | from_env | typed
+        notes += [*done.notes, *_in_place(done, fields), *(mistyped(env, self.specs.values()) if self.specs else ())]
         values: dict[type, dict[str, Any]] = {config: {} for config in self.configs}
         for name, value in fields.items():
             values[self.specs[name].owner][name] = value
-        return Settings(options, values, frozenset(typed), notes)
+        return Settings(options, values, frozenset(typed), notes, set_by | done.said)
 
     def spellings(self) -> list[str]:
         """Every spelling that this command takes, --no- forms included."""
         return list(self._option_string_actions)
+
+    def _place_server(self, options: argparse.Namespace) -> None:
+        """Take a bare word that is the address of a server for --url."""
+        field = "url" if hasattr(options, "url") else "base_url"
+        slot = "URL" if hasattr(options, "URL") else "MODEL"
+        word, typed = getattr(options, slot, None), getattr(options, field, None)
+        is_address = slot == "URL" or (word or "").startswith(("http://", "https://"))
+        if not is_address or not (hasattr(options, field) or field in self.specs):
+            return
+        if word and typed not in (None, word):
+            raise UsageError(f"two servers are named: {word} and {typed}")
+        if word:
+            setattr(options, field, word)
+        setattr(options, slot, None if slot == "MODEL" else word or typed or DEFAULT_URL)
 
     def _typed(self, options: argparse.Namespace) -> dict[str, Any]:
         given = {name: value for name, value in vars(options).items() if name in self.specs}
@@ -164,39 +188,46 @@ class Command(argparse.ArgumentParser):
     def dashed(self, word: str) -> str:
         """`--max_num_seqs` as `--max-num-seqs`."""
         name, equals, value = word.partition("=")
+        name, dot, part = name.partition(".")
         dashed = name.replace("_", "-")
-        known = dashed in self._option_string_actions or dashed in NOT_YET | REFUSED.keys()
-        return dashed + equals + value if name.startswith("--") and known else word
+        known = name.startswith("--") and (dashed in self._option_string_actions or rows_of(dashed))
+        return f"{dashed}{dot}{part}{equals}{value}" if known else word
 
-    def _refuse(self, words: Sequence[str]) -> None:
-        names = (word.partition("=")[0] for word in words)
-        for name in (name for name in names if name not in self._option_string_actions):
-            if name in REFUSED:
-                raise UsageError(f"{name} is not accepted: {REFUSED[name]}")
-            if name in NOT_YET:
-                raise UsageError(f"{name} is not available in gapless yet")
+    def _refuse_glued(self, words: Sequence[str]) -> None:
+        """Refuse -hx, which argparse takes for -h with a value."""
+        for word in words:
+            short = self._option_string_actions.get(word[:2])
+            if short is not None and short.nargs == 0 and len(word) > 2 and word not in self._option_string_actions:
+                raise UsageError(self._unknown(word))
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
             return f"unexpected argument {hide_password(word)!r}; see {self.prog} --help"
         name = word.partition("=")[0]
-        near = nearest(name.replace("_", "-") if name.startswith("--") else name, self.spellings())
-        return f"unknown flag {name}" + (f"; did you mean {near}?" if near else f"; see {self.prog} --help")
+        dashed = name.replace("_", "-") if name.startswith("--") else name
+        near = did_you_mean(dashed, self.spellings()) or did_you_mean(dashed, foreign_names())
+        return f"unknown flag {name}" + (near or f"; see {self.prog} --help")
 
-    def _from_file(self, path: str | None) -> dict[str, Any]:
+    def _from_file(self, path: str | None) -> tuple[dict[str, Any], list[str]]:
+        """The fields that the file sets, and what to say of keys of other engines."""
         if path is None:
-            return {}
+            return {}, []
         known = {s.lstrip("-").replace("-", "_"): spec for spec in self.specs.values() for s in spec.spellings}
         fields: dict[str, Any] = {}
+        others: list[str] = []
         for key, value in _read_config_file(path).items():
             spec = known.get(key.replace("-", "_"))
+            if spec is None and rows_of(flag := self.dashed(f"--{key}")):
+                others.append(f"{flag}={value if isinstance(value, str) else json.dumps(value)}")
+                continue
             if spec is None:
                 near = nearest(key.replace("-", "_"), known)
                 raise UsageError(f"{path}: unknown key {key!r}" + (f"; did you mean {near!r}?" if near else ""))
             if spec.field in fields:
                 raise UsageError(f"{path}: {key!r} says {spec.field} a second time")
             fields[spec.field] = convert(spec, value, f"{path}: {key}")
-        return fields
+        done = rewrite(others, {}, self.specs)
+        return self._typed(self.parse_known_args(done.words)[0]) | fields, [*done.notes, *_in_place(done, fields)]
 
     def _answer_help_about(self, words: Sequence[str]) -> None:
         about = next((word.partition("=")[2] for word in words if word.startswith("--help=")), None)
@@ -215,6 +246,11 @@ class Command(argparse.ArgumentParser):
                 formatter.start_section(group.title)
                 formatter.add_arguments(shown)
                 formatter.end_section()
+        others = [row for row in TABLE if any(word.lower() in text for text in (*row.names, row.text))]
+        if others:
+            formatter.start_section("Flags of other engines")
+            formatter.add_text("\n".join(map(str, others)))
+            formatter.end_section()
         text = formatter.format_help()
         if not text:
             raise UsageError(f"no flag of {self.prog} mentions {word!r}; see {self.prog} --help")
@@ -256,13 +292,28 @@ def number(low: float, high: float, kind: type[int] | type[float]) -> Callable[[
     return read
 
 
+def _in_place(done: Rewritten, fields: Mapping[str, Any]) -> list[str]:
+    """Notes on flags of other engines that need one of ours. Raises UsageError where that is not given."""
+    for name, row in done.needs:
+        if not fields.get(row.field):
+            raise UsageError(f"{name} is not accepted alone: {row.text}")
+    return [f"{name} changes nothing beside {flag_of(row.field)}" for name, row in done.needs]
+
+
+def flag_of(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
 def _mentions(action: argparse.Action, word: str) -> bool:
     return any(word in text.lower() for text in (*action.option_strings, action.help or ""))
 
 
 def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
     help = spec.help.replace("%", "%%") + _default_text(spec)
-    if spec.kind is bool and not spec.many:
+    switch = spec.kind is bool and not spec.many
+    if also := [f"--[no-]{name[2:]}" if switch else name for name in spec.spellings[1:] if len(name) > 2]:
+        help += f"; also {', '.join(also)}"
+    if switch:
         long = [s for s in spec.spellings if s.startswith("--")]
         group.add_argument(
             *long, dest=spec.field, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
@@ -282,18 +333,23 @@ def _add_spec(group: argparse._ArgumentGroup, spec: Spec, greedy: bool) -> None:
 
 
 class HelpText(argparse.RawDescriptionHelpFormatter):
-    """`--model, -m MODEL` and `--[no-]x` instead of every spelling with every value."""
+    """`--model, -m MODEL` and `--[no-]x`; further spellings stand at the end of the text."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size().columns, 120))
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)  # flags stay whole
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
+        first = next((name for name in action.option_strings if name.startswith("--")), action.option_strings[0])
+        shown = [name for name in action.option_strings if name == first or len(name) == 2]
         if isinstance(action, argparse.BooleanOptionalAction):
-            return ", ".join(f"--[no-]{s[2:]}" for s in action.option_strings if not s.startswith("--no-"))
+            return f"--[no-]{first[2:]}"
         value = "" if action.nargs == 0 else " " + self._format_args(action, action.dest.upper())
-        return ", ".join(action.option_strings) + value
+        return ", ".join(shown) + value
 
 
 def _default_text(spec: Spec) -> str:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from gapless.cli.errors import USAGE, UsageError, nearest
+from gapless.base.spellings import did_you_mean
+from gapless.cli.errors import USAGE, UsageError
 
 Table = Mapping[str, tuple[str, str]]
 """name -> (what it is for, where its `main` is: a module of this room, or MODULE:FUNCTION)."""
@@ -32,8 +33,7 @@ def dispatch(argv: Sequence[str], name: str, help: str, table: Table) -> int:
         print(help, file=sys.stderr)
         return USAGE
     if word not in table:
-        near, typed = nearest(word, table), f"{name} {word}".strip()
-        see = f"did you mean {near}?" if near else f"see {f'gapless {name}'.strip()} --help"
-        raise UsageError(f"unknown command {typed!r}; {see}")
+        typed, see = f"{name} {word}".strip(), f"; see {f'gapless {name}'.strip()} --help"
+        raise UsageError(f"unknown command {typed!r}{did_you_mean(word, table) or see}")
     module, _, function = table[word][1].partition(":")
     return int(getattr(import_module(f"gapless.cli.{module}"), function or "main")(argv[1:]))

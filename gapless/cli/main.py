@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 import gapless
-from gapless.base.errors import ConfigError, GaplessError
-from gapless.cli.errors import FAILED, INTERRUPTED, USAGE
+from gapless.base.errors import GaplessError, exit_code
+from gapless.cli.errors import FAILED, INTERRUPTED
 from gapless.cli.kinds import Table, dispatch, rows
 
 INSTALL = "in a checkout of gapless: pip install '.[engine]', or make setup"
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except GaplessError as error:
-        return _fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+        return _fail(str(error), exit_code(error))
     except ModuleNotFoundError as error:
         if (error.name or "gapless").split(".")[0] == "gapless":
             raise

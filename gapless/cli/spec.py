@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 from gapless.base.config import field_kind
+from gapless.base.sizes import read_size
+from gapless.base.spellings import VALUES
+from gapless.base.variables import PREFIX
 from gapless.cli.errors import UsageError
 
-ENV_PREFIX = "GAPLESS_"
-_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKmMgGtT])")
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -43,7 +42,7 @@ class Spec(NamedTuple):
 
     @property
     def env(self) -> str:
-        return ENV_PREFIX + self.field.upper()
+        return PREFIX + self.field.upper()
 
 
 def specs(config: type) -> list[Spec]:
@@ -70,6 +69,8 @@ def convert(spec: Spec, value: Any, source: str) -> Any:
 
 
 def _one(spec: Spec, value: Any, source: str) -> Any:
+    if isinstance(value, str):
+        value = VALUES.get(spec.field, {}).get(value, value)
     if spec.optional and _means_default(spec, value):
         return None
     read, expected = _READERS[spec.kind]
@@ -87,7 +88,8 @@ def _means_default(spec: Spec, value: Any) -> bool:
     return value is None
 
 
-def _read_bool(value: Any) -> bool | None:
+def read_bool(value: Any) -> bool | None:
+    """True for on, yes, true and 1, False for their opposites, None for anything else."""
     if isinstance(value, bool):
         return value
     return _WORDS.get(value.lower()) if isinstance(value, str) else None
@@ -116,20 +118,9 @@ def _read_str(value: Any) -> str | None:
 
 
 _READERS: dict[type, tuple[typing.Callable[[Any], Any], str]] = {
-    bool: (_read_bool, "true or false"),
-    int: (_read_int, "a whole number (32k is 32,000, 32K is 32,768)"),
+    bool: (read_bool, "true or false"),
+    int: (_read_int, "a whole number (32k and 32KB are 32,000, 32K and 32KiB are 32,768)"),
     float: (_read_float, "a number"),
     str: (_read_str, "text"),
 }
 """What reads a value of a kind, or returns None where it is none, and the words for the kind"""
-
-
-def read_size(text: str) -> int | None:
-    """`32k` = 32,000, `32K` = 32,768, `1M` = 1,048,576, `1.5k` = 1,500; None when it is no whole number."""
-    if match := _SIZE.fullmatch(text.strip()):
-        number = float(match[1]) * _SCALES[match[2]]
-        return int(number) if number.is_integer() else None
-    try:
-        return int(text)
-    except ValueError:
-        return None

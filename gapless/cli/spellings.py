@@ -1,71 +1,145 @@
-"""Spellings that other engines taught people: the same thing here, nothing to do here, or not here yet."""
+"""Command lines in other engines' words, rewritten in ours before they are parsed."""
 
 from __future__ import annotations
 
-MEANS: dict[str, tuple[str, object]] = {
-    "--async-scheduling": ("depth", "auto"),
-    "--no-async-scheduling": ("depth", "1"),
-    "--disable-overlap-schedule": ("depth", "1"),
-    "--disable-cuda-graph": ("enforce_eager", True),
-    "--disable-radix-cache": ("enable_prefix_caching", False),
-}
-"""spelling -> (field, value)"""
+import argparse
+import json
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-NO_OPS = {
-    "--enable-chunked-prefill": "chunked prefill is always on",
-    "--enable-metrics": "/metrics is always on",
-    "--jinja": "chat templates are always Jinja",
-    "--enable-lora": "adapters are served as soon as --lora-modules or --lora-dir names some",
-}
-"""spelling -> what to tell the user; the flag changes nothing"""
+from gapless.base.spellings import Fate, Foreign, foreign, rows_of
+from gapless.cli.errors import UsageError
+from gapless.cli.spec import Spec, read_bool
 
-_NO_CODE = (
-    "gapless never runs code from a checkpoint. Families that are built in need no such flag; "
-    "convert other models to one of them"
-)
-_OUT = "name the file instead: --out FILE.json, FILE.jsonl to add a line, or FOLDER/"
-_RAMP = "write --request-rate linear:START:END, or exponential:START:END"
-_BURST = "write --request-rate burst:SIZE:SECONDS"
-REFUSED = {
-    "--save-result": _OUT,
-    "--append-result": _OUT,
-    "--result-dir": _OUT,
-    "--ramp-up-strategy": _RAMP,
-    "--ramp-up-start-rps": _RAMP,
-    "--ramp-up-end-rps": _RAMP,
-    "--burst-size": _BURST,
-    "--burst-interval": _BURST,
-    "--data-seed": "write --data demo:SEED",
-    "--no-oversample": "write --num-prompts 0",
-    "--trust-remote-code": _NO_CODE,
-    "--no-enable-chunked-prefill": "chunked prefill cannot be turned off; raise --max-num-batched-tokens instead",
-    "--code-revision": _NO_CODE,
-    "--hf-token": "other users of this machine would see it; set HF_TOKEN in the environment",
-}
-"""spelling -> why not"""
+SHOWN_CHARS = 40
+"""Longer values are not repeated in notes."""
+JSON_FIELDS = ("_config", "_kwargs")
+"""Ends of the names of fields that are JSON, whose parts may be given one by one: --speculative-config.method mtp"""
+Options = Mapping[str, argparse.Action]
 
-NOT_YET = frozenset(  # a text, because one name a line would hide the families
-    """
-    -tp --tensor-parallel-size --tp --tp-size --num-shard
-    -pp --pipeline-parallel-size --pp-size
-    -dp --data-parallel-size --dp-size
-    --distributed-executor-backend
-    --cudagraph-capture-sizes --cuda-graph-bs --cuda-graphs
-    --attention-backend --attn-implementation
-    --quantization --quantize
-    --kv-cache-dtype --cache-type-k --cache-type-v
-    --tokenizer-revision
-    --hf-overrides --json-model-override-args
-    --generation-config --override-generation-config --preferred-sampling-params
-    --default-chat-template-kwargs --chat-template-kwargs
-    --enable-auto-tool-choice --reasoning-format
-    --structured-outputs-config --grammar-backend --guided-decoding-backend
-    --spec-method --spec-model --spec-tokens --speculative-algorithm
-    --kv-transfer-config --disaggregation-mode --disaggregation-transfer-backend
-    --kv-offloading-size --kv-offloading-backend --enable-hierarchical-cache --hicache-size --hicache-ratio
-    --stream-interval --max-logprobs --enable-per-request-metrics
-    --disable-access-log-for-endpoints --profiler-config
-    --ssl-keyfile --ssl-certfile --root-path
-    """.split()  # noqa: SIM905
-)
-"""Flags of other engines whose job gapless does not do yet. A flag that a command has is never looked up here."""
+
+class Rewritten(NamedTuple):
+    """A command line in our own words."""
+
+    words: list[str]
+    notes: list[str]
+    """What the user should hear about flags that are not ours"""
+    said: dict[str, str]
+    """The flag as it was typed, by the name of what it sets"""
+    needs: list[tuple[str, Foreign]]
+    """Flags, as they were typed, that are in place only where another is given"""
+
+
+def rewrite(words: Sequence[str], options: Options, fields: Mapping[str, Spec]) -> Rewritten:
+    """Put flags of other engines in our words. Raises UsageError for what is not to be had, and says what is."""
+    done, rest, parts = Rewritten([], [], {}, []), deque(words), dict[str, dict[str, Any]]()
+    while rest:
+        word = rest.popleft()
+        name, equals, text = word.partition("=")
+        head, _, part = name.partition(".")
+        value = text if equals else None
+        if name in options:
+            done.said[options[name].dest] = name
+            done.words.append(_switched(options[name], name, value))
+        elif part and head in options and options[head].dest.endswith(JSON_FIELDS):
+            _add_part(parts, f"{options[head].dest}.{part}", _value(name, value, rest))
+            done.said[options[head].dest] = head
+        elif name.startswith("-") and (rows := rows_of(head if part else name)):
+            _take(done, parts, fields, name, _given(name, rows, value, rest))
+        else:
+            done.words.append(word)
+    done.words.extend([text for field, value in parts.items() for text in (fields[field].flag, json.dumps(value))])
+    return done
+
+
+def _take(
+    done: Rewritten, parts: dict[str, dict[str, Any]], fields: Mapping[str, Spec], name: str, value: str | None
+) -> None:
+    if value == "":  # a switch that is turned off
+        name, value = f"--no-{name[2:]}", None
+    row = foreign(name.partition(".")[0], value)
+    if row is None:
+        takes = " or ".join(row.at for row in rows_of(name) if row.at) or "no value"
+        raise UsageError(f"{name} takes {takes}, got {value!r}")
+    typed = name if value is None or len(value) > SHOWN_CHARS else f"{name} {value}"
+    target = row.field.partition(".")[0]
+    if row.fate is Fate.INSTEAD:
+        raise UsageError(f"{name} {row.fate.value}: {row.text}")  # its value may be secret
+    if row.fate is Fate.NOT_YET:
+        raise UsageError(f"{typed} {row.fate.value}" + (f": {row.text}" if row.text else ""))
+    if row.fate is Fate.NOTHING:
+        done.notes.append(f"{typed} {row.fate.value}: {row.text}")
+    elif row.fate is Fate.NEEDS:
+        done.needs.append((name, row))
+    elif target not in fields:
+        done.words.append(name)  # this command has no such thing
+    else:
+        if "." not in row.field:
+            done.said[target] = name
+        done.notes.append(f"{name} {row.fate.value} {_set(done, parts, fields[target], row, value)} here")
+
+
+def _set(done: Rewritten, parts: dict[str, dict[str, Any]], spec: Spec, row: Foreign, value: str | None) -> str:
+    """Add our own words for a flag; returns them as a note shows them, without a value that may be secret."""
+    text, part = row.text.format(value), row.field.partition(".")[2]
+    shown = "" if row.text == "{}" else f" {text}"
+    if part:
+        _add_part(parts, row.field, text)
+        return f"{spec.flag}.{part}{shown}"
+    if spec.kind is bool:
+        done.words.append(spec.flag if text == "on" else f"--no-{spec.flag[2:]}")
+        return done.words[-1]
+    done.words.extend([spec.flag, *(text.split() if row.at == "+" else [text])])
+    return f"{spec.flag}{shown}"
+
+
+def _given(name: str, rows: Sequence[Foreign], value: str | None, rest: deque[str]) -> str | None:
+    """The value of another engine's flag, taken from the words that follow; "" for a switch that is off."""
+    is_switch = any(not row.at for row in rows)
+    listed = {text for row in rows for text in row.at.split()}
+    if value is not None:
+        on = read_bool(value) if is_switch and value not in listed else None
+        return value if on is None else None if on else ""
+    if is_switch:
+        return rest.popleft() if rest and listed and rest[0] in listed else None
+    values = [_value(name, None, rest)]
+    while "+" in listed and rest and not _is_flag(rest[0]):
+        values.append(rest.popleft())
+    return " ".join(values)
+
+
+def _value(name: str, value: str | None, rest: deque[str]) -> str:
+    if value is not None:
+        return value
+    if not rest or _is_flag(rest[0]):
+        raise UsageError(f"{name}: expected a value")
+    return rest.popleft()
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and re.match(r"-($|\.?\d)", word) is None
+
+
+def _switched(action: argparse.Action, name: str, value: str | None) -> str:
+    """`--x=false` as `--no-x`, for our own switches."""
+    if value is None or not isinstance(action, argparse.BooleanOptionalAction):
+        return name if value is None else f"{name}={value}"
+    on = read_bool(value)
+    if on is None:
+        raise UsageError(f"{name}: expected true or false, got {value!r}")
+    positive = name.replace("--no-", "--", 1)
+    return positive if on != name.startswith("--no-") else f"--no-{positive[2:]}"
+
+
+def _add_part(parts: dict[str, dict[str, Any]], path: str, text: str) -> None:
+    """Set one member of a field that is JSON."""
+    field, *steps, last = path.split(".")
+    place = parts.setdefault(field, {})
+    for step in steps:
+        place = place.setdefault(step, {})
+    try:
+        place[last] = json.loads(text)
+    except ValueError:
+        place[last] = text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gapless.base.errors import ServerError
 from gapless.cli.flags import Command, number
 from gapless.lab.probe import fetch
-from gapless.lab.target import DEFAULT_URL, Target
+from gapless.lab.target import Target
 from gapless.lab.top import Page, TopRow, TopView, block, known, line, rows
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         words="[URL]",
         epilog="Where the output is no terminal, one line is written per interval.",
     )
-    command.add_argument("URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    command.add_server()
     seconds, help = number(0.1, 3600, float), "between two looks (default: 2)"
     command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")

@@ -8,7 +8,7 @@ from pathlib import Path
 from gapless.cli.flags import Command, number
 from gapless.cli.kinds import Table, dispatch, usage
 from gapless.cli.output import check_writable, say
-from gapless.lab.target import DEFAULT_URL, Target
+from gapless.lab.target import Target
 
 MAX_SECONDS = 60
 TIMEOUT = 600.0
@@ -16,7 +16,7 @@ TIMEOUT = 600.0
 
 def record(argv: Sequence[str]) -> int:
     command = Command("trace record", "Record the steps of a running gapless server.", words="[URL]")
-    command.add_argument("URL", nargs="?", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    command.add_server()
     command.add_argument(
         "--seconds", type=number(1, MAX_SECONDS, int), default=5, metavar="N",
         help=f"how long, 1 to {MAX_SECONDS} (default: 5)",

@@ -15,9 +15,10 @@ from gapless.base.errors import EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
 from gapless.base.records import NO_TRANSFER, KVTransfer, PageEvent
 from gapless.engine import messages as m
+from gapless.engine.arguments import make_config
 from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
-from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
+from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
 from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats

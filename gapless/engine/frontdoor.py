@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gapless.base.config import EngineConfig
@@ -111,12 +111,3 @@ def open_assets(config: EngineConfig, commit: str | None = None) -> ModelAssets:
     own = tokenizer.eos_token_id
     eos_ids = dict.fromkeys([*model.eos_token_ids, *([] if own is None else [own])])
     return ModelAssets(tokenizer, tuple(eos_ids), model.default_sampling, commit)
-
-
-def make_config(model: str, options: dict[str, Any]) -> EngineConfig:
-    """EngineConfig from keyword arguments; an unknown name is a ConfigError that lists the known ones."""
-    known = [f.name for f in fields(EngineConfig)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown engine argument {name!r}; known: {', '.join(known)}")
-    return EngineConfig(model=str(model), **options)

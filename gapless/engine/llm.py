@@ -17,9 +17,11 @@ from typing import Any, Self, TypeVar, cast
 from gapless.base.config import DEMO_MODEL
 from gapless.base.errors import EngineDeadError, EngineError, GaplessError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
+from gapless.base.spellings import METHODS, did_you_mean
+from gapless.engine.arguments import make_config
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
-from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
+from gapless.engine.frontdoor import ModelAssets, locate, open_assets
 from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
@@ -75,18 +77,20 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
         adapter: str | Sequence[str] = "",
+        lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; the results are in the order of the prompts.
 
         A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Sampling parameters are one for
         all, or a list as long as the prompts, or the model's own defaults. `adapter` is a name of `lora_modules`, or a
-        list of names, where an empty one is the model alone. Every request is checked before the first
-        one runs: RequestError. `use_tqdm` shows progress when standard error is a terminal.
+        list of names, where an empty one is the model alone; `lora_request` is vLLM's, read for its name. Every
+        request is checked before the first one runs: RequestError. `use_tqdm` shows progress
+        when standard error is a terminal.
         """
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, len(listed))
         ranks = _one_each(0 if priority is None else priority, len(listed), "priorities", "priority")
-        adapters: list[str] = _one_each(adapter, len(listed), "adapters", "adapter")
+        adapters: list[str] = _one_each(adapter_names(adapter, lora_request), len(listed), "adapters", "adapter")
         resolved: list[Resolved] = []
         for prompt, one, rank, name in zip(listed, params, ranks, adapters, strict=True):
             with _naming_prompt(len(resolved), len(listed)):
@@ -109,6 +113,7 @@ class LLM:
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         adapter: str | Sequence[str] = "",
+        lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, in their order.
 
@@ -136,7 +141,7 @@ class LLM:
         for text, one in zip(begun, given, strict=True):
             with _naming_prompt(len(params), len(prompts)):
                 params.append(formed(one, use, self._replies, text))
-        outputs = self.generate(prompts, params, use_tqdm, adapter=adapter)
+        outputs = self.generate(prompts, params, use_tqdm, adapter=adapter, lora_request=lora_request)
         reply = self._replies.format(tools=bool(use.tools))
         return [taken_apart(output, reply, use, text) for output, text in zip(outputs, begun, strict=True)]
 
@@ -185,6 +190,10 @@ class LLM:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        why = METHODS.get(name)
+        raise AttributeError(f"LLM has no {name!r}" + (f": {why}" if why else did_you_mean(name, dir(type(self)))))
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         asked = self.get_default_sampling_params() if given is None else given
@@ -236,6 +245,20 @@ class LLM:
         if self._core is None:
             raise EngineDeadError("this LLM is closed")
         return self._core
+
+
+def adapter_names(adapter: str | Sequence[str], lora_request: Any) -> str | Sequence[str]:
+    """The names of adapters, of which vLLM's LoRARequest has one each. Raises RequestError."""
+    if lora_request is None:
+        return adapter
+    if adapter:
+        raise RequestError("give adapter or lora_request, not both", "lora_request")
+    if isinstance(lora_request, (list, tuple)):
+        return [cast(str, adapter_names("", one)) for one in lora_request]
+    name = getattr(lora_request, "lora_name", None)
+    if not isinstance(name, str):
+        raise RequestError("lora_request must have a lora_name, as vLLM's has; or give adapter=NAME", "lora_request")
+    return name
 
 
 def _one_each(given: T | Sequence[T], count: int, what: str, field: str) -> list[T]:

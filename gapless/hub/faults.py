@@ -53,8 +53,8 @@ def fault(error: Exception, asked: Asked) -> GaplessError:
         return no_room(asked, f"{cache} is full")
     return ServerError(
         f"{what}: {name} could not be fetched from {hub} ({type(error).__name__}: {text[:300]}): check the network, "
-        "proxies and HF_ENDPOINT, and start again, which goes on from there; or give a directory. "
-        f"{name!r} is none here"
+        "proxies and HF_ENDPOINT, and start again, which goes on from there; or give a directory, "
+        f"for there is none named {name!r} here"
     )
 
 

@@ -86,8 +86,9 @@ def _child() -> int:
     """Times by the wall clock: its parent took the first one."""
     asked = json.load(sys.stdin)
     entered = time.time()
+    from gapless.engine.arguments import make_config
     from gapless.engine.build import build_core
-    from gapless.engine.frontdoor import locate, make_config, open_assets
+    from gapless.engine.frontdoor import locate, open_assets
     from gapless.engine.llm import LLM
 
     imported = time.time()

@@ -131,7 +131,7 @@ def _as_prompt(content: Content) -> Any:
 class RequestFlags:
     """What every command that asks a server lets its user choose."""
 
-    base_url: str | None = server_flag(None, "the server, such as http://localhost:8000")
+    base_url: str | None = server_flag(None, "the server, such as http://localhost:8000", aliases=("--url",))
     backend: str = server_flag("openai", "openai is /v1/completions", choices=tuple(BACKENDS))
     header: tuple[str, ...] = server_flag((), "KEY=VALUE, sent with each request")
     insecure: bool = server_flag(False, "do not check the server's certificate")

@@ -98,6 +98,8 @@ def resolve_model_dir(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if name.lower().endswith(".gguf"):
+        raise ConfigError(f"model: {name!r}: GGUF files are not read; name a checkpoint of safetensors files")
     if path.exists():
         raise ConfigError(f"model: {name!r} is a file; give the directory that holds config.json and the weights")
     raise ConfigError(
@@ -118,7 +120,9 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
         longest, scaled = model.max_position_embeddings, model.length_limit
         raise ConfigError(
             f"max_model_len ({engine.max_model_len}) must not exceed what the model is made for: "
-            f"max_position_embeddings is {longest}" + (f", with its rope scaling {scaled}" if scaled > longest else "")
+            f"max_position_embeddings is {longest}"
+            + (f", with its rope scaling {scaled}: " if scaled > longest else ": ")
+            + f"ask for {scaled} or less, or write rope_scaling into config.json, in a copy of the checkpoint"
         )
     return engine.max_model_len
 
@@ -173,7 +177,8 @@ def _drafter_dir(name: str) -> Path:
 def _architecture(fields: Fields, known: tuple[str, ...]) -> str:
     names, kind = fields.get("architectures"), fields.get("model_type")
     if not isinstance(names, list) or not names or names[0] not in known:
-        raise fields.error("architectures", f"must be one of {', '.join(known)}", names)
+        rule = f"must be one of {', '.join(known)} (the manual's page Models says which models are served)"
+        raise fields.error("architectures", rule, names)
     if names[1:]:
         fields.unused("architectures", "the first one counts")
     kinds = MODEL_TYPES.get(names[0], (kind,))

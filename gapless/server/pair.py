@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit_code
 from gapless.base.peers import KEY_VARIABLE
 from gapless.server.config import ServerConfig
 from gapless.server.errors import log
@@ -84,7 +84,7 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
             return runner.run(PairServing(argv, engine, server, folder, listener).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
-        return 1
+        return exit_code(error)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 import gapless
 from gapless.base.config import EngineConfig
-from gapless.base.errors import ConfigError, EngineDeadError, GaplessError
+from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit_code
 from gapless.base.progress import CLEAR
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
@@ -67,7 +67,7 @@ def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] =
                 return runner.run(Serving(engine, located, server, listener, worker, tracing, events).run())
     except GaplessError as error:
         say(server, logging.ERROR, f"error: {' '.join(str(error).split())}")
-        return 1
+        return exit_code(error)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,9 @@ from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoni
 from gapless.text.reply_tables import (
     HARMONY_MESSAGE,
     HARMONY_REPLY,
+    REASONING_NAMES,
     REASONING_TABLES,
+    TOOL_NAMES,
     TOOL_TABLES,
     ReplyState,
     ReplyTable,
@@ -56,9 +58,9 @@ class ReplyForms:
     def __init__(self, tokenizer: Tokenizer, tools: str, reasoning: str) -> None:
         """`tools` and `reasoning` are names of tables, auto, or none. Raises ConfigError for another, and
         CheckpointError where the checkpoint's own description cannot be read and is needed."""
-        found = _described(tokenizer) if "auto" in (tools, reasoning) else (None, None)
-        self.tools = _table(TOOL_TABLES, tools, found[0], "tool_call_parser")
-        self.reasoning = _table(REASONING_TABLES, reasoning, found[1], "reasoning_parser")
+        found = _described(tokenizer) if {"auto", "mistral"} & {tools, reasoning} else (None, None)
+        self.tools = _table(TOOL_TABLES, form_name(tools, TOOL_NAMES), found[0], "tool_call_parser")
+        self.reasoning = _table(REASONING_TABLES, form_name(reasoning, REASONING_NAMES), found[1], "reasoning_parser")
         self.special_ids = tokenizer.special_ids
         self._added = tokenizer.added
         self._formats: dict[bool, ReplyFormat] = {}
@@ -99,10 +101,18 @@ def _described(tokenizer: Tokenizer) -> tuple[ReplyTable | None, ReplyTable | No
     return choose_tables(tokenizer.template.source if tokenizer.template else "")
 
 
+def form_name(asked: str, others: Mapping[str, str]) -> str:
+    """The name of a form here, for its name here or in another engine."""
+    name = asked.replace("-", "_")
+    return others.get(name, name)
+
+
 def _table(tables: Mapping[str, ReplyTable], asked: str, found: ReplyTable | None, flag: str) -> ReplyTable | None:
     if asked not in ("auto", "none", *tables):
         raise ConfigError(f"{flag}: {asked!r} is none of auto, none, {', '.join(tables)}")
-    return found if asked == "auto" else tables.get(asked)
+    # To vLLM, mistral is both of its forms.
+    by_template = asked == "auto" or (asked == "mistral" and found is not None and found.name.startswith(asked))
+    return found if by_template else tables.get(asked)
 
 
 class ReplyReader:

@@ -355,6 +355,27 @@ TOOL_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _TOOLS}
 """Forms of tool calls by name, those first that a template is asked for first."""
 REASONING_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _REASONING}
 
+_THINK = "deepseek_r1 deepseek_v3 glm45 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3 qwen3_thinking step3"
+TOOL_NAMES = {
+    "openai": "harmony",
+    "gpt_oss": "harmony",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v4",
+    "glm": "glm45",
+    "glm47": "glm45",
+    "minimax": "minimax_m1",
+}
+"""Forms of tool calls as vLLM and SGLang name them, with _ for -"""
+REASONING_NAMES = {"openai_gptoss": "harmony", "gpt_oss": "harmony", **dict.fromkeys(_THINK.split(), "think")}
+
 
 def choose_tables(template: str) -> tuple[ReplyTable | None, ReplyTable | None]:
     """Return the tables of tool calls and of reasoning whose marks all occur in the text of a chat template."""

@@ -17,6 +17,7 @@ from gapless.base.params import (
     SamplingParams,
     param,
 )
+from gapless.base.spellings import SAMPLING
 
 
 @pytest.mark.parametrize(
@@ -77,8 +78,23 @@ def test_a_copy_is_checked_again():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(RequestError, match=r"unknown sampling parameter 'length_penalty'.*temperature"):
-        SamplingParams.from_dict({"length_penalty": 1.0})
+    with pytest.raises(RequestError, match=r"^unknown sampling parameter 'zzzz'; known: .*temperature"):
+        SamplingParams.from_dict({"zzzz": 1.0})
+    with pytest.raises(RequestError, match=r"^unknown sampling parameter 'max_token'; did you mean max_tokens\?$"):
+        SamplingParams(max_token=5)
+
+
+def test_names_of_other_engines_change_nothing_at_their_defaults():
+    given = {name: values[0] for name, (values, _) in SAMPLING.items() if values}
+    assert SamplingParams(top_k=3, output_kind=2, skip_clone=True, **given) == SamplingParams(top_k=3)
+
+
+@pytest.mark.parametrize(("name", "entry"), SAMPLING.items())
+def test_a_name_of_another_engine_says_what_is_written_here(name, entry):
+    with pytest.raises(RequestError, match=f"^{name} is not accepted: ") as caught:
+        SamplingParams(**{name: 5})
+    assert entry[1] in str(caught.value) and caught.value.param == name
+    assert name not in SamplingParams.__dataclass_fields__, "it is here, so take it out of the table"
 
 
 def test_what_a_row_needs_follows_from_its_values():

@@ -133,11 +133,11 @@ def test_answers_run_to_their_length_where_it_is_planned() -> None:
         ("--metric-percentiles 200", "metric-percentiles takes"),
         ("--backend tgi", "backend"),
         ("--base-url ftp://x", "a server's URL must look like http://localhost:8000"),
-        ("--max-concurrency 0", "max_concurrency"),
-        ("--num-warmups -1", "num_warmups"),
-        ("--prefix-zipf -1", "prefix_zipf"),
-        ("--multi-turn-turns 0", "multi_turn_turns"),
-        ("--num-prefixes 0", "num_prefixes"),
+        ("--max-concurrency 0", "--max-concurrency must be"),
+        ("--num-warmups -1", "--num-warmups must be"),
+        ("--prefix-zipf -1", "--prefix-zipf must be"),
+        ("--multi-turn-turns 0", "--multi-turn-turns must be"),
+        ("--num-prefixes 0", "--num-prefixes must be"),
         ("--range-ratio 1", "range-ratio must be"),
         ("--num-prompts 1.5", "num-prompts"),
         ("--nm-prompts 3", "did you mean --num-prompts?"),
@@ -202,7 +202,8 @@ def test_what_would_lose_the_result_is_told_before_the_run(
 
 def test_a_file_that_is_named_is_written(url: str, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    assert bench(url, "--result-filename", str(path)) == 0
+    line = "--num-prompts 5 --random-input-len 8 --random-output-len 3 --client-priority none --result-filename"
+    assert main(["bench", "serve", url, *line.split(), str(path)]) == 0
     assert json.loads(path.read_text())["completed"] == 5
 
 

@@ -143,6 +143,25 @@ def test_complete_without_a_url_runs_in_this_process(fake: Any, capsys: pytest.C
     assert fake.calls == [("stream", "it goes", SamplingParams(max_tokens=128, top_k=4, top_p=0.75))]
 
 
+def test_words_of_complete_are_its_text_as_in_run(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["complete", "it", "goes", "--top-k", "4"]) == 0
+    assert capsys.readouterr().out == "and so it goes\n"
+    assert main(["complete", "it", "-q", "goes"]) == 2
+    assert "give a text or -q, not both" in capsys.readouterr().err
+
+
+def test_a_question_in_the_place_of_a_model_is_told_where_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "Who are you?"]) == 2
+    assert "'Who are you?' is no model; ask one with -q: gapless chat -q 'Who are you?'" in capsys.readouterr().err
+
+
+def test_a_bare_word_that_is_a_url_names_the_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", server.url, "-q", "x"]) == 0
+    assert capsys.readouterr().out == "you said x\n"
+    assert main(["chat", server.url, "--url", "http://other:1", "-q", "x"]) == 2
+    assert f"two servers are named: {server.url} and http://other:1" in capsys.readouterr().err
+
+
 def test_an_engine_that_does_not_start_is_closed(fake: Any, capsys: pytest.CaptureFixture[str]) -> None:
     fake.start_error = CheckpointError("m: no config.json")
     assert main(["chat", "-m", "m", "-q", "x"]) == 1
@@ -205,7 +224,7 @@ def test_complete_with_a_server_prints_its_answer(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "from-env")
-    assert main(["complete", "named", "--url", server.url.removeprefix("http://"), "-q", "p", "-n", "4"]) == 0
+    assert main(["complete", "-m", "named", "--base-url", server.url.removeprefix("http://"), "p", "-n", "4"]) == 0
     assert capsys.readouterr().out == "you said p\n"
     ((path, key, body),) = server.seen
     assert (path, key, body["model"], body["max_tokens"]) == ("/v1/completions", "Bearer from-env", "named", 4)

@@ -64,7 +64,7 @@ def sums(tmp_path: Path) -> str:
 
 def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "a.json"
-    assert main(["eval", "--base-url", url, "--data", sums, "--output", str(path)]) == 0
+    assert main(["eval", url, "--data", sums, "--output", str(path)]) == 0
     out = capsys.readouterr().out
     assert f"m at {url}, completions, 0 shots" in out
     assert [line.split()[:3] for line in out.splitlines() if line[:2] in ("a ", "b ", "al")] == [
@@ -80,7 +80,7 @@ def test_a_server_is_asked_and_the_result_kept(url: str, sums: str, tmp_path: Pa
 
 def test_examples_are_part_of_the_prompt_or_conversation(url: str, adds: Adds, sums: str) -> None:
     del adds.requests[:]
-    assert main(["eval", "--base-url", url, "--data", sums, "--shots", "2"]) == 0
+    assert main(["eval", "--url", url, "--data", sums, "--shots", "2"]) == 0
     first = adds.asked[1].body["prompt"]
     assert first == "Question: 1 + 1\nAnswer: #### 2\n\nQuestion: 2 + 2\nAnswer: #### 4\n\nQuestion: 3 + 3\nAnswer:"
     assert len(adds.asked) == 1 + 4
@@ -120,7 +120,7 @@ def test_two_results_are_compared_by_eval(url: str, sums: str, tmp_path: Path, c
     [
         (["--data", "nowhere.jsonl"], "cannot read the questions nowhere.jsonl"),
         (["--match", "loose"], "must be one of flexible, strict"),
-        (["--min-accuracy", "2"], "min_accuracy must be"),
+        (["--min-accuracy", "2"], "--min-accuracy must be"),
         (["--base-url", "http://h", "--depth", "8"], "--depth is a matter of the server"),
         (["--base-url", "http://h", "--extra-body", "7"], "must be a JSON object"),
         (["--extra-body", "{}"], "--extra-body goes with --base-url"),

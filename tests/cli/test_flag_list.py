@@ -106,7 +106,7 @@ SAMPLING = """
 --stop
 """
 REQUEST = """
---base-url
+--base-url --url
 --backend
 --header
 --insecure

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,18 @@ import pytest
 
 from gapless.base.config import EngineConfig, flag
 from gapless.base.errors import ConfigError
+from gapless.base.sizes import read_size
+from gapless.base.spellings import TABLE, VALUES, Fate, Foreign
+from gapless.base.variables import OTHERS, OURS
+from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command, Settings
-from gapless.cli.spec import Spec, read_size, specs
-from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED
+from gapless.cli.sampling import SamplingFlags
+from gapless.cli.spec import Spec, specs
+from gapless.cli.variables import variables
+from gapless.lab.ab_plan import AbFlags
+from gapless.lab.eval_run import EvalFlags
+from gapless.server.config import ServerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +38,7 @@ class Door:
     timeout: float | None = flag(None, "seconds", group="Door")
 
 
+@cache
 def command(**options: Any) -> Command:
     return Command("serve", "test", (EngineConfig, Door), model_word=True, **options)
 
@@ -112,14 +123,17 @@ def test_values_of_a_repeated_flag_are_collected() -> None:
 
 @pytest.mark.parametrize(
     "text, value",
-    [("17", 17), ("32k", 32_000), ("32K", 32_768), ("1M", 1_048_576), ("1m", 10**6), ("1.5k", 1_500), ("2G", 2**31)],
+    [
+        *(("17", 17), ("32k", 32_000), ("32K", 32_768), ("1M", 1_048_576), ("1m", 10**6), ("1.5k", 1_500)),
+        *(("2G", 2**31), ("32KiB", 32_768), ("32KB", 32_000), ("1GiB", 2**30), ("1.3KiB", 1_331)),
+    ],
 )
 def test_a_size_with_a_unit_is_read(text: str, value: int) -> None:
     assert read_size(text) == value
     assert engine("--max-model-len", text) == {"max_model_len": value}
 
 
-@pytest.mark.parametrize("text", ["", "k", "1.0001k", "1.5", "0x10", "1kk", "1 000", "1_0k", "nan", "1e3"])
+@pytest.mark.parametrize("text", ["", "k", "1.0001k", "1.5", "0x10", "1kk", "1 000", "1_0k", "nan", "1e3", "1B", "1kB"])
 def test_a_wrong_size_is_refused(text: str) -> None:
     assert read_size(text) is None
     with pytest.raises(UsageError, match=r"--max-model-len.*expected a whole number"):
@@ -131,31 +145,152 @@ def test_an_optional_size_may_be_left_to_the_engine(text: str) -> None:
     assert engine("--max-model-len", text) == {"max_model_len": None}
 
 
-@pytest.mark.parametrize("spelling", MEANS)
-def test_a_spelling_with_a_fixed_meaning_sets_it(spelling: str) -> None:
-    field, value = MEANS[spelling]
-    assert engine(spelling) == {field: value}
-    assert getattr(read(spelling).build(EngineConfig), field) == value
+SERVE = Command("serve", "test", (EngineConfig, ServerConfig), model_word=True, greedy=True)
 
 
-@pytest.mark.parametrize("spelling", NO_OPS)
-def test_no_ops_are_taken_with_a_note(spelling: str) -> None:
-    settings = read(spelling)
-    assert settings.given(EngineConfig) == {}
-    assert len(settings.notes) == 1 and spelling in settings.notes[0]
+def rows(*fates: Fate) -> list[Foreign]:
+    return [row for row in TABLE if row.fate in fates]
 
 
-@pytest.mark.parametrize("spelling", REFUSED)
-def test_a_flag_that_is_not_accepted_says_why(spelling: str) -> None:
-    with pytest.raises(UsageError, match=f"{spelling} is not accepted: ") as caught:
-        read(spelling.replace("-", "_").replace("__", "--", 1))
-    assert REFUSED[spelling] in str(caught.value)
+def reader(*argv: str) -> Settings:
+    return SERVE.read(argv, {})
 
 
-@pytest.mark.parametrize("spelling", sorted(NOT_YET))
-def test_flags_of_other_engines_are_named_as_missing(spelling: str) -> None:
-    with pytest.raises(UsageError, match=f"{spelling} is not available in gapless yet"):
-        read("model", spelling, "2")
+def said(row: Foreign) -> list[str]:
+    """A value of this row, where it takes one."""
+    own = {"speculative_config.model": "x/y", "speculative_config.method": "suffix", "lora_modules": "a=b"}
+    first = row.at.split()[:1]
+    return [{"*": own.get(row.field, "3"), "+": "a=b"}.get(text, text) for text in first]
+
+
+@pytest.mark.parametrize("row", rows(Fate.SET), ids=str)
+def test_a_flag_of_another_engine_sets_the_field_that_it_is_here(row: Foreign) -> None:
+    field, _, part = row.field.partition(".")
+    words = ["--spec-method", "eagle3"] if part == "model" else []
+    words += ["--spec-model", "x/y"] if row.text == "draft_model" else []
+    flag = f"{'--no-' if row.text == 'off' else '--'}{field.replace('_', '-')}"
+    for name in row.names:
+        settings = reader(*words, name, *said(row))
+        assert field in settings.given(EngineConfig) | settings.given(ServerConfig)
+        assert settings.build(EngineConfig) and settings.build(ServerConfig)
+        assert part in settings.given(EngineConfig)[field] if part else settings.said[field] == name
+        assert settings.notes[-1].startswith(f"{name} is written {flag}")
+
+
+def test_a_secret_of_another_engines_flag_is_not_repeated() -> None:
+    assert "pa55" not in str(reader("--admin-api-key", "pa55").notes)
+    with pytest.raises(UsageError, match=r"^--hf-token is not accepted: other users") as caught:
+        reader("--hf-token", "pa55")
+    assert "pa55" not in str(caught.value)
+
+
+@pytest.mark.parametrize("row", rows(Fate.NOTHING), ids=str)
+def test_what_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
+    for name in set(row.names) - set(SERVE.spellings()):  # those that are ours are for LLM(...)
+        settings = reader(name, *said(row))
+        assert settings.given(EngineConfig) == settings.given(ServerConfig) == {}
+        assert settings.notes == [f"{' '.join([name, *said(row)])} changes nothing: {row.text}"]
+
+
+@pytest.mark.parametrize("row", rows(Fate.INSTEAD, Fate.NOT_YET), ids=str)
+def test_what_is_not_here_is_answered_by_its_name(row: Foreign) -> None:
+    for name in row.names:
+        typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+        with pytest.raises(UsageError, match=f"^{name}.* {row.fate.value}") as caught:
+            reader(typed, *said(row))
+        assert row.text in str(caught.value)
+
+
+def test_each_row_about_other_engines_is_still_true() -> None:
+    """What is "not available yet" is no flag of any command, and a flag that a text names is one."""
+    records = (EngineConfig, ServerConfig, SamplingFlags, AbFlags, BenchFlags, EvalFlags)
+    ours = {name for record in records for spec in specs(record) for name in spec.spellings}
+    fields = {spec.field for record in (EngineConfig, ServerConfig) for spec in specs(record)}
+    assert not {name for row in rows(Fate.NOT_YET, Fate.INSTEAD) for name in row.names} & ours
+    for row in TABLE:
+        assert row.fate not in (Fate.SET, Fate.NEEDS) or row.field.partition(".")[0] in fields, row
+        assert {flag for flag in re.findall(r"--[a-z][a-z-]+", row.text)} <= ours, row
+        for name in row.names:
+            found = [one.at for one in TABLE if name in one.names]
+            assert len(found) == len(set(found)), f"{name} has two rows for the same values"
+    assert VALUES.keys() <= fields
+
+
+def test_a_flag_without_its_value_is_named() -> None:
+    for words in (["--tp"], ["--tp", "--port", "1"], ["--speculative-config.method"]):
+        with pytest.raises(UsageError, match=f"^{words[0]}: expected a value$"):
+            reader(*words)
+    with pytest.raises(UsageError, match=r"^--kv-offloading-backend is not accepted"):
+        reader("--kv-offloading-backend=lmcache")
+
+
+def test_parts_of_a_json_field_may_be_given_one_by_one() -> None:
+    words = ("--speculative_config.method", "ngram", "-sc.num_speculative_tokens=3")
+    assert reader(*words).given(EngineConfig) == {
+        "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'
+    }
+
+
+def test_a_switch_takes_a_word_for_its_state() -> None:
+    assert engine("--enforce-eager=true", "--enable-prefix-caching=off") == {
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+    }
+    assert reader("--enable-sleep-mode=false", "--no_enable_lora", "--no-enable-expert-parallel").notes == [
+        "--no-enable-sleep-mode changes nothing: it is off",
+        "--no-enable-lora changes nothing: adapters are served as soon as --lora-modules or --lora-dir names some",
+        "--no-enable-expert-parallel changes nothing: a model has one device here",
+    ]
+    with pytest.raises(UsageError, match=r"^--no-enable-chunked-prefill is not accepted: chunked prefill cannot"):
+        reader("--enable-chunked-prefill=False")
+    with pytest.raises(UsageError, match="--enforce-eager: expected true or false, got 'maybe'"):
+        engine("--enforce-eager=maybe")
+
+
+def test_a_wrong_value_is_told_under_the_name_that_was_typed() -> None:
+    cases = {
+        ("--mem-fraction-static", "1.5"): "^--mem-fraction-static must be a number from 0.01 to 1, got 1.5",
+        ("--served-model-name", ""): "^--served-model-name must be texts, none of them empty",
+        ("--max-loras-per-batch", "0"): "^--max-loras-per-batch must be a whole number from 1",
+        ("--spec-method", "mlp"): "^--speculative-config.method must be one of ngram",
+    }
+    for words, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            settings = reader(*words)
+            settings.build(EngineConfig), settings.build(ServerConfig)
+    with pytest.raises(ConfigError, match=r"^GAPLESS_BLOCK_SIZE must be a whole number from 1"):
+        read(env={"GAPLESS_BLOCK_SIZE": "0"}).build(EngineConfig)
+
+
+def test_a_mistyped_variable_is_warned_of() -> None:
+    env = {"GAPLESS_DEPHT": "2", "GAPLESS_PORT": "1", "GAPLESS_AMX": "0", "GAPLESS_QUIET": "1", "HF_HOME": "x"}
+    assert read(env=env).notes == [
+        "GAPLESS_DEPHT in the environment is not known, and changes nothing; did you mean GAPLESS_DEPTH?"
+    ]
+
+
+def test_every_variable_of_the_table_says_what_it_does() -> None:
+    table = variables()
+    assert table["GAPLESS_MAX_NUM_SEQS"].startswith("--max-num-seqs: requests running at once")
+    assert {*OURS, *OTHERS} <= table.keys() and all(table.values())
+
+
+def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:
+    keys = {
+        "tensor-parallel-size": 1,
+        "enable-auto-tool-choice": True,
+        "kv-offloading-size": 2,
+        "async_scheduling": True,
+    }
+    settings = read("--config", config_file(tmp_path, "c.json", json.dumps(keys)))
+    assert settings.given(EngineConfig) == {"kv_tiers": ("host:2GiB",), "depth": "auto"}
+    assert [note.split()[0] for note in settings.notes] == [f"--{key.replace('_', '-')}" for key in keys]
+
+
+def test_help_tells_what_becomes_of_another_engines_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help=swap-space")
+    assert "--swap-space, --preemption-mode VALUE: changes nothing (preempted requests" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +313,15 @@ def test_an_unknown_flag_unlike_any_is_refused() -> None:
         read("a", "b")
     with pytest.raises(UsageError, match="two models are named: redis://cache:6379 and --model a"):
         read("redis://me:secret@cache:6379", "--model", "a")
+
+
+def test_a_suggestion_is_near_or_none() -> None:
+    with pytest.raises(UsageError, match=r"^unknown flag --enable-steep-mode; did you mean --enable-sleep-mode"):
+        read("--enable-steep-mode")
+    with pytest.raises(UsageError, match=r"^unknown flag --enable-flux-mode; see gapless serve --help$"):
+        read("--enable-flux-mode")
+    with pytest.raises(UsageError, match=r"^unknown flag -hfoo; see gapless serve --help$"):
+        read("-hfoo")
 
 
 def test_flags_are_not_abbreviated() -> None:
@@ -292,7 +436,6 @@ def test_help_tells_every_flag_its_default_and_its_group() -> None:
     assert "tokens of one KV page (default: 16)" in flat
     assert "share KV pages of equal prefixes (default: on)" in flat
     assert "where, at 100% (default: 127.0.0.1)" in flat
-    assert all(word in text for word in [*MEANS, *NO_OPS])
 
 
 def test_help_about_one_thing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,8 @@ import pytest
 
 import gapless.server.run
 from gapless.base.config import EngineConfig
-from gapless.cli.flags import Command
 from gapless.cli.main import main
 from gapless.cli.spec import specs
-from gapless.cli.spellings import NO_OPS, NOT_YET, REFUSED
 from gapless.server.config import ServerConfig
 
 
@@ -64,13 +62,6 @@ def test_wrong_flags_end_before_the_server(served: list[Any], capsys: pytest.Cap
     assert main(["serve", "--prt", "1"]) == 2
     assert "did you mean --port?" in capsys.readouterr().err
     assert served == []
-
-
-def test_what_is_here_is_not_called_missing() -> None:
-    known = Command("serve", "", (EngineConfig, ServerConfig)).spellings()
-    assert not NOT_YET & set(known)
-    assert not REFUSED.keys() & set(known)
-    assert not NOT_YET & (REFUSED.keys() | NO_OPS.keys())
 
 
 def test_no_two_flags_share_a_variable() -> None:

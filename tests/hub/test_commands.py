@@ -100,7 +100,7 @@ def test_serve_takes_a_name_of_the_hub(hub: Hub, tiny: dict[str, bytes]) -> None
 
 def test_serve_what_is_not_there(hub: Hub) -> None:
     with serve("org/none") as (server, url):
-        assert server.wait(20) == 1 and url == ""
+        assert server.wait(20) == 2 and url == ""
         assert "gapless: error: model: 'org/none' is no directory here, and http" in said(server)
 
 

@@ -189,6 +189,8 @@ def test_the_command_writes_three_files_and_its_exit_code_is_the_rule(
     [
         ([], "say what A and B are"),
         (["--a-url", "http://x"], "give both --a-url and --b-url"),
+        (["http://x"], "give the URLs of both servers, A first, got http://x"),
+        (["http://x", "http://y", "--a-url", "http://z"], "give the URLs of both servers"),
         (["--", "--depth", "1"], "1 group(s) of flags"),
         (["-n", "5", "--", "--", ""], "even number"),
         (["--fail-if", "bad", "--", "--", "--x"], "--fail-if bad"),
@@ -234,9 +236,9 @@ sys.exit(main(json.loads(sys.argv[1])))
 
 
 def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
-    words = command("--a-url", fast.url, "--b-url", fast.url, "--warmup-runs", "0", "--out", str(tmp_path / "r"))
+    words = command("--warmup-runs", "0", "--out", str(tmp_path / "r"))
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, json.dumps([*words, "-n", "2"])],
+        [sys.executable, "-c", BLOCKED, json.dumps([*words, "-n", "2", fast.url, fast.url])],
         cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

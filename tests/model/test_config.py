@@ -184,7 +184,7 @@ def test_a_model_is_as_long_as_asked_up_to_its_limit(tmp_path):
     config = load_config(EngineConfig(model=str(write(tmp_path))))
     assert model_length(EngineConfig(), config) == 512
     assert model_length(EngineConfig(max_model_len=100), config) == 100
-    with pytest.raises(ConfigError, match=r"max_model_len \(513\).*max_position_embeddings is 512"):
+    with pytest.raises(ConfigError, match=r"max_model_len \(513\).*position_embeddings is 512: ask for 512 or less"):
         model_length(EngineConfig(max_model_len=513), config)
 
 
@@ -202,6 +202,8 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no directory 'Qwen/Qwen3-0\.6B'; give that of a checkpoint"):
         resolve_model_dir("Qwen/Qwen3-0.6B")
     (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"'m-Q4_K_M\.gguf': GGUF files are not read"):
+        resolve_model_dir("m-Q4_K_M.gguf")
     with pytest.raises(ConfigError, match="is a file"):
         resolve_model_dir(str(tmp_path / "file"))
 

@@ -15,7 +15,7 @@ from gapless.server.chat import message_of
 from gapless.server.sse import deltas_of
 from gapless.text.replies import ReplyForms, ReplyReader
 from gapless.text.reply_parser import ReplyFormat
-from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, ReplyTable
+from gapless.text.reply_tables import REASONING_NAMES, REASONING_TABLES, TOOL_NAMES, TOOL_TABLES, ReplyTable
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tools import call_form, check_tools
 
@@ -109,6 +109,34 @@ def test_the_demo_models_template_is_recognised_and_flags_go_before_it():
     assert ReplyForms(tokenizer, "none", "think").names() == {"tool_call_parser": None, "reasoning_parser": "think"}
     with pytest.raises(ConfigError, match="tool_call_parser: 'qwen9' is none of auto, none, "):
         ReplyForms(tokenizer, "qwen9", "auto")
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "names"),
+    [
+        ("openai", "openai_gptoss", ("harmony", "harmony")),
+        ("qwen25", "deepseek-r1", ("hermes", "think")),
+        ("qwen3_xml", "qwen3", ("qwen3_coder", "think")),
+        ("llama4_pythonic", "mistral", ("pythonic", "mistral")),
+        ("minimax-m2", "minimax_m2", ("minimax_m2", "think")),
+    ],
+)
+def test_forms_bear_the_names_that_other_engines_give_them(tools, reasoning, names):
+    found = ReplyForms(Tokenizer.from_dir(weights_dir()), tools, reasoning).names()
+    assert (found["tool_call_parser"], found["reasoning_parser"]) == names
+
+
+def test_every_name_of_another_engine_stands_for_a_form_that_is_here():
+    assert {*TOOL_NAMES.values()} <= TOOL_TABLES.keys() and {*REASONING_NAMES.values()} <= REASONING_TABLES.keys()
+    assert not TOOL_NAMES.keys() & TOOL_TABLES.keys() and not REASONING_NAMES.keys() & REASONING_TABLES.keys()
+
+
+@pytest.mark.parametrize(("marks", "form"), [("[TOOL_CALLS]", "mistral_v3"), ("[TOOL_CALLS][ARGS]", "mistral")])
+def test_mistral_is_the_form_of_mistral_that_the_template_has(tmp_path, marks, form):
+    shutil.copytree(weights_dir(), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": marks}))
+    assert ReplyForms(Tokenizer.from_dir(tmp_path), "mistral", "none").names()["tool_call_parser"] == form
 
 
 def test_what_a_checkpoint_says_of_its_replies_goes_before_its_template(tmp_path):

@@ -313,7 +313,7 @@ def failing(engine, server, worker=WORKER):
 
 def test_a_missing_model_is_one_line(tmp_path):
     code, said, _ = failing({"model": str(tmp_path / "nowhere")}, {"port": 0})
-    assert code == 1
+    assert code == 2
     (line,) = said.strip().splitlines()
     assert line.startswith("gapless: error: ") and "nowhere" in line
 
@@ -332,7 +332,7 @@ def test_a_taken_port_is_one_line(model):
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         code, said, _ = failing({"model": model}, {"port": port}, [*FAKE, "0"])
-    assert code == 1
+    assert code == 2
     (line,) = said.strip().splitlines()
     assert line.startswith("gapless: error: cannot listen on 127.0.0.1 port")
     assert "--port" in line
@@ -358,7 +358,7 @@ def test_a_unix_socket_takes_the_place_of_a_port(model, tmp_path):
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://x", timeout=20) as client:
             assert client.get("/health").status_code == 200
         code, said, _ = failing({"model": model}, {"uds": path}, [*FAKE, "0"])
-        assert code == 1 and "cannot listen" in said and "--uds" in said
+        assert code == 2 and "cannot listen" in said and "--uds" in said
         assert server.end() == 0
     assert not Path(path).exists()
 

@@ -135,11 +135,13 @@ def test_top_without_the_key_is_refused(capsys, monkeypatch):
     with serving(ServerConfig(port=0, api_key=("k",), disable_uvicorn_access_log=True)) as server:
         assert main(["top", server.url, "--once"]) == 1
         assert "401" in capsys.readouterr().err
-        assert main(["top", server.url, "--once", "--interval", "0.1", "--api-key", "k"]) == 0
+        assert main(["top", "--base-url", server.url, "--once", "--interval", "0.1", "--api-key", "k"]) == 0
         for name in KEY_VARIABLES:
             with monkeypatch.context() as variable:
                 variable.setenv(name, "k")
-                assert main(["top", server.url, "--once", "--interval", "0.1"]) == 0
+                assert main(["top", "--url", server.url, "--once", "--interval", "0.1"]) == 0
+        assert main(["top", server.url, "--url", "http://other:1"]) == 2
+        assert f"two servers are named: {server.url} and http://other:1" in capsys.readouterr().err
 
 
 def test_what_is_no_such_server(server, capsys):

@@ -1,0 +1,43 @@
+"""Environment variables beside those of flags: what each is for, and which of ours are mistyped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from gapless.base.peers import KEY_VARIABLE
+from gapless.base.spellings import did_you_mean
+
+PREFIX = "GAPLESS_"
+"""Our own variables begin with it. With a flag's name in capitals it sets that flag."""
+OURS = {
+    "GAPLESS_API_KEY": "keys that a server asks for, and the key that clients of this package send",
+    KEY_VARIABLE: "key of engines that give each other KV pages, where --kv-peer-key-file names no file",
+    "GAPLESS_AMX": "0: the CPU's tile instructions are not used",
+    "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
+    "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
+}
+OTHERS = {
+    "OPENAI_API_KEY": "key that clients of this package send where GAPLESS_API_KEY is not set",
+    "HF_HOME": "folder in which huggingface_hub keeps models",
+    "HF_TOKEN": "token for models on the hub that are private or gated",
+    "HF_ENDPOINT": "address of the hub",
+    "HF_HUB_OFFLINE": "1: the hub is not asked; models come from the cache",
+    "XDG_CACHE_HOME": "folder of caches, in which our C++ is kept; default: ~/.cache",
+    "CXX": "C++ compiler that is tried first",
+    "ATEN_CPU_CAPABILITY": "avx2: torch and our C++ leave AVX-512 and AMX alone",
+    "CUDA_VISIBLE_DEVICES": "GPUs that are seen; the first one is used",
+    "OTEL_SERVICE_NAME": "name of the server in traces; the SDK's other OTEL_ variables hold too",
+    "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
+    "NO_COLOR": "1: no colours in the terminal",
+}
+"""Variables of others that we or our libraries read -> what they do here"""
+
+
+def unknown_variables(env: Mapping[str, str], of_flags: Collection[str]) -> list[str]:
+    """A line for each variable that begins as ours do and is neither in `of_flags` nor known otherwise."""
+    known = {*OURS, *of_flags}
+    return [
+        f"{name} in the environment is not known, and changes nothing{did_you_mean(name, known)}"
+        for name in sorted(env)
+        if name.startswith(PREFIX) and name not in known
+    ]

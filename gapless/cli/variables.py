@@ -1,0 +1,22 @@
+"""Environment variables that mean something to gapless, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gapless.base.config import EngineConfig
+from gapless.base.variables import OTHERS, OURS, unknown_variables
+from gapless.cli.spec import Spec, specs
+from gapless.server.config import ServerConfig
+
+
+def variables() -> dict[str, str]:
+    """Every variable and what it does: those of the flags of `serve`, our others, and those of libraries."""
+    flags = {spec.env: f"{spec.flag}: {spec.help}" for config in (EngineConfig, ServerConfig) for spec in specs(config)}
+    return flags | OURS | OTHERS
+
+
+def mistyped(env: Mapping[str, str], own: Iterable[Spec]) -> list[str]:
+    """A line for each variable that begins with our prefix and sets nothing, here or in another command."""
+    known = {spec.env for spec in own}
+    return unknown_variables(env, known | variables().keys()) if unknown_variables(env, known) else []
