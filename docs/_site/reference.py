@@ -22,10 +22,10 @@ sys.path.insert(0, str(REFERENCE.parents[1]))
 
 import gapless  # noqa: E402
 from gapless.base.config import EngineConfig  # noqa: E402
+from gapless.base.spellings import METHODS, SAMPLING, TABLE, Fate, Foreign  # noqa: E402
 from gapless.cli import bench, kv, trace  # noqa: E402
 from gapless.cli.main import COMMANDS, main  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
-from gapless.cli.spellings import MEANS, NO_OPS, NOT_YET, REFUSED  # noqa: E402
 from gapless.engine.seam import Stats  # noqa: E402
 from gapless.server.app import ROUTES  # noqa: E402
 from gapless.server.auth import Access  # noqa: E402
@@ -184,38 +184,41 @@ def _series() -> Iterator[tuple[str, str, str]]:
             yield name, kind, helps[name]
 
 
+_FATES = (
+    (Fate.SET, "Translated", "the same as"),
+    (Fate.NOTHING, "Change nothing", "why"),
+    (Fate.NEEDS, "Change nothing beside another flag", "what is needed"),
+    (Fate.INSTEAD, "Written otherwise, or not at all", "what to write, or why not"),
+    (Fate.NOT_YET, "Not available yet", "what is known of it"),
+)
+
+
 def spellings_page() -> str:
-    """Return Markdown with the spellings of other engines, by what they do here."""
-    named = {spec.field: spec for _, record in _RECORDS for spec in specs(record)}
+    """Return Markdown with the flags, arguments and methods of other engines, by what they do here."""
     lines = [
         "# Flags of other engines",
         "",
         "What `gapless` answers to flags of vLLM, SGLang, llama.cpp and transformers. Those that have the same meaning",
-        "here are in [Flags](flags.md), under their names.",
-        "",
-        "## Translated",
-        "",
-        "| flag | the same as |",
-        "|---|---|",
-        *(f"| `{flag}` | `{named[field].flag}` `{str(value).lower()}` |" for flag, (field, value) in MEANS.items()),
-        "",
-        "## Change nothing",
-        "",
-        "| flag | why |",
-        "|---|---|",
-        *(f"| `{flag}` | {_cell(why)} |" for flag, why in NO_OPS.items()),
-        "",
-        "## Refused",
-        "",
-        "| flag | why, and what to write |",
-        "|---|---|",
-        *(f"| `{flag}` | {_cell(why)} |" for flag, why in REFUSED.items()),
-        "",
-        "## Not available yet",
-        "",
-        f"{', '.join(f'`{flag}`' for flag in sorted(NOT_YET))}.",
+        "here are in [Flags](flags.md), under their names. The first row that has a flag and its value holds.",
     ]
+    for fate, title, what in _FATES:
+        lines += ["", f"## {title}", "", f"| flag | at the value | {what} |", "|---|---|---|"]
+        lines += [_foreign_row(row) for row in TABLE if row.fate is fate]
+    lines += ["", "## Sampling parameters", "", "| name | changes nothing at | otherwise |", "|---|---|---|"]
+    for name, (values, why) in SAMPLING.items():
+        lines.append(f"| `{name}` | {', '.join(f'`{value!r}`' for value in values)} | {_cell(why)} |")
+    lines += ["", "## Methods of `LLM`", "", "| name | here |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(why)} |" for name, why in METHODS.items()]
     return "\n".join(lines) + "\n"
+
+
+def _foreign_row(row: Foreign) -> str:
+    names = ", ".join(f"`{name}`" for name in row.names)
+    at = {"": "", "*": "any", "+": "any, several"}.get(row.at) or ", ".join(f"`{value}`" for value in row.at.split())
+    here = (
+        f"`--{row.field.replace('_', '-')}` `{row.text.replace('{}', 'VALUE')}`" if row.fate is Fate.SET else row.text
+    )
+    return f"| {names} | {at if row.at else ''} | {_cell(here)} |"
 
 
 def _cell(text: str) -> str:

@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from types import UnionType
@@ -26,6 +26,7 @@ from peers import merged  # noqa: E402
 
 from gapless.base.config import EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
+from gapless.base.variables import OTHERS, OURS  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -267,6 +268,11 @@ def _default(spec: Spec) -> str:
     return "" if spec.default in (None, ()) else f"`{spec.default!r}`".replace("'", '"')
 
 
+def environment(known: Mapping[str, str]) -> Lines:
+    """Environment variables beside those of flags."""
+    return [*_head("variable", "effect"), *(row(f"`{name}`", effect) for name, effect in known.items())]
+
+
 def recorded_clients() -> Lines:
     """The clients whose requests are kept, and the routes that they ask."""
     lines = _head("recorded", "version", "routes")
@@ -301,6 +307,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "sampling": sampling,
     "engine-arguments": engine_arguments,
     "recorded-clients": recorded_clients,
+    "environment-ours": lambda: environment(OURS),
+    "environment-others": lambda: environment(OTHERS),
 }
 
 
