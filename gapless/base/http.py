@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from gapless.base.errors import ServerError
 
@@ -93,7 +93,7 @@ class HttpStream:
             self._transport.pause_reading()
 
     def end(self, ended: asyncio.Future[HttpAnswer]) -> None:
-        ended.exception()  # read here, so that asyncio does not warn about a body whose end goes unread
+        ended.exception()  # looked at, so that asyncio does not complain of an answer that is left before its end
         self.parts.put_nowait(None)
 
 
@@ -148,8 +148,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
 
     def data_received(self, data: bytes) -> None:
         self._now = self._clock()

@@ -17,9 +17,9 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 MAX_VARIABLES = 1 << 20
 """Most characters of the variables that a request brings, as JSON"""
 MAX_SECONDS = 2.0
-"""Longest time of a render, in its thread's own time"""
+"""How long a render may take, in its thread's own time"""
 PROBE_SECONDS = 0.5
-"""Longest time of all probes of a template"""
+"""How long all probes of a template may take"""
 _OWNED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 

@@ -49,7 +49,7 @@ class PageParser(BaseParser):  # type: ignore[misc]
             self._file.close()
 
     def read_response(self, disable_decoding: bool = False, timeout: Any = None) -> Reply | ResponseError:
-        """Return the next answer, b"" for a value that went into `memory`. Errors carry their codes alone: some
+        """Return the next answer, b"" for a value that went into `memory`. Of errors only the codes are kept: some
         servers repeat the command, and so the password."""
         line = self._file.readline(LONG)
         if not line.endswith(b"\r\n"):

@@ -29,7 +29,19 @@ async def upstream(tmp_path, answer):
         yield path, heard
 
 
-async def test_an_answer_is_passed_on_as_it_comes(tmp_path):
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request):
+    """Runs a coroutine on the loop of Python's own, or on that of servers."""
+    loops = pytest.importorskip(request.param)
+    with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+        yield runner.run
+
+
+def test_an_answer_is_passed_on_as_it_comes(tmp_path, run):
+    run(passed_on_as_it_comes(tmp_path))
+
+
+async def passed_on_as_it_comes(tmp_path):
     go_on = asyncio.Event()
 
     async def answer(writer):
@@ -84,7 +96,11 @@ async def test_leaving_the_call_hangs_up(tmp_path):
         await asyncio.wait_for(left.wait(), 10)
 
 
-async def test_an_answer_that_is_not_taken_makes_its_server_wait(tmp_path):
+def test_an_answer_that_is_not_taken_makes_its_server_wait(tmp_path, run):
+    run(makes_its_server_wait(tmp_path))
+
+
+async def makes_its_server_wait(tmp_path):
     written, most = 0, 256 << 20
 
     async def answer(writer):
