@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from typing import Any
@@ -12,17 +13,26 @@ from typing import Any
 class FakeResp:
     """Values by key. `mood` is what happens to the next commands: sound, closed, short, slow, error or noise."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.values: dict[bytes, bytes] = {}
         self.mood = "sound"
         self.calls: list[bytes] = []
         """The names of the commands that came"""
+        self.open = 0
+        """How many connections there are"""
         fake = self
 
         class Handler(socketserver.StreamRequestHandler):
             disable_nagle_algorithm = True
 
             def handle(self) -> None:
+                fake.open += 1
+                try:
+                    self.talk()
+                finally:
+                    fake.open -= 1
+
+            def talk(self) -> None:
                 while fake.mood != "closed" and (words := fake.words(self.rfile)):
                     fake.calls.append(words[0])
                     answer = fake.answer(words)
@@ -39,11 +49,15 @@ class FakeResp:
             daemon_threads = True
             allow_reuse_address = True
 
+            def get_request(self) -> Any:
+                raw, where = super().get_request()
+                return (tls.wrap_socket(raw, server_side=True) if tls else raw), where
+
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """The client has gone."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"redis://127.0.0.1:{self._server.server_address[1]}/0"
+        self.url = f"redis{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}/0"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     @staticmethod

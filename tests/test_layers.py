@@ -52,7 +52,7 @@ CORE_LIBRARIES = {"torch", "numpy"}
 # file -> libraries that it alone may use
 EXTRA_LIBRARIES = {"model/weights.py": {"safetensors"}, "guard/pytest_plugin.py": {"pytest"}}
 EXTRA_LIBRARIES |= {"tiers/lmcache_wire.py": {"msgspec", "zmq"}, "tiers/mooncake.py": {"mooncake"}}
-EXTRA_LIBRARIES |= {"tiers/nixl.py": {"nixl"}}
+EXTRA_LIBRARIES |= {"tiers/nixl.py": {"nixl"}, "tiers/redis_links.py": {"redis"}}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 100

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 from fake_lmcache import FakeLMCache
 from fake_resp import FakeResp
 from fake_s3 import FakeS3
+from redis import Redis
 from tier_kinds import TierHome
 from tier_servers import mooncake_client
 
 from gapless.tiers import mooncake, redis
-from gapless.tiers.resp import RespClient
 from gapless.tiers.sealed import HEAD_BYTES
 
 MAGIC = b"gaplesK1"
@@ -64,12 +64,8 @@ def pool_of(target: str) -> str:
 
 
 def _spoil_redis(url: str, names: Sequence[bytes], fault: Fault) -> None:
-    client = RespClient(url, 1.0, 1.0)
-    client.send([[b"GET", name] for name in names])
-    values = [client.read() for _ in names]
-    client.send([[b"SET", name, value] for name, value in zip(names, fault(values), strict=True)])
-    assert {client.read() for _ in names} == {b"OK"}
-    client.close()
+    with Redis.from_url(url) as client:
+        client.mset(dict(zip(names, fault(client.mget(names)), strict=True)))
 
 
 def _spoil_mooncake(target: str, names: Sequence[str], fault: Fault) -> None:

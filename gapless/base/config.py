@@ -184,8 +184,8 @@ class EngineConfig:
     kv_tiers: tuple[str, ...] = _scheduling(
         (),
         "keep copies of KV pages beyond the device, so that what it no longer holds is loaded and not computed again: "
-        "host:SIZE, such as host:8GiB, for memory of the host; below it disk:PATH:SIZE, redis://HOST:PORT/DB and tiers "
-        "of plug-ins",
+        "host:SIZE, such as host:8GiB, for memory of the host; below it disk:PATH:SIZE, redis://HOST:PORT/DB (with TLS "
+        "rediss://) and tiers of plug-ins",
         aliases=("--kv-tier",),
     )
     role: str | None = _scheduling(

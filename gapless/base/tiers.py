@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
@@ -29,6 +29,9 @@ EXAMPLES = {
     "nixl": "nixl://my-bucket/kv?region=eu-central-1",
 }
 """Tiers with an address"""
+REDIS = ("redis", "rediss", "redis+unix", *(f"redis{s}+{many}" for s in ("", "s") for many in ("cluster", "sentinel")))
+"""Schemes of Redis: one server, with TLS, on a socket of this host, a cluster, the master that sentinels name"""
+_TLS_OPTION = re.compile("ssl_(ca_certs|ca_path|certfile|keyfile|password|cert_reqs|check_hostname)")
 PLUG_INS = "gapless.kv_tiers"
 """Entry points of this group are further tiers: their names, and `tiers.seam.TierFactory`."""
 
@@ -58,7 +61,8 @@ def parse_tiers(texts: Sequence[str]) -> dict[str, TierConfig]:
 
 
 def _parse(text: str) -> TierConfig:
-    kind, _, rest = text.partition(":")
+    scheme, _, rest = text.partition(":")
+    kind = "redis" if scheme in REDIS else scheme
     if kind in ("host", "peer"):
         return TierConfig(kind, parse_bytes(rest, text))
     if kind == "disk":
@@ -78,7 +82,8 @@ def _parse(text: str) -> TierConfig:
     plug_ins = sorted({point.name for point in entry_points(group=PLUG_INS)})
     if kind not in plug_ins:
         forms = [*FORMS.values(), *(f"{name}:..." for name in plug_ins)]
-        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}")
+        mend = "; S3 is nixl://BUCKET/PREFIX" if kind == "s3" else ""
+        raise ConfigError(f"kv_tiers must be {', '.join(forms[:-1])} or {forms[-1]}, got {hide_password(text)!r}{mend}")
     return TierConfig(kind, 0, rest)
 
 
@@ -86,23 +91,40 @@ def _fault(kind: str, text: str) -> str:
     """Return what is wrong with an address without showing it, "" for nothing."""
     host = f"the {'bucket' if kind == 'nixl' else 'host'} is missing or wrong"
     port = "the port is missing or wrong"
+    scheme, _, form = text.partition(":")[0].partition("+")
+    sentinels = form == "sentinel"
     try:
         parts = urlsplit(text)
+        hosts = [urlsplit(f"//{one}") for one in parts.netloc.rpartition("@")[2].split(",")] if sentinels else [parts]
     except ValueError:  # a bracket that does not close
         return host
     try:
-        number, path = parts.port, parts.path.strip("/")
+        numbers, path = [one.port for one in hosts], parts.path.strip("/")
     except ValueError:
         return port
+    service, _, path = path.partition("/") if sentinels else ("", "", path)
+    names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     faults = {
-        host: not parts.hostname,
-        port: number == 0 or (kind == "lmcache" and number is None),
-        "the database is no number": kind == "redis" and not (path or "0").isdecimal(),
+        host: form != "unix" and not all(one.hostname for one in hosts),
+        port: 0 in numbers or (kind == "lmcache" and None in numbers),
+        "the service is missing": sentinels and not service,
+        "the path of the socket is missing": form == "unix" and not path,
+        "the database is no number": kind == "redis" and form != "unix" and not (path or "0").isdecimal(),
+        "there is a database, which clusters do not have": form == "cluster" and path not in ("", "0"),
         "there is a path": kind == "lmcache" and path,
-        "there is a query": kind in ("redis", "lmcache") and parts.query,
+        "there is a query": kind == "lmcache" and names,
+        "there is a query with another name than ssl_ca_certs and its like": kind == "redis"
+        and not all(_is_option(name, scheme, form) for name in names),
         "there is a fragment": parts.fragment,
     }
     return next((fault for fault, is_there in faults.items() if is_there), "")
+
+
+def _is_option(name: str, scheme: str, form: str) -> bool:
+    """Return whether an address of Redis may say this after its `?`: how to use TLS, whom sentinels know us as."""
+    if form == "sentinel" and name in ("sentinel_username", "sentinel_password"):
+        return True
+    return name == "db" if form == "unix" else scheme == "rediss" and _TLS_OPTION.fullmatch(name) is not None
 
 
 def parse_bytes(size: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""The Redis tier: pages on a server that several hosts share. What it keeps, and for how long, is its own business.
+"""The Redis tier: pages on servers that several hosts share. What they keep, and for how long, is their own business.
 
 A value is a header of 32 bytes, sealed with namespace, key and checksum, and then the slot's bytes. It is set in one
 command, so it is there as a whole or not at all.
@@ -7,10 +7,11 @@ command, so it is there as a whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
 
+from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
 from gapless.tiers.blocking import BlockingTier, leading
-from gapless.tiers.resp import Reply, RespClient, RespError
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import Found, TierPage, TierSetup
 
@@ -26,25 +27,29 @@ class RedisTier(BlockingTier):
     def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
         """Connect. Raises ConfigError when the server does not answer."""
         super().__init__()
-        self._client = RespClient(setup.target, seconds, back_off)
         self._namespace = setup.namespace.digest
+        where = hide_password(setup.target).removeprefix("redis://")
         try:
-            self._client.send([[b"PING"]])
-            self._client.read()
-        except OSError as error:
-            self._client.close()
-            where = setup.target.rpartition("@")[2].removeprefix("redis://")  # without the password
+            from gapless.tiers.redis_links import FAULTS, RedisLinks
+        except ImportError as error:
+            raise ConfigError(f"kv_tiers: redis needs gapless[redis]: {error}") from error
+        try:
+            self._links = RedisLinks(setup.target, seconds, back_off)
+        except (*FAULTS, TypeError, ValueError) as error:
+            password = unquote(urlsplit(setup.target).password or "")
+            if password and password in str(error):  # some servers repeat the command
+                raise ConfigError(f"kv_tiers: no Redis answers at {where}: {type(error).__name__}") from None
             raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        answers = self._ask([[b"EXISTS", PREFIX + key] for key in keys])
+        answers = self._links.ask([[b"EXISTS", PREFIX + key] for key in keys])
         return [Found.HIT if answer == 1 else Found.MISS for answer in answers]
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         has = self.lookup([page.key for page in pages])
         new = [page for page, found in zip(pages, has, strict=True) if found is Found.MISS]
         values = [head_of(self._namespace, page) + bytes(page.slot) for page in new]
-        answers = self._ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
+        answers = self._links.ask([[b"SET", PREFIX + page.key, value] for page, value in zip(new, values, strict=True)])
         kept = {page.key for page, answer in zip(new, answers, strict=True) if answer == b"OK"}
         lost = {page.key for page in new} - kept
         done = [*leading(None if page.key in lost else page.checksum for page in pages)]
@@ -52,41 +57,18 @@ class RedisTier(BlockingTier):
         self._end(job, pages, done, nbytes)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        done: list[int] = []
-        try:
-            self._client.send([[b"GET", PREFIX + page.key] for page in pages])
-            for place, page in enumerate(pages):
-                checksum = self._loaded(page)
-                if checksum is not None and len(done) == place:
-                    done.append(checksum)
-        except OSError:
-            self._client.close()  # answers that were not read would pass for those of the next job
-        self._end(job, pages, done)
+        heads = [memoryview(bytearray(HEAD_BYTES)) for _ in pages]
+        memories = [[head, page.slot] for head, page in zip(heads, pages, strict=True)]
+        answers = self._links.ask([[b"GET", PREFIX + page.key] for page in pages], memories)
+        came = zip(pages, heads, answers, strict=True)
+        sums = (checksum_in(head, self._namespace, page) if answer == b"" else None for page, head, answer in came)
+        self._end(job, pages, [*leading(sums)])
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        self._ask([[b"TOUCH", *(PREFIX + key for key in keys)]])
+        self._links.ask([[b"TOUCH", PREFIX + key] for key in keys])
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        self._ask([[b"DEL", *(PREFIX + key for key in keys)]])
+        self._links.ask([[b"DEL", PREFIX + key] for key in keys])
 
     def close(self) -> None:
-        self._client.close()
-
-    def _ask(self, commands: Sequence[Sequence[bytes]]) -> list[Reply]:
-        """Return the answers; None for errors, and for all that a server which fails has not answered."""
-        answers: list[Reply] = []
-        try:
-            self._client.send(commands)
-            for _ in commands:
-                try:
-                    answers.append(self._client.read())
-                except RespError:
-                    answers.append(None)
-        except OSError:
-            pass
-        return answers + [None] * (len(commands) - len(answers))
-
-    def _loaded(self, page: TierPage) -> int | None:
-        """Read one value into its slot; return its checksum, None for a value that is not ours, or not there."""
-        head = memoryview(bytearray(HEAD_BYTES))
-        return checksum_in(head, self._namespace, page) if self._client.read([head, page.slot]) == b"" else None
+        self._links.close()

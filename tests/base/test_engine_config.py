@@ -73,6 +73,7 @@ def test_a_tier_without_prefix_caching_is_refused():
     ("texts", "why"),
     [
         (("tape:1G",), "kv_tiers must be host:SIZE, disk:PATH:SIZE, redis://HOST:PORT/DB"),
+        (("host:1G", "s3://bucket/kv"), "got 's3://bucket/kv'; S3 is nixl://BUCKET/PREFIX"),
         (("disk:/kv:1G",), "kv_tiers: disk works below a host tier: add host:SIZE"),
         (("host:1G", "disk:1G"), "a disk tier is disk:PATH:SIZE, such as disk:/var/kv:100GiB, got 'disk:1G'"),
         (("host:1G", "disk:/kv:"), "the size must be like 8GiB, got ''"),
@@ -82,6 +83,15 @@ def test_a_tier_without_prefix_caching_is_refused():
         (("host:1G", "redis://h:0/0"), "the port is missing or wrong"),
         (("host:1G", "redis://h/nine"), "a Redis tier is redis://HOST:PORT/DB, .* the database is no number"),
         (("host:1G", "redis://h/0?a=b"), "In what was given there is a query"),
+        (("host:1G", "redis://h/0?ssl_ca_certs=a"), "In what was given there is a query"),
+        (("host:1G", "rediss://h/0?socket_timeout=9"), "In what was given there is a query"),
+        (("host:1G", "redis+cluster://h/3"), "there is a database, which clusters do not have"),
+        (("host:1G", "redis+sentinel://h,i:2"), "the service is missing"),
+        (("host:1G", "redis+sentinel://h,:2/s"), "the host is missing or wrong"),
+        (("host:1G", "redis+sentinel://h:1,i:x/s/0"), "the port is missing or wrong"),
+        (("host:1G", "redis+sentinel://h/s/nine"), "the database is no number"),
+        (("host:1G", "redis+unix://"), "the path of the socket is missing"),
+        (("host:1G", "redis://h", "rediss://h"), "kv_tiers names redis twice"),
         (("host:1G", "redis://h/0#a"), "In what was given there is a fragment"),
         (("host:1G", "lmcache://h"), "lmcache://HOST:PORT, such as lmcache://127.0.0.1:5555. In .* the port is"),
         (("host:1G", "lmcache://h:1/a"), "In what was given there is a path"),
@@ -109,7 +119,8 @@ def test_a_tier_that_cannot_be_is_named_with_its_rule(texts, why):
         "redis://me:secret",
         "lmcache://me:secret@h",
         "nixl:///kv?secret_key=secret",
-        "rediss://me:secret@h",
+        "rediss://me:secret@h/nine",
+        "redis+sentinel://me:secret@h",
         "secret@h",
         "host:1G,redis://me:secret@h",
         "disk:/kv:1G,redis://me:secret@h:1",
@@ -119,6 +130,20 @@ def test_a_tier_that_cannot_be_is_refused_without_its_password(text):
     with pytest.raises(ConfigError, match="kv_tiers") as error:
         EngineConfig(kv_tiers=(text,) if text.startswith("host") else ("host:1G", text))
     assert "secret" not in str(error.value) and error.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rediss://me:pw@h:1/2?ssl_ca_certs=/ca.pem&ssl_check_hostname=false",
+        "redis+unix:///run/redis.sock?db=2",
+        "redis+cluster://h:1",
+        "rediss+cluster://me:pw@h:1/0",
+        "redis+sentinel://me:pw@h:1,i/service/4?sentinel_password=pw",
+    ],
+)
+def test_every_form_of_redis_is_a_redis_tier(text):
+    assert EngineConfig(kv_tiers=("host:1G", text)).tiers["redis"].target == text
 
 
 def test_a_role_brings_the_tiers_that_it_needs():

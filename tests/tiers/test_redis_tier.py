@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import time
 
@@ -27,6 +26,11 @@ def fake():
 def opened(fake, namespace=None):
     setup = setup_of(fake.url, 64, *([namespace] if namespace else []))
     return RedisTier(setup, seconds=0.5, back_off=BACK_OFF), setup
+
+
+def said_by(error):
+    """The words of an error, and of all that led to it."""
+    return "" if error is None else f"{error!r}{error}{said_by(error.__cause__)}{said_by(error.__context__)}"
 
 
 MOODS = ["closed", "short", "slow", "error", "noise"]
@@ -146,13 +150,15 @@ def test_no_server_is_an_error_at_the_start_which_shows_no_password(user):
         RedisTier(setup_of(f"redis://{user}127.0.0.1:{free_port()}/0"))
 
 
-def test_a_server_that_still_loads_is_an_error_at_the_start_and_its_connection_is_closed(fake, monkeypatch):
-    sockets, connect, answer = [], socket.create_connection, fake.answer
-    monkeypatch.setattr(socket, "create_connection", lambda *args: sockets.append(connect(*args)) or sockets[-1])
+def test_a_server_that_still_loads_is_an_error_at_the_start_and_its_connection_is_closed(fake):
+    answer = fake.answer
     fake.answer = lambda words: b"-LOADING the dataset\r\n" if words[0] == b"PING" else answer(words)
     with pytest.raises(ConfigError, match="LOADING"):
         opened(fake)
-    assert [one.fileno() for one in sockets] == [-1]
+    end = time.monotonic() + 5
+    while fake.open and time.monotonic() < end:
+        time.sleep(0.01)
+    assert fake.calls == [b"PING"] and fake.open == 0
 
 
 def test_name_password_and_database_are_sent_first(fake):
@@ -177,8 +183,7 @@ def test_what_is_no_redis_is_named_so_and_not_quoted(fake, monkeypatch, answer):
     monkeypatch.setattr(fake, "answer", lambda words: answer)
     with pytest.raises(ConfigError, match=r"at 127\.0\.0\.1:\d+/0: what answers does not speak its protocol$") as error:
         RedisTier(setup_of(fake.url.replace("//", "//me:secret@"), 64))
-    cause = error.value.__cause__
-    assert cause.__cause__ is None and cause.__suppress_context__
+    assert "secret" not in said_by(error.value)
 
 
 def test_a_server_that_repeats_what_it_refuses_is_not_quoted_with_the_password(fake, monkeypatch):
@@ -186,7 +191,6 @@ def test_a_server_that_repeats_what_it_refuses_is_not_quoted_with_the_password(f
     repeats = b"-ERR unknown command, with args beginning with: 'secret'\r\n"
     monkeypatch.setattr(fake, "answer", lambda words: repeats if words[0] == b"AUTH" else answer(words))
     url = fake.url.replace("//", "//me:secret@")
-    with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:\d+/0: it answers ERR to AUTH") as error:
+    with pytest.raises(ConfigError, match=r"no Redis answers at 127\.0\.0\.1:\d+/0: it answers ERR$") as error:
         RedisTier(setup_of(url, 64))
-    cause = error.value.__cause__
-    assert "secret" not in f"{error.value}{cause}" and cause.__cause__ is None and cause.__suppress_context__
+    assert "secret" not in said_by(error.value)
