@@ -1,4 +1,4 @@
-"""Chat templates: messages to a prompt, compiled once, rendered on a budget."""
+"""Chat templates: messages to a prompt, compiled once, rendered in a bounded time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from jinja2 import Template, TemplateError
 
 from gapless.base.errors import CheckpointError, RequestError
-from gapless.text.budget import BUDGET, Budget, check_chars
 from gapless.text.history import canonical
 from gapless.text.reading import Reading, read
-from gapless.text.sandbox import Environment
+from gapless.text.sandbox import Environment, deadline_in, rendered
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_VARIABLES = 1 << 20
 """Most characters of the variables that a request brings, as JSON"""
-_PROBE_SECONDS = 0.5
-"""Budget of all probes of a template, in its thread's own time"""
+MAX_SECONDS = 2.0
+"""How long a render may take, in its thread's own time"""
+PROBE_SECONDS = 0.5
+"""How long all probes of a template may take"""
 _OWNED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -49,8 +50,8 @@ class ChatTemplate:
         self._readings = {key: self._read(template) for key, template in self._compiled.items()}
 
     def _read(self, template: Template) -> Reading:
-        budget = Budget(seconds=_PROBE_SECONDS)
-        return read(lambda chat, tools: _render(template, self._values(chat, tools), budget))
+        deadline = deadline_in(PROBE_SECONDS)
+        return read(lambda chat, tools: _render(template, self._values(chat, tools), deadline))
 
     def _values(
         self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, opened: bool = True
@@ -67,7 +68,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
-        seconds: float | None = None,
+        seconds: float = MAX_SECONDS,
     ) -> str:
         """The prompt of a conversation.
 
@@ -82,7 +83,7 @@ class ChatTemplate:
         written = [self._readings[key].written(message) for message in chat]
         values = self._values(written, [_tool(tool) for tool in tools] if tools else None, add_generation_prompt)
         values |= self._variables(variables or {})
-        text = _render(self._compiled[key], values, Budget() if seconds is None else Budget(seconds=seconds))
+        text = _render(self._compiled[key], values, deadline_in(seconds))
         return _cut_final(text) if continue_final_message else text
 
     def _variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,20 +113,12 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _render(template: Template, values: Mapping[str, Any], budget: Budget) -> str:
-    token = BUDGET.set(budget)
+def _render(template: Template, values: Mapping[str, Any], deadline: float) -> str:
     try:
-        pieces, size = [], 0
-        for piece in template.generate(values):
-            size += len(piece)
-            check_chars(size)
-            pieces.append(piece)
-        return "".join(pieces)
+        return rendered(template, values, deadline)
     except Exception as error:  # whatever a template does wrong with these messages is this request's fault only
         text = str(error)[:200] or type(error).__name__
         raise RequestError(f"the chat template refused these messages: {text}", "messages", "chat_template") from error
-    finally:
-        BUDGET.reset(token)
 
 
 def _mark_final(chat: list[dict[str, Any]], add_generation_prompt: bool) -> None:
