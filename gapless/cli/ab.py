@@ -81,22 +81,22 @@ def main(argv: Sequence[str]) -> int:
 
 def make_setup(flags: AbFlags, load: BenchFlags, groups: Sequence[str], key: str, command: Sequence[str]) -> Setup:
     """Everything that can be checked before a server is asked. Raises ConfigError."""
-    arms = _arms(flags, load.model, groups, key)
+    arms = _arms(flags, load, groups, key)
     # Servers that are started here get the model as a flag; requests then name what the server lists.
     plan = make_plan(load if flags.a_url else replace(load, model=None))
     metadata = tuple(key_values(load.metadata, "--metadata"))
     return Setup(arms, plan, flags, load.client_priority, metadata, tuple(command))
 
 
-def _arms(flags: AbFlags, model: str | None, groups: Sequence[str], key: str) -> tuple[Arm, Arm]:
+def _arms(flags: AbFlags, load: BenchFlags, groups: Sequence[str], key: str) -> tuple[Arm, Arm]:
     found = split_arms(groups)
     if flags.a_url or flags.b_url:
         if found or not (flags.a_url and flags.b_url):
             raise UsageError("give both --a-url and --b-url, or two groups of flags after --, not a mixture")
-        return arms_from_urls(flags.a_url, flags.b_url, key)
+        return arms_from_urls(flags.a_url, flags.b_url, key, load.insecure)
     if not found:
         raise UsageError("say what A and B are: `-- FLAGS OF A -- FLAGS OF B`, or --a-url and --b-url")
-    both = ["--model", model] if model else []
+    both = ["--model", load.model] if load.model else []
     return arms_from_flags([*both, *(found[0] if len(found) == 3 else [])], *found[-2:])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import gapless
 from gapless.cli.bench_flags import DATA_SETS, BenchFlags
-from gapless.cli.errors import FAILED, UsageError, nearest
+from gapless.cli.errors import FAILED, INTERRUPTED, UsageError, nearest
 from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.engine.progress import progress
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"note: {note}")
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
+    if report.run.interrupted:
+        return INTERRUPTED
     return 0 if report.summary.totals["completed"] else FAILED
 
 

@@ -13,16 +13,20 @@ import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError, ServerError
 from gapless.base.progress import starting
+from gapless.cli.conversation import LEAVE, Conversation
+from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command, Settings
+from gapless.cli.output import say
 from gapless.cli.sampling import SamplingFlags, sampling_fields
-from gapless.cli.talk import Answerer, Messages, answer_here, answer_there, show
+from gapless.cli.talk import Answerer, answer_here, answer_there, show
 from gapless.lab.http import Client
 from gapless.lab.target import Target
 
 COMPLETE_TOKENS = 128
 """The default limit: few models end a bare continuation by themselves."""
-Ask = Callable[[Answerer, str, dict[str, Any]], Coroutine[Any, Any, str]]
+Ask = Callable[[Answerer, str], Coroutine[Any, Any, str]]
 """Asks, shows the answer, and returns how long it took in one line."""
+HINT = "/help lists commands; Ctrl-C ends an answer, Ctrl-D or /exit the conversation"
 _EPILOG = "Without --url the model runs in this process. Ctrl-C ends an answer, Ctrl-D the conversation."
 
 
@@ -31,6 +35,7 @@ def _command(name: str, description: str) -> Command:
     command.add_argument("-q", "--quick", metavar="TEXT", help="ask this once, print the answer, and end")
     command.add_argument("--url", help="a server that speaks the OpenAI API, such as http://localhost:8000")
     command.add_api_key("for --url")
+    command.add_insecure()
     command.add_argument("--stats", action="store_true", help="time to first token and tokens a second, on stderr")
     return command
 
@@ -39,38 +44,39 @@ def main_chat(argv: Sequence[str]) -> int:
     command = _command("chat", "Talk to a model.")
     command.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     settings = command.read(argv)
-    messages: Messages = [{"role": "system", "content": settings.options.system}] if settings.options.system else []
-
-    async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
-        question = {"role": "user", "content": text}
-        said, timing = await show(answer([*messages, question], fields))
-        messages.extend((question, {"role": "assistant", "content": said}))
-        return timing
-
-    return _converse(settings, ask)
+    conversation = Conversation(settings.options.system, sampling_fields(settings))
+    return _converse(settings, conversation.ask, conversation)
 
 
 def main_complete(argv: Sequence[str]) -> int:
     description = f"Continue a text, by {COMPLETE_TOKENS} tokens at most unless --max-tokens says otherwise."
     settings = _command("complete", description).read(argv)
+    fields = {"max_tokens": COMPLETE_TOKENS, **sampling_fields(settings)}
 
-    async def ask(answer: Answerer, text: str, fields: dict[str, Any]) -> str:
-        _, timing = await show(answer(text, {"max_tokens": COMPLETE_TOKENS, **fields}))
-        return timing
+    async def ask(answer: Answerer, text: str) -> str:
+        return (await show(answer(text, fields)))[1]
 
     return _converse(settings, ask)
 
 
-def _converse(settings: Settings, ask: Ask) -> int:
-    options, fields = settings.options, sampling_fields(settings)
+def _converse(settings: Settings, ask: Ask, commands: Conversation | None = None) -> int:
+    """Answer what is typed. At a keyboard, lines that begin with a slash are `commands`, where there are some."""
+    options = settings.options
     settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
     with asyncio.Runner() as runner, _answerer(settings, runner) as answer:
+        if patient:
+            print(HINT if commands else "Ctrl-D leaves")
         for text in [options.quick] if options.quick is not None else _typed():
             with _carrying_on() if patient else contextlib.nullcontext():
-                timing = runner.run(ask(answer, text, fields))
+                if patient and commands and text.startswith("/"):
+                    if text[1:].strip() in LEAVE:
+                        break
+                    print(commands.command(text.strip()))
+                    continue
+                timing = runner.run(ask(answer, text))
                 if options.stats:
-                    print(timing, file=sys.stderr)
+                    say(timing)
     return 0
 
 
@@ -81,8 +87,8 @@ def _carrying_on() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         print()
-    except (RequestError, ServerError) as error:
-        print(f"gapless: error: {error}", file=sys.stderr)
+    except (RequestError, ServerError, UsageError) as error:
+        say(f"gapless: error: {error}")
 
 
 def _typed() -> Iterator[str]:
@@ -95,7 +101,14 @@ def _typed() -> Iterator[str]:
         try:
             text = input("> " if keyboard else "")
         except EOFError:
+            if keyboard:
+                print()
             break
+        except KeyboardInterrupt:
+            if not keyboard:
+                raise
+            print("\nCtrl-D leaves")
+            continue
         if text.strip():
             yield text
 
@@ -103,11 +116,11 @@ def _typed() -> Iterator[str]:
 @contextlib.contextmanager
 def _answerer(settings: Settings, runner: asyncio.Runner) -> Iterator[Answerer]:
     """What asks the server at --url, or an engine that runs here. Raises UsageError for engine flags with a URL."""
-    engine, url = settings.given(EngineConfig), settings.options.url
+    engine, url, insecure = settings.given(EngineConfig), settings.options.url, settings.options.insecure
     if url is not None:
         settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")
         model = engine["model"] if "model" in settings.typed else ""
-        with contextlib.closing(Client(Target(url, model, settings.api_key))) as client:
+        with contextlib.closing(Client(Target(url, model, settings.api_key, insecure=insecure))) as client:
             yield partial(answer_there, client)
         return
     settings.build(EngineConfig)  # report a wrong flag before torch is loaded

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
-from gapless.cli.errors import FAILED, UsageError
+from gapless.cli.errors import FAILED, INTERRUPTED, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.engine.progress import progress
@@ -55,11 +55,18 @@ def main(argv: Sequence[str]) -> int:
     questions, pool = gather(flags)
     contents = [flags.content(question, pool) for question in questions]
     about, answers = _ask(settings, flags, contents)
+    if interrupted := len(answers) < len(questions):
+        say(f"gapless: interrupted: {len(answers)} of {len(questions)} questions were answered, and no others count")
+        if not answers:
+            return INTERRUPTED
+        about["interrupted"] = True
+        questions = [questions[answer.place] for answer in answers]
+        contents = [contents[answer.place] for answer in answers]
     report = EvalResult(flags, questions, contents, answers)
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
-    return _code(report, flags)
+    return INTERRUPTED if interrupted else _code(report, flags)
 
 
 def gather(flags: EvalFlags) -> tuple[list[Question], list[Question]]:

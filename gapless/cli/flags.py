@@ -123,6 +123,9 @@ class Command(argparse.ArgumentParser):
         """Add `--api-key KEY`, which `Settings.api_key` reads."""
         self.add_argument("--api-key", metavar="KEY", help=f"key {of}; also ${' and $'.join(KEY_VARIABLES)}")
 
+    def add_insecure(self) -> None:
+        self.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 

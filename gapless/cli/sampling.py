@@ -37,6 +37,11 @@ def sampling_fields(settings: Settings) -> dict[str, Any]:
         fields["stop"] = list(fields["stop"])
     if "seed" in settings.given(EngineConfig):
         fields["seed"] = settings.given(EngineConfig)["seed"]
+    return checked_fields(fields)
+
+
+def checked_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields. Raises UsageError for a value out of range."""
     try:
         SamplingParams.from_dict({"max_tokens": None, **fields})
     except RequestError as error:

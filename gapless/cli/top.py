@@ -43,9 +43,10 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--interval", type=seconds, default=2.0, metavar="SECONDS", help=help)
     command.add_argument("--once", action="store_true", help="look at one interval, write it as text, and end")
     command.add_api_key()
+    command.add_insecure()
     settings = command.read(argv)
     options = settings.options
-    server = Server(options.URL, settings.api_key)
+    server = Server(options.URL, settings.api_key, options.insecure)
     server.look()  # a wrong address is an error; later, a server that is down is waited for
     with suppress(KeyboardInterrupt):
         if options.once:
@@ -61,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
 class Server:
     """Polls the /metrics of one server."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, insecure: bool = False) -> None:
         self.url = url.rstrip("/").removesuffix("/metrics")
-        self._target = Target(self.url, api_key=api_key, timeout=PAGE_SECONDS)
+        self._target = Target(self.url, api_key=api_key, insecure=insecure, timeout=PAGE_SECONDS)
         self._page: Page | None = None
         self._at = 0.0
         self.models: tuple[str, ...] = ()

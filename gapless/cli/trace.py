@@ -26,6 +26,7 @@ def record(argv: Sequence[str]) -> int:
         help="Chrome trace JSON, or raw records when it ends in .jsonl; .gz packs it (default: trace.json.gz)",
     )  # fmt: skip
     command.add_api_key()
+    command.add_insecure()
     settings = command.read(argv)
     options = settings.options
     path = Path(options.output)
@@ -33,7 +34,7 @@ def record(argv: Sequence[str]) -> int:
     from gapless.lab import probe, trace
 
     say(f"gapless: recording for {options.seconds} s")
-    target = Target(options.URL, api_key=settings.api_key, timeout=TIMEOUT)
+    target = Target(options.URL, api_key=settings.api_key, insecure=options.insecure, timeout=TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ class Arm:
     own: tuple[str, ...] = ()
     """The flags that only this arm has; the others it shares with the other arm."""
     api_key: str = field(default="", repr=False)
+    insecure: bool = False
+    """Whether the certificate at `url` goes unchecked"""
 
 
 class Live(NamedTuple):
@@ -71,9 +73,10 @@ def arms_from_flags(both: Sequence[str], a: Sequence[str], b: Sequence[str]) -> 
     )
 
 
-def arms_from_urls(a: str, b: str, api_key: str = "") -> tuple[Arm, Arm]:
+def arms_from_urls(a: str, b: str, api_key: str = "", insecure: bool = False) -> tuple[Arm, Arm]:
     """Two servers that run already; they may be one and the same, which is an A/A test."""
-    return Arm("A", a, url=a, api_key=api_key), Arm("B", b, url=b, api_key=api_key)
+    arm_a = Arm("A", a, url=a, api_key=api_key, insecure=insecure)
+    return arm_a, replace(arm_a, letter="B", name=b, url=b)
 
 
 def split_arms(words: Sequence[str]) -> list[list[str]]:
@@ -112,7 +115,7 @@ def shown_flags(flags: Sequence[str]) -> list[str]:
 def live(arm: Arm, start_seconds: float = 600.0) -> Iterator[Live]:
     """The arm's server, started when it has no URL and stopped at the end. Raises ArmError with its last words."""
     if arm.url:
-        yield Live(arm.url, server_facts(arm.url, arm.api_key), arm.api_key)
+        yield Live(arm.url, server_facts(arm.url, arm.api_key, arm.insecure), arm.api_key)
         return
     with tempfile.TemporaryDirectory(prefix="gapless-ab-") as folder:
         log = Path(folder) / f"{arm.letter}.log"
@@ -165,9 +168,10 @@ def last_words(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1].removeprefix("gapless: error: ")
 
 
-def server_facts(url: str, api_key: str = "") -> dict[str, Any]:
+def server_facts(url: str, api_key: str = "", insecure: bool = False) -> dict[str, Any]:
     """Version, model and settings, those of them that the server tells. Raises ServerError where nothing answers."""
-    return asyncio.run(with_client(Target(base_url=url, api_key=api_key, timeout=10.0), _facts))
+    target = Target(base_url=url, api_key=api_key, insecure=insecure, timeout=10.0)
+    return asyncio.run(with_client(target, _facts))
 
 
 async def _facts(client: Client) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class BenchResult(NamedTuple):
         result["schedule"] = {"name": schedule_name(plan), "gap_cv": burstiness_of(sorted(times))}
         result["not_sent"] = list(plan.target.omit)
         result["notes"] = list(self.notes)
+        if self.run.interrupted:
+            result["interrupted"] = True
         return result
 
 
@@ -116,15 +118,20 @@ async def bench_serve(client: Client, plan: LoadPlan, say: Say, bar: Bar) -> Ben
     notes = [found.note] if found.note else []
     if plan.target.omit:
         notes.append(f"the server refuses {', '.join(plan.target.omit)}: not sent")
-    return await measure(plan, prompts, notes, bar, client)
+    return await measure(plan, prompts, notes, bar, client, keep=True)
 
 
-async def measure(plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client) -> BenchResult:
-    """Send the prompts as the plan says. `notes` come before those that the run gives cause for."""
+async def measure(
+    plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client, keep: bool = False
+) -> BenchResult:
+    """Send the prompts as the plan says. `notes` come before those that the run gives cause for. With `keep` a
+    cancellation leaves what was measured by then."""
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
-        run = await run_load(client, prompts, times, concurrency=plan.concurrency, advance=advance)
+        run = await run_load(client, prompts, times, concurrency=plan.concurrency, advance=advance, keep=keep)
+    if run.interrupted:
+        notes = [*notes, f"interrupted: {len(run.samples)} of {len(prompts)} requests had ended, and no others count"]
     side = await beside.stop() if beside else {}
     summary = summarise(run, prompts, percents=plan.percents, goodput=plan.goodput)
     remarked = remarks(summary, run, prompts, exact_outputs=plan.target.full_answers)

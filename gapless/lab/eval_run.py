@@ -80,7 +80,8 @@ def prompt_hash(content: Content) -> str:
 async def ask_server(
     client: Client, flags: EvalFlags, contents: Sequence[Content], advance: Advance
 ) -> tuple[Target, Sequence[Sample]]:
-    """The target with its model's name, and an answer to each prompt in order. Nothing is asked twice.
+    """The target with its model's name, and an answer to each prompt in order, after a cancellation to those that had
+    ended. Nothing is asked twice.
 
     Raises ServerError when the server is not there, has no such model, or refuses a first question in any form.
     """
@@ -91,7 +92,7 @@ async def ask_server(
     client.target = target = await probe.try_fields(client, "Hello", 1)
     prompts = [Prompt(place, content, 0, flags.max_tokens) for place, content in enumerate(contents)]
     zeros = [0.0] * len(prompts)
-    run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance)
+    run = await run_load(client, prompts, zeros, concurrency=flags.concurrency, advance=advance, keep=True)
     return target, run.samples
 
 

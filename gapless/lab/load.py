@@ -11,13 +11,14 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gapless.base.http import HttpAnswer, HttpError
 from gapless.engine.progress import Advance
 from gapless.lab.datasets import Prompt
-from gapless.lab.http import Client, HttpAnswer, HttpError
+from gapless.lab.http import Client
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.reply import read_reply
 from gapless.lab.stats import Spread
@@ -163,6 +164,17 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+async def _interrupted(play: Coroutine[Any, Any, None]) -> bool:
+    """Return whether this task was cancelled meanwhile; it goes on all the same."""
+    try:
+        await play
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        return True
+    return False
+
+
 async def run_load(
     client: Client,
     prompts: Sequence[Prompt],
@@ -170,24 +182,29 @@ async def run_load(
     *,
     concurrency: int | None = None,
     advance: Advance | None = None,
+    keep: bool = False,
 ) -> LoadRun:
     """Stream an answer to every prompt, each sent to the client's target at its time.
 
     Times are seconds from the start; a prompt's own `at` comes first. At most `concurrency` requests are under way;
     others that are due wait for room. Times that are all 0 with a limit are a closed loop. A turn that follows another
     takes its time from that one, whatever `times` says. Samples are in the order of the prompts; a failed request is a
-    sample with an error, never an exception.
+    sample with an error, never an exception. With `keep` a cancellation ends the run, and what had ended is returned.
     """
     firsts = [(p, at if p.at is None else p.at) for p, at in zip(prompts, times, strict=True) if p.follows < 0]
     run = _Run(client, prompts, concurrency, advance)
     with _no_collection():
         began, cpu = time.perf_counter(), time.process_time()
-        await run.play(firsts)
+        interrupted = False
+        if keep:
+            interrupted = await _interrupted(run.play(firsts))
+        else:
+            await run.play(firsts)
         wall, busy = time.perf_counter() - began, time.process_time() - cpu
     samples = run.samples()
     use = ClientUse(busy, wall, tuple(run.late))
     first = min((s.sent for s in samples), default=0.0)
-    return LoadRun(samples, max((s.ended for s in samples), default=0.0) - first, use, run.start)
+    return LoadRun(samples, max((s.ended for s in samples), default=0.0) - first, use, run.start, interrupted)
 
 
 class SideLoad:

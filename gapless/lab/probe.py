@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import Client, HttpAnswer, Piece, with_client
+from gapless.base.http import HttpAnswer, Piece
+from gapless.lab.http import Client, with_client
 from gapless.lab.records import Sample
 from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target

@@ -90,3 +90,5 @@ class LoadRun(NamedTuple):
     client: ClientUse = ClientUse()
     began: float = 0.0
     """The start of the run on this machine's monotonic clock, to lay its times beside others."""
+    interrupted: bool = False
+    """Ctrl-C came: there are samples of the requests alone that had ended."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gapless.base.errors import ServerError
-from gapless.lab.http import HttpAnswer, Piece
+from gapless.base.http import HttpAnswer, Piece
 from gapless.lab.records import Sample
 
 TEXT_KEYS = ("content", "reasoning", "reasoning_content")

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gapless.base.errors import RequestError
+from gapless.base.http import HttpError
 from gapless.server.endpoint import ClientGone, while_here
 from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
-from gapless.server.upstream import UpstreamError, called
+from gapless.server.upstream import called, passed_on
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
@@ -99,7 +100,7 @@ class PairRouter:
             async with called(self._prefill, "POST", _target(request), request.headers.raw, body) as answer:
                 async for _ in answer.body():
                     pass
-        except UpstreamError as error:
+        except HttpError as error:
             log.debug("the prefiller failed: %s", error)
 
     async def _pass(self, request: Request, body: bytes, send: Send) -> None:
@@ -108,11 +109,13 @@ class PairRouter:
         try:
             async with called(self._decode, request.method, _target(request), request.headers.raw, body) as answer:
                 begun = True
-                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+                await send(
+                    {"type": "http.response.start", "status": answer.status, "headers": passed_on(answer.headers)}
+                )
                 async for part in answer.body():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
-        except UpstreamError as error:
+        except HttpError as error:
             if begun:  # too late for a status: the connection ends, which the client can see
                 raise
             raise unavailable("the decoder does not answer", "decoder_down") from error
@@ -127,5 +130,5 @@ async def healthy(path: str) -> bool:
     try:
         async with asyncio.timeout(HEALTH_SECONDS), called(path, "GET", "/health") as answer:
             return answer.status == 200
-    except (UpstreamError, TimeoutError):
+    except (HttpError, TimeoutError):
         return False

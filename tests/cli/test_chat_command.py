@@ -275,6 +275,46 @@ def test_at_a_keyboard_a_refused_question_is_told_and_forgotten(
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["one", "you said one", "two"]
 
 
+def test_at_a_keyboard_commands_change_the_conversation(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        *("/help", "/temperature 0.5", "/stop a,b", "one", "/clear", "/max-tokens 7", "/temperature", "two"),
+        *("/system be kind", "three", "/top-p 2", "/temprature 1", " /etc", "/exit", "four"),
+    ]
+    monkeypatch.setattr("sys.stdin", Keyboard("\n".join(lines)))
+    assert main(["chat", "--url", server.url, "--system", "be brief"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("/help lists commands; ") and "/top-k, /max-tokens" in out and "four" not in out
+    assert err.splitlines() == [
+        "gapless: error: top_p must be a number above 0 and at most 1, got 2.0",
+        "gapless: error: unknown command /temprature; did you mean /temperature?",
+    ]
+    bodies = [body for _, _, body in server.seen]
+    assert [[m["content"] for m in body["messages"]] for body in bodies] == [
+        ["be brief", "one"], ["be brief", "two"], ["be kind", "three"], ["be kind", "three", "you said three", " /etc"],
+    ]  # fmt: skip
+    assert [(body.get("temperature"), body.get("max_tokens")) for body in bodies] == [(0.5, None), *[(None, 7)] * 3]
+    assert {tuple(body["stop"]) for body in bodies} == {("a", "b")}
+
+
+def test_at_a_keyboard_ctrl_c_without_an_answer_says_how_to_leave(
+    fake: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Impatient(Keyboard):
+        def readline(self, size: int = -1) -> str:
+            line = super().readline(size)
+            if line == "^C\n":
+                raise KeyboardInterrupt
+            return line
+
+    for command, said in (("chat", "you said two"), ("complete", "and so two")):
+        monkeypatch.setattr("sys.stdin", Impatient("^C\ntwo\n"))
+        assert main([command]) == 0
+        out = capsys.readouterr().out
+        assert f"> \nCtrl-D leaves\n> {said}\n> \n" in out and out.endswith("> \n")
+
+
 def test_at_a_keyboard_ctrl_c_ends_an_answer_and_not_the_conversation(
     fake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

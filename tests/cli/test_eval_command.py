@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +104,22 @@ def test_an_accuracy_below_the_least_exits_with_1(url: str, sums: str, capsys: A
     assert main([*asked, "--match", "strict", "--min-accuracy", "0.01"]) == 1
     assert main(["eval", "--base-url", "http://127.0.0.1:9", "--data", sums]) == 1
     assert "is a server running there" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_the_answers_that_had_come(sums: str, tmp_path: Path, capsys: Any) -> None:
+    class Interrupting(Adds):
+        def stream(self, request: Request) -> Any:
+            if len(self.asked) == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+                return iter([(60.0, b"")])
+            return super().stream(request)
+
+    out = tmp_path / "a.json"
+    with serving(Interrupting()) as url:
+        assert main(["eval", "--base-url", url, "--data", sums, "--concurrency", "1", "--out", str(out)]) == 130
+    assert "gapless: interrupted: 2 of 6 questions were answered, and no others count" in capsys.readouterr().err
+    written = json.loads(out.read_text())
+    assert written["target"]["interrupted"] is True and [row["extracted"] for row in written["questions"]] == ["2", "4"]
 
 
 def test_two_results_are_compared_by_eval(url: str, sums: str, tmp_path: Path, capsys: Any) -> None:
