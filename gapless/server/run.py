@@ -118,9 +118,9 @@ class Serving:
             await llm.close()
             if self.tracing is not None:
                 await self.tracing.close()
-            log.info("ended after %.0f s", time.monotonic() - self._began)
         if self.failure is not None:
             raise self.failure
+        log.info("ended after %.0f s", time.monotonic() - self._began)
         return 0
 
     async def start(self, llm: AsyncLLM, app: App) -> None:

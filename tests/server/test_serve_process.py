@@ -263,7 +263,9 @@ def test_the_rest_gets_an_error_event(model, how):
         for _, last in streams.join():
             assert last["error"]["code"] == "server_shutting_down"
         assert server.popen.wait(10) == 0
-        assert "Traceback" not in server.popen.stderr.read()
+        log = server.popen.stderr.read()
+        assert "Traceback" not in log
+        assert re.search(r"SIGINT: draining\n(.*\n)*.* ended after \d+ s\n", log)
 
 
 def test_a_sigterm_while_loading_ends_both_processes(model):
