@@ -12,6 +12,7 @@ PREFIX = "GAPLESS_"
 OURS = {
     "GAPLESS_API_KEY": "keys that a server asks for, and the key that clients of this package send",
     KEY_VARIABLE: "key of engines that give each other KV pages, where --kv-peer-key-file names no file",
+    "GAPLESS_PREBUILT": "0: the C++ that a wheel brings is not used",
     "GAPLESS_AMX": "0: the CPU's tile instructions are not used",
     "GAPLESS_ENDS_WITH_STDIN": "1: a server ends when its standard input does, as at SIGTERM",
     "GAPLESS_QEMU": "1: the test suite runs the C++ of other processors under qemu",
