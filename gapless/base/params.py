@@ -27,6 +27,8 @@ MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
 MAX_BAD_TOKENS = 1_024
 """Tokens of one request's bad words in all, each word with and without a leading space."""
+MAX_THINKING = 1_000_000
+"""Tokens of a thinking budget"""
 PREFIX_FUNCTION = "prefix_allowed_tokens_fn"
 MAX_N = 64
 MAX_LOGPROBS = 20
@@ -172,6 +174,17 @@ class SamplingParams:
     prompt_logprobs: int | None = param(
         None, "log-probabilities of every prompt token but the first", low=0, high=MAX_LOGPROBS, lane=Lane.PROMPT
     )
+    truncate_prompt_tokens: int | None = param(
+        None, "prompt tokens that are kept at most; -1 keeps as many as leave room for max_tokens, or for one more",
+        low=-1, high=_INT32,
+    )  # fmt: skip
+    truncation_side: str | None = param(
+        None, "what of a prompt that is longer goes: left (default) its beginning, right its end"
+    )  # fmt: skip
+    thinking_token_budget: int | None = param(
+        None, "tokens of reasoning at most, then its end follows; -1 for any number (guides/sampling.md)",
+        low=-1, high=MAX_THINKING,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         settings: Any = type(self)
@@ -183,6 +196,12 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})", "min_tokens"
             )
+        if self.truncate_prompt_tokens == 0 or self.truncation_side not in (None, "left", "right"):
+            name = "truncate_prompt_tokens" if self.truncate_prompt_tokens == 0 else "truncation_side"
+            rule = "-1, or 1 and more" if name.endswith("tokens") else "left or right"
+            raise RequestError(f"{name} must be {rule}, got {_short(getattr(self, name))}", name)
+        if self.thinking_token_budget == -1:
+            object.__setattr__(self, "thinking_token_budget", None)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "top_k", max(self.top_k, 0))
@@ -199,7 +218,9 @@ class SamplingParams:
             raise RequestError(f"{PREFIX_FUNCTION} must be a function", PREFIX_FUNCTION)
         if self.structured_outputs is None:
             return
-        for name in ("min_tokens", "allowed_token_ids", PREFIX_FUNCTION):
+        thinking = self.structured_outputs.thinking
+        other = "ignore_eos" if thinking and thinking.free else "min_tokens"
+        for name in (other, "allowed_token_ids", PREFIX_FUNCTION):
             if getattr(self, name):
                 source = self.structured_outputs.where
                 raise RequestError(f"{name} does not go with {source}: leave one of them out", name)

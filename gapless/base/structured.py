@@ -30,6 +30,12 @@ class Thinking(NamedTuple):
     end: str
     between: str = ""
     answer: str = ""
+    budget: int | None = None
+    """Tokens of the output that the thinking has at most, before its end; None for any number"""
+    ids: tuple[int, ...] = ()
+    """The tokens of `end`, where there is a budget"""
+    free: bool = False
+    """Whether there is no form: any token may come before the thinking, and after it"""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,9 @@ class StructuredOutputs:
             object.__setattr__(self, name, self._as_json(getattr(self, name)))
         object.__setattr__(self, "choice", self._choices())
         # Between processes tuples become lists.
-        object.__setattr__(self, "thinking", Thinking(*self.thinking) if self.thinking is not None else None)
+        if self.thinking is not None:
+            thinking = Thinking(*self.thinking)
+            object.__setattr__(self, "thinking", thinking._replace(ids=tuple(thinking.ids)))
         object.__setattr__(self, "marks", tuple(self.marks))
         object.__setattr__(self, "parts", tuple(self.parts))
         self._check_types()

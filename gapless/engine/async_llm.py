@@ -20,7 +20,7 @@ from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_assets
 from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
-from gapless.engine.seam import AdapterChange, EngineInfo, Sink, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.engine.thread_backend import ThreadBackend
 from gapless.engine.trace import RequestRecord
@@ -32,6 +32,8 @@ from gapless.text.tokenizer import Tokenizer
 INLINE_CHARS = 4_096
 """Longer prompts are tokenised on a thread, so that they do not hold up the tokens of other requests."""
 POOL_THREADS = 2
+
+PAUSE_MODES = ("abort", "wait", "keep")
 
 T = TypeVar("T")
 
@@ -226,6 +228,49 @@ class AsyncLLM:
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._tracker.abort(name)
 
+    async def abort_all(self) -> int:
+        """End every open request with finish reason "abort"; return how many there were."""
+        return sum([self._tracker.abort(name) for name in list(self._tracker.requests)])
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Have requests wait from now on, until `resume_generation`; return when none runs any more.
+
+        `mode` says what becomes of open requests: "abort" ends them, "wait" lets them end, and "keep" stops them where
+        they are. Then the prefix cache is emptied, unless they are kept or `clear_cache` is false. What comes meanwhile
+        waits in the engine's queue, as far as that takes it. Raises RequestError, EngineDeadError, QueueFullError while
+        draining.
+        """
+        self._check_up()
+        if mode not in PAUSE_MODES:
+            raise RequestError(f"mode must be {', '.join(PAUSE_MODES)}, got {str(mode)[:40]!r}", "mode")
+        self.backend.paused = OperatorOrder.FREEZE if mode == "keep" else OperatorOrder.HOLD
+        held = asyncio.ensure_future(self.backend.ask(partial(m.Operate, order=self.backend.paused)))
+        await asyncio.sleep(0)  # the order goes out before what it ends
+        if mode == "abort":
+            await self.abort_all()
+        await held
+        if clear_cache and mode != "keep":
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Let requests go on that a pause has wait. Harmless without one."""
+        self._up()
+        self.backend.paused = None
+        await self.backend.ask(partial(m.Operate, order=OperatorOrder.RESUME))
+
+    async def is_paused(self) -> bool:
+        """Return whether a pause has requests wait, or begins to."""
+        return self.backend.paused is not None
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache: no request finds a page that was there before, on the device or in the host tier.
+
+        Requests that run keep their pages. Tiers below and peers keep what they have. Returns True: it always is done.
+        """
+        self._up()
+        await self.backend.ask(partial(m.Operate, order=OperatorOrder.FORGET))
+        return True
+
     async def change_adapter(self, change: AdapterChange) -> None:
         """Load an adapter from below `EngineConfig.lora_dir`, or unload one; requests that are open keep theirs.
 
@@ -337,7 +382,9 @@ class AsyncLLM:
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """{"prompt": text, "prompt_token_ids": ids, "last_words": its end}; the template writes special tokens itself."""
+    """{"prompt": text, "prompt_token_ids": ids, "last_words": its end}; the template writes special tokens itself, to
+    which `add_special_tokens` adds the tokenizer's."""
+    special = options.pop("add_special_tokens", False)
     text = resolver.tokenizer.chat(messages, **options)
     last = last_words(text, messages, bool(options.get("continue_final_message")))
-    return {"prompt": text, "prompt_token_ids": resolver.encode(text, add_special_tokens=False), "last_words": last}
+    return {"prompt": text, "prompt_token_ids": resolver.encode(text, special), "last_words": last}

@@ -10,7 +10,10 @@ from typing import Any
 from gapless.base.errors import EngineDeadError, GaplessError
 from gapless.base.records import Request, StepTokens
 from gapless.engine import messages as m
-from gapless.engine.seam import EngineInfo, EngineView, Sink, Stats
+from gapless.engine.seam import EngineInfo, EngineView, OperatorOrder, Sink, Stats
+
+NO_QUESTION = -1
+"""The number of an order whose answer is not waited for; those of questions are above 0"""
 
 
 class MessageBackend:
@@ -26,6 +29,8 @@ class MessageBackend:
         self._before = Stats()
         """Counters of the cores that ran before this one."""
         self._numbers = itertools.count(1)
+        self.paused: OperatorOrder | None = None
+        """HOLD or FREEZE while an operator has requests wait, those of a core that is started again too"""
         self.asked: dict[int, asyncio.Future[Any]] = {}
         """Answers that the core owes, by the number of the question"""
 
@@ -55,7 +60,7 @@ class MessageBackend:
         self._sends_page_events = True
         self._post(m.SendPageEvents())
 
-    async def ask(self, question: Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights]) -> Any:
+    async def ask(self, question: Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights | m.Operate]) -> Any:
         """Return the core's answer to the message that `question` makes of a number; raise it where it is an error."""
         number = next(self._numbers)
         answer = self.asked[number] = asyncio.get_running_loop().create_future()
@@ -92,6 +97,8 @@ class MessageBackend:
 
     def came_up(self) -> None:
         """Let requests go to the core, and have it send what the one before it sent."""
+        if self.paused is not None:
+            self._post(m.Operate(NO_QUESTION, self.paused))
         self._ready.set()
         if self._watching:
             self._post(m.SetWatching(True))

@@ -30,8 +30,9 @@ from gapless.engine.adapters import AdapterChanges, AdapterFiles
 from gapless.engine.callbacks import AllowedTokens
 from gapless.engine.frontdoor import open_assets
 from gapless.engine.on_device import on_device
+from gapless.engine.pauses import Pauses
 from gapless.engine.processors import import_processors, try_out
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
 from gapless.engine.sizing import choose_sizes, most_captured, most_rows, parameters, settle_dtype, step_bytes
 from gapless.engine.tiers import EngineTiers, host_sizes
 from gapless.engine.updates import WeightUpdates
@@ -97,8 +98,10 @@ class EngineCore:
         self._compiler = compiler
         self._changes = changes
         self.updates = updates
+        self.pauses = Pauses(loop)
         self._matched: deque[Request] = deque()
-        """Requests that have got their matchers, or wait for new weights, and are not in the loop's queue yet."""
+        """Requests that have got their matchers, or wait for new weights or the end of a pause, and are not in the
+        loop's queue yet."""
         self._allocations = 0
         """What the device had counted when start-up was over."""
         self._watchdog: Watchdog | None = None
@@ -115,7 +118,7 @@ class EngineCore:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
         if request.params.structured_outputs is None or request.matcher is not None:
-            if not self.updates.waits:
+            if not self.held:
                 self.loop.submit(request)
             elif len(self._matched) < self.loop.planner.waiting.limit:
                 self._matched.append(request)
@@ -144,12 +147,20 @@ class EngineCore:
     def update_weights(self, path: str, answer: Answer) -> None:
         self.updates.begin(path, answer)
 
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
+        self.pauses.obey(order, answer)
+
+    @property
+    def held(self) -> bool:
+        """Whether requests that come have to wait in front of the loop."""
+        return self.updates.waits or self.pauses.waits
+
     def wakes(self, wake: Callable[[], None]) -> None:
         self._tiers.wake = wake
 
     def has_work(self) -> bool:
         waiting = self._compiler.waiting + len(self._matched) + (self._changes.waiting if self._changes else 0)
-        return self.loop.has_work() or waiting > 0 or self.updates.under_way
+        return self.loop.has_work() or waiting > 0 or self.updates.under_way or self.pauses.asked
 
     def rest(self) -> bool:
         return self.loop.rest()
@@ -164,11 +175,11 @@ class EngineCore:
         changed = self._changes is not None and self._changes.take()
         changed = self.updates.take() or changed
         if not self.loop.has_work():
-            if not (refused or changed) and self.bell.wait(MATCHER_SECONDS):
+            if not (self.pauses.rested() or refused or changed) and self.bell.wait(MATCHER_SECONDS):
                 self.bell.clear()
             return Turn([], [], refused)
         try:
-            turn = self.loop.turn()
+            turn = self.pauses.turn()
         except EngineError:
             raise
         except Exception as error:
@@ -179,7 +190,7 @@ class EngineCore:
         """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
         ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
         self._matched += ready
-        while self._matched and not self.updates.waits:
+        while self._matched and not self.held:
             try:
                 self.loop.submit(self._matched[0])
             except QueueFullError:
@@ -195,7 +206,7 @@ class EngineCore:
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
-        matched, paused = len(self._matched), self.updates.waits
+        matched, paused = len(self._matched), self.held
         return Stats(
             running=loop.planner.room.running,
             waiting=len(loop.planner.waiting) + matched * paused,

@@ -133,6 +133,8 @@ class EngineDriver:
                 self._core.change_adapter(change, partial(self._changed, number))
             case m.UpdateWeights(number, path):
                 self._core.update_weights(path, partial(self._changed, number))
+            case m.Operate(number, order):
+                self._core.obey(order, partial(self._changed, number))
             case m.SendPageEvents():
                 self._page_events = self._core.page_events()
             case m.Stop():

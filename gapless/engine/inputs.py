@@ -58,6 +58,9 @@ class Resolver:
         text, ids = _split(prompt)
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
+        _check_budget(params)
+        if params.truncate_prompt_tokens is not None:
+            tokens = _truncated(tokens, params, context, prompt_only)
         wanted = params.max_tokens
         asked = 0 if prompt_only else None if wanted == self._own_limit else wanted
         _check_context(len(tokens), params.min_tokens, asked, context)
@@ -221,6 +224,29 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
         shown = wrong if abs(wrong) < 10**12 else "a far larger number"
         raise RequestError(f"the prompt holds token id {shown}, but ids go from 0 to {vocab_size - 1}", "prompt")
     return np.array(ids, dtype=np.int32)
+
+
+def _check_budget(params: SamplingParams) -> None:
+    """Raise RequestError for a budget that is not part of the form yet: reasoning is known of chats alone."""
+    form = params.structured_outputs
+    if params.thinking_token_budget is not None and not (form and form.thinking and form.thinking.budget is not None):
+        name = "thinking_token_budget"
+        raise RequestError(f"{name} is for chats, whose template says how the model writes its reasoning", name)
+
+
+def _truncated(tokens: Int32s, params: SamplingParams, context: int, prompt_only: bool) -> Int32s:
+    """Return what is kept of a prompt. Raises RequestError when more is asked for than the context holds."""
+    most = params.truncate_prompt_tokens
+    assert most is not None
+    if most > context:
+        raise RequestError(
+            f"truncate_prompt_tokens must be at most {context}, the context's length, got {most}",
+            "truncate_prompt_tokens",
+        )
+    if most == -1:
+        most = context - (0 if prompt_only else max(params.max_tokens or 1, params.min_tokens, 1))
+        most = max(most, 1)
+    return tokens[:most] if params.truncation_side == "right" else tokens[-most:]
 
 
 def _check_context(length: int, least: int, asked: int | None, context: int) -> None:

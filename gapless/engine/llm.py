@@ -23,7 +23,7 @@ from gapless.engine.frontdoor import ModelAssets, locate, make_config, open_asse
 from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
-from gapless.engine.seam import Core, EngineInfo, Stats
+from gapless.engine.seam import Core, EngineInfo, OperatorOrder, Stats
 from gapless.engine.trace import KEPT_REQUESTS, Recording
 from gapless.engine.tracker import OpenRequest, Tracker
 from gapless.text.replies import ReplyForms
@@ -151,6 +151,14 @@ class LLM:
                 self._step(core)
         if answers[0] is not None:
             raise answers[0]
+
+    def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache: no request finds a page that was there before, on the device or in the host tier.
+        Tiers below and peers keep what they have. Returns True: it always is done.
+        """
+        with self._turn:
+            self._up().obey(OperatorOrder.FORGET, lambda error: None)
+        return True
 
     @cached_property
     def _replies(self) -> ReplyForms:

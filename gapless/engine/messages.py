@@ -29,7 +29,7 @@ from gapless.base.records import (
     StepLogprobs,
     StepTokens,
 )
-from gapless.engine.seam import AdapterChange, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
@@ -91,6 +91,13 @@ class UpdateWeights(Message, frozen=True):
 
     number: int
     path: str
+
+
+class Operate(Message, frozen=True):
+    """Front to core: do what an operator asks, and answer with a Changed."""
+
+    number: int
+    order: OperatorOrder
 
 
 class SendPageEvents(Message, frozen=True):
@@ -168,8 +175,8 @@ class View(Message, frozen=True):
 
 
 class Changed(Message, frozen=True):
-    """Core to front: the ChangeAdapter or UpdateWeights of this number is done, or refused; `names` are the adapters
-    from now on."""
+    """Core to front: the ChangeAdapter, UpdateWeights or Operate of this number is done, or refused; `names` are the
+    adapters from now on."""
 
     number: int
     names: tuple[str, ...]
@@ -201,7 +208,7 @@ class Died(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
     text: str
 
 
-ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | UpdateWeights | SendPageEvents | Stop
+ToCore = Add | Abort | SetWatching | Look | ChangeAdapter | UpdateWeights | Operate | SendPageEvents | Stop
 OnControl = Doing | Died
 FromCore = Ready | Admitted | Tokens | Refused | StatsReport | Steps | View | Changed | PageEventList
 

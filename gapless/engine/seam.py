@@ -7,6 +7,7 @@ thread of this process; ProcessBackend runs it in a child process and speaks typ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +52,18 @@ class AdapterChange(NamedTuple):
     """The directory that holds it, below EngineConfig.lora_dir"""
     in_place: bool = False
     """Whether it may replace another one of that name"""
+
+
+class OperatorOrder(StrEnum):
+    """What an operator has a core do."""
+
+    HOLD = "hold"
+    """Requests that come wait; done when those in the loop have ended"""
+    FREEZE = "freeze"
+    """Requests in the loop stop where they are, and those that come wait; done when no step is in flight"""
+    RESUME = "resume"
+    FORGET = "forget"
+    """Empty the prefix index, and the host tier with it"""
 
 
 Answer = Callable[[GaplessError | None], None]
@@ -275,6 +288,9 @@ class Core(Protocol):
 
         Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
         """
+
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
+        """Do what an operator asks. `answer` is called when that is done, here or in a step."""
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""

@@ -189,9 +189,9 @@ class Compiler:
             return None
         try:
             matcher = self.grammars.kept(form, request.stop_ids)
+            return None if matcher is None else request._replace(matcher=self.grammars.within_budget(matcher, form))
         except BaseException as error:
             return _as_refusal(error, form)
-        return None if matcher is None else request._replace(matcher=matcher)
 
     def _result(self, job: _Job) -> Request | GaplessError:
         try:
@@ -199,7 +199,8 @@ class Compiler:
                 from gapless.grammar.kept import Grammars  # brings llguidance, which most engines never need
 
                 self.grammars = Grammars(self._make_vocabulary(), self._want)
-            return job.request._replace(matcher=self.grammars.matcher(job.form, job.request.stop_ids))
+            matcher = self.grammars.matcher(job.form, job.request.stop_ids)
+            return job.request._replace(matcher=self.grammars.within_budget(matcher, job.form))
         except BaseException as error:
             return _as_refusal(error, job.form)
 

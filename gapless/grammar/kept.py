@@ -11,11 +11,13 @@ from collections.abc import Callable
 import numpy as np
 
 from gapless.base.errors import RequestError
+from gapless.base.records import Matcher
 from gapless.base.structured import StructuredOutputs
+from gapless.grammar.budget import BudgetMatcher
 from gapless.grammar.library import LlgMatcher, warnings
 from gapless.grammar.matcher import FormMatcher, Grammar
 from gapless.grammar.source import fault, write_grammar
-from gapless.grammar.thinking import after_thinking
+from gapless.grammar.thinking import after_thinking, is_counted
 from gapless.grammar.trial import FURTHER_LIMITS, LIMITS, Trial, is_small
 from gapless.grammar.vocabulary import Vocabulary
 
@@ -104,6 +106,13 @@ class Grammars:
         found = self.kept(form, stop_ids, hit=False)
         assert found is not None, "a text before it changes nothing"
         return found
+
+    def within_budget(self, matcher: FormMatcher, form: StructuredOutputs) -> Matcher:
+        """Return the matcher, or one around it that keeps the budget of a thinking whose marks are text."""
+        if form.thinking is None or form.thinking.budget is None or is_counted(form.thinking, self._vocabulary):
+            return matcher
+        inner = None if form.thinking.free else matcher
+        return BudgetMatcher(form.thinking, self._vocabulary.texts, inner, form.begun)
 
     def kept(self, form: StructuredOutputs, stop_ids: tuple[int, ...], hit: bool = True) -> FormMatcher | None:
         """Return a matcher if the form's grammar is kept, else None. Raises RequestError."""

@@ -91,6 +91,8 @@ class Loop:
         """A launch that found the device failed."""
         self._waits_for_transfers = False
         """Whether the loop waits now, with no step in flight and nothing that can run before a transfer has ended."""
+        self.frozen = False
+        """Whether an operator has the requests wait where they are"""
 
     # Requests in.
 
@@ -182,7 +184,7 @@ class Loop:
 
     def wants_steps(self) -> bool:
         """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
-        return self._has_steps() and not self._waits_for_transfers
+        return self._has_steps() and not (self._waits_for_transfers or self.frozen)
 
     @property
     def in_flight(self) -> int:
@@ -491,4 +493,4 @@ class Loop:
         self._warns = True
 
     def account(self) -> Timeline:
-        return self.log.account(at_rest=not self.flights and not self.planner.wanting)
+        return self.log.account(at_rest=not self.flights and (self.frozen or not self.planner.wanting))

@@ -65,6 +65,11 @@ class PrefixIndex:
         """
         self.hasher = PrefixHasher(model, self.hasher.page_size)
         self._recent.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again, empty, on the device and in the host tier: no page is found that was published before. Tiers
+        below and peers keep theirs."""
         for pool in self._pools:
             pool.forget()
 

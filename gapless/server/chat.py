@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
 from gapless.server.endpoint import HttpCall
+from gapless.server.errors import unsupported
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
 from gapless.server.logprobs import ChatWriter, prompt_entries
@@ -43,9 +44,19 @@ def _prompt_fields(job: Job) -> dict[str, Any]:
 async def chat_job(call: HttpCall, request: ChatRequest) -> Job:
     """Return the job of a conversation: checked, with its prompt, and with readers where replies are taken apart."""
     use = check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    params = _sampling(request, call.state)
+    template = call.state.llm.tokenizer.template
+    if request.documents and not (template and "documents" in template.source):
+        raise unsupported("documents", ": this model's chat template has no place for them")
+    # A prompt that is only scored still runs one step, whose token is dropped.
+    prompt_only = request.limit() == 0 and request.prompt_logprobs is not None
+    params = _sampling(request, call.state, 1 if prompt_only else request.limit())
     prompt = await chat_prompt(call.state, request.messages, **prompt_options(request, use))
-    return await rendered_job(call, request, use, params, prompt, request.include_reasoning is not False)
+    job = await rendered_job(call, request, use, params, prompt, request.include_reasoning is not False)
+    if prompt_only and job.params.structured_outputs is not None:
+        field = job.params.structured_outputs.where
+        raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
+    job.prompt_only = prompt_only
+    return job
 
 
 async def rendered_job(
@@ -109,12 +120,13 @@ def prompt_options(request: ChatRequest, use: ToolUse) -> Mapping[str, Any]:
         "add_generation_prompt": opened,
         "continue_final_message": continued,
         "variables": request.variables(),
+        "add_special_tokens": bool(request.add_special_tokens),
     }
 
 
-def _sampling(request: ChatRequest, state: ServerState) -> SamplingParams:
+def _sampling(request: ChatRequest, state: ServerState, limit: int | None) -> SamplingParams:
     try:
-        return request.sampling(state.llm.front.defaults, request.limit())
+        return request.sampling(state.llm.front.defaults, limit)
     except RequestError as error:
         if error.param == "max_tokens" and request.max_completion_tokens is not None:
             text = str(error).replace("max_tokens", "max_completion_tokens")

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
+from gapless.engine.inputs import Prompt
 from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
@@ -30,12 +31,24 @@ async def completions(call: HttpCall) -> ASGIApp:
     if prompt_only and params.structured_outputs is not None:
         field = params.structured_outputs.where
         raise RequestError(f"{field} has nothing to form where max_tokens is 0: leave one of them out", field)
+    if request.echo and params.truncate_prompt_tokens is not None:
+        name = "truncate_prompt_tokens"
+        raise RequestError(f"{name} does not go with echo: leave one of them out", name)
     prompts = request.prompts()
-    job = Job(call, request, prompts, params, prompt_only)
+    plain = request.add_special_tokens is False
+    asked = [await _without_special(call, prompt) for prompt in prompts] if plain else prompts
+    job = Job(call, request, asked, params, prompt_only)
     text = partial(whole_text, state.llm.tokenizer)
     echo = [prompt if isinstance(prompt, str) else text(prompt) for prompt in prompts] if request.echo else []
     choice = partial(_choice, job, request, echo)
     return openai_answer(job, CompletionChunks, partial(_writer, job, echo), choice, echo=echo)
+
+
+async def _without_special(call: HttpCall, prompt: str | list[int]) -> Prompt:
+    """Return the prompt with the tokens of its text alone."""
+    if not isinstance(prompt, str):
+        return prompt
+    return {"prompt": prompt, "prompt_token_ids": await call.state.text_work(call.state.llm.encode(prompt, False))}
 
 
 def _choice(job: Job, request: CompletionRequest, echo: list[str], index: int, done: Progress) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Job:
         self.prompts = prompts
         self.params = params
         self.prompt_only = prompt_only
+        self._request_id = request.request_id or ""
         self.streamed = bool(request.stream)
         self.shows_ids = bool(request.return_token_ids)
         at_end, self.usage_in_each = request.usage_wanted()
@@ -92,6 +93,7 @@ class Job:
         one that ran.
         """
         refused = False
+        self.state.jobs.add(self)
         try:
             async with aclosing(self._one(0, sink) if len(self.prompts) == 1 else self._merged()) as deltas:
                 async for choice, delta in deltas:
@@ -101,8 +103,17 @@ class Job:
             refused = not any(entry.tokens for entry in self.choices)
             raise
         finally:
+            self.state.jobs.discard(self)
             if self.streams and not refused:
                 account(self)
+
+    @property
+    def ids(self) -> set[str]:
+        return {self.call.identity, self.call.label, self._request_id, *self.names} - {""}
+
+    @property
+    def names(self) -> list[str]:
+        return [stream.request_id for stream in self.streams.values()]
 
     def gather(self, choice: int, delta: Delta) -> None:
         """Add what is new to the choice's text, tokens, log-probabilities and events."""

@@ -12,7 +12,7 @@ from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.generation import Job, whole_answer
 from gapless.server.messages_answer import MessageStream, whole_message
 from gapless.server.messages_request import CountTokensRequest, MessagesRequest
-from gapless.text.tools import check_tools
+from gapless.text.tools import bounds_nothing, check_tools
 
 
 async def messages(call: HttpCall) -> ASGIApp:
@@ -20,6 +20,8 @@ async def messages(call: HttpCall) -> ASGIApp:
     request = await call.parsed(MessagesRequest)
     call.model = call.state.admit(request.model)
     chat = await call.state.text_work(call.state.llm.in_pool(request.chat))  # a long conversation takes a while
+    if call.state.replies.reasoning is not None and request.thinking is not None:
+        chat.thinking_token_budget = request.thinking.budget_tokens
     job = await chat_job(call, chat)
     job.prompt_only = request.max_tokens == 0
     _fit(job)
@@ -35,6 +37,9 @@ def _fit(job: Job) -> None:
     room = job.state.llm.info.max_model_len - len(prompt["prompt_token_ids"])
     if 0 < room < most:  # without any room, the engine refuses the prompt
         job.params = job.params.replace(max_tokens=room)
+    form = job.params.structured_outputs
+    if form and form.thinking and form.thinking.free and bounds_nothing(job.params):
+        job.params = job.params.replace(structured_outputs=None, thinking_token_budget=None)
 
 
 async def count_tokens(call: HttpCall) -> ASGIApp:

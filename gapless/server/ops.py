@@ -18,6 +18,7 @@ from gapless.server.chat import chat_prompt
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError, model_not_found
 from gapless.server.protocol import (
+    AbortRequests,
     DetokenizeRequest,
     LoadAdapterRequest,
     TokenizeRequest,
@@ -129,6 +130,53 @@ def _below(weights_dir: str, path: str) -> tuple[Path, Path]:
     if not directory.is_relative_to(root):
         raise RequestError("model_path must lie below the directory of --weights-dir", "model_path")
     return root, directory
+
+
+async def pause(call: HttpCall) -> ASGIApp:
+    """Have requests wait until `/resume`: `mode` abort ends open ones, wait lets them end, keep stops them."""
+    asked = call.request.query_params
+    mode = "wait" if _flag(call, "wait_for_inflight_requests", False) else asked.get("mode", "abort")
+    await call.state.llm.pause_generation(mode=mode, clear_cache=_flag(call, "clear_cache", True))
+    return json_response({"status": "paused"})
+
+
+async def resume(call: HttpCall) -> ASGIApp:
+    """Let the requests go on that `/pause` has wait."""
+    await call.state.llm.resume_generation()
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(call: HttpCall) -> ASGIApp:
+    """Answer whether requests wait because of `/pause`."""
+    return json_response({"is_paused": await call.state.llm.is_paused()})
+
+
+async def abort_requests(call: HttpCall) -> ASGIApp:
+    """End the open requests that `request_ids` names, or all, with the finish reason abort."""
+    wanted, llm = parse_plain(await call.json(), AbortRequests).request_ids, call.state.llm
+    if wanted:
+        jobs = call.state.jobs_of(wanted)
+        count = len(jobs)
+        await llm.abort([name for job in jobs for name in job.names])
+    else:
+        count = await llm.abort_all()
+    return json_response({"status": "aborted", "aborted": count})
+
+
+async def reset_prefix_cache(call: HttpCall) -> ASGIApp:
+    """Empty the prefix cache on the device and in the host tier; requests that run keep their pages."""
+    if _flag(call, "reset_external", False) and call.state.llm.info.tiers:
+        raise RequestError("reset_external: tiers below the host tier and peers keep their pages", "reset_external")
+    await call.state.llm.reset_prefix_cache()
+    return json_response({"success": True, "message": "the prefix cache is empty"})
+
+
+def _flag(call: HttpCall, name: str, default: bool) -> bool:
+    """Return a field of the query. Raises RequestError where it is neither true nor false."""
+    text = call.request.query_params.get(name, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise RequestError(f"{name} must be true or false, got {text[:40]!r}", name)
+    return text in ("true", "1")
 
 
 async def tokenize(call: HttpCall) -> ASGIApp:

@@ -87,6 +87,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
 class CompletionRequest(GenerationRequest):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     logprobs: int | bool | None = None
 
     def wanted_logprobs(self) -> int | None:
@@ -124,6 +125,8 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -137,7 +140,8 @@ class ChatRequest(GenerationRequest):
     def variables(self) -> dict[str, Any]:
         """Values for the template by name; the text room checks them."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return {**effort, **(self.chat_template_kwargs or {})}
+        documents = {"documents": self.documents} if self.documents else {}
+        return {**effort, **documents, **(self.chat_template_kwargs or {})}
 
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -174,6 +178,12 @@ class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: str
 
 
+class AbortRequests(msgspec.Struct, kw_only=True):
+    """Ids are those of answers, the clients' X-Request-Id, or a request's request_id; none stands for all requests."""
+
+    request_ids: list[str] | None = None
+
+
 class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     """Clients of other servers may give more; it is ignored."""
 
@@ -183,20 +193,25 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
 _IGNORED = {
     *("user", "metadata", "client_metadata", "safety_identifier", "service_tier", "inference_geo", "store"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control", "context_management"),
+    *("session_id", "routed_experts_prompt_start", "media_io_kwargs", "mm_processor_kwargs"),
     *("verbosity", "max_tool_calls", "prediction", "spaces_between_special_tokens", "kv_transfer_params"),
 }
 """Labels and hints that change no token: taken and left alone."""
-_SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo")
-_LISTS = ("functions", "documents", "mcp_servers")
+_SWITCHES = ("use_beam_search", "return_tokens_as_token_ids", "echo", "watermarking", "return_hidden_states")
+_LISTS = ("functions", "documents", "mcp_servers", "logprob_token_ids", "vllm_xargs", "stop_regex")
 _OBJECTS = (
     *("suffix", "grammar", "json_schema", "regex", "audio", "web_search_options", "chat_template", "prompt_embeds"),
-    *("truncate_prompt_tokens", "lora_request", "container", "ebnf", "structural_tag"),
+    *("repetition_detection", "lora_request", "container", "ebnf", "structural_tag"),
 )
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_SWITCHES, (None, False)),
     **dict.fromkeys(_LISTS, (None, [], {})),
     **dict.fromkeys(_OBJECTS, (None,)),
-    "length_penalty": (None, 1),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (None, 1)),
+    **dict.fromkeys(
+        ("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range", "no_repeat_ngram_size"), (None, 0)
+    ),
+    "top_n_sigma": (None, -1, 0),
     "top_logprobs": (None, 0),
     "function_call": (None, "none", "auto"),
     "modalities": (None, ["text"]),

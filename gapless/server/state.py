@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from gapless.base.errors import ConfigError, QueueFullError
 from gapless.base.peers import PeerPlan
@@ -27,6 +27,18 @@ PAGES_SECONDS = 0.2
 """The page map is made at most so often, however many ask."""
 MAX_TEXT_JOBS = 512
 """Requests whose text is being made into tokens, or waits for that; more are refused."""
+
+
+class OpenJob(Protocol):
+    """A generation request that the engine has or is about to get, as others find it."""
+
+    @property
+    def ids(self) -> set[str]:
+        """What clients and logs call it."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of its requests in the engine."""
 
 
 class ServerState:
@@ -50,6 +62,7 @@ class ServerState:
         """The time to drain is over."""
         self.open = 0
         """Generation requests that have not ended."""
+        self.jobs: set[OpenJob] = set()
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
@@ -110,6 +123,10 @@ class ServerState:
             yield limit
         finally:
             self._limits.remove(limit)
+
+    def jobs_of(self, ids: Sequence[str]) -> list[OpenJob]:
+        """Return the open jobs that clients know by one of these ids."""
+        return [job for job in self.jobs if not job.ids.isdisjoint(ids)]
 
     def close(self) -> None:
         """The time to drain is over: open requests end with an error."""

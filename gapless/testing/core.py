@@ -12,7 +12,7 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, QueueFullError, RequestError
 from gapless.base.params import MAX_LOGPROBS
 from gapless.base.records import Flag, Request, StepLogprobs, StepTokens, Turn
-from gapless.engine.seam import AdapterChange, Answer, EngineInfo, Stats
+from gapless.engine.seam import AdapterChange, Answer, EngineInfo, OperatorOrder, Stats
 from gapless.loop.records import NO_COPIES, StepRing, StepTable
 from gapless.memory.events import PageEvents
 
@@ -68,6 +68,7 @@ class FakeCore:
             "fake", "none", "int", vocab_size, max_model_len, max_num_seqs, max_num_seqs, 0, 1, "1", 0
         )
         self.aborted: list[int] = []
+        self.orders: list[OperatorOrder] = []
         self.closed = False
         self._script = script or (lambda request, count: next_token(request, count, vocab_size))
         self._max_queue = max_queue
@@ -104,6 +105,11 @@ class FakeCore:
     def update_weights(self, path: str, answer: Answer) -> None:
         """Change nothing, and say so."""
         answer(RequestError("this core has no weights", "model_path"))
+
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
+        """Note the order alone."""
+        self.orders.append(order)
+        answer(None)
 
     def wakes(self, wake: Callable[[], None]) -> None:
         """Nothing comes to this core by itself."""

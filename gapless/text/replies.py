@@ -61,6 +61,7 @@ class ReplyForms:
         self.reasoning = _table(REASONING_TABLES, reasoning, found[1], "reasoning_parser")
         self.special_ids = tokenizer.special_ids
         self._added = tokenizer.added
+        self.encode = tokenizer.encode
         self._formats: dict[bool, ReplyFormat] = {}
 
     def format(self, tools: bool) -> ReplyFormat | None:

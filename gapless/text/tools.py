@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, NamedTuple
 
 from gapless.base.errors import RequestError
@@ -239,6 +240,36 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str
         if form.kind.startswith("json") and thinking is None:  # other text may stand before it
             rest = _begun_json(rest)
         calls = replace(form, thinking=thinking, marks=reply.marks, begun=rest)
+    if bounds_nothing(params):
+        params = params.replace(thinking_token_budget=None)
+    if params.thinking_token_budget is not None:
+        calls = _within_budget(calls, params.thinking_token_budget, reply, replies, begun)
+        kept = calls is not None and calls.thinking is not None
+        params = params.replace(thinking_token_budget=params.thinking_token_budget if kept else None)
     if any(reply.added[mark] in replies.special_ids for mark in reply.marks):  # it must be seen
         params = params.replace(skip_special_tokens=False)
     return params.replace(structured_outputs=calls)
+
+
+def bounds_nothing(params: SamplingParams) -> bool:
+    """Return whether an output ends before its thinking could be longer than its budget."""
+    return (params.thinking_token_budget or 0) >= (params.max_tokens or inf)
+
+
+def _within_budget(
+    form: StructuredOutputs | None, budget: int, reply: ReplyFormat, replies: ReplyForms, begun: str
+) -> StructuredOutputs | None:
+    """Return the form with a budget of the thinking before it; None where there is neither, since the prompt has ended
+    it. Raises RequestError where nothing is known of the model's reasoning."""
+    name, free = "thinking_token_budget", form is None
+    thinking = form.thinking if form is not None else None
+    if thinking is None and (replies.reasoning is None or replies.reasoning.thinking is None):
+        text = "this model's chat template has no known reasoning: name its form with --reasoning-parser NAME"
+        raise RequestError(f"{name}: {text} (reasoning_parser in Python)", name)
+    if form is None:
+        thinking, rest = reply.thinking(begun)
+        form = StructuredOutputs(regex="(?s:.*)", marks=reply.marks, source=name, begun=rest if thinking else "")
+    if thinking is None:
+        return None if free else form
+    ids = tuple(replies.encode(thinking.end, False))
+    return replace(form, thinking=thinking._replace(budget=budget, ids=ids, free=free))

@@ -129,3 +129,26 @@ def test_answers_and_marks_are_those_of_gapless_eval(demo):
         share = Share(count, len(SAMPLES["gapless_worked"]) // 2)
         assert RESULTS["gapless_worked"][f"exact_match,{name}"] == pytest.approx(share.accuracy)
         assert RESULTS["gapless_worked"][f"exact_match_stderr,{name}"] == pytest.approx(share.stderr)
+
+
+TALK = [{"role": "user", "content": "What is 14 + 7?"}, {"role": "assistant", "content": "14 + 7 = 21"}]
+"""A question and the answer to score"""
+
+
+def test_the_score_of_an_answer_costs_no_token_and_is_that_of_transformers(demo):
+    asked = {"messages": TALK, "add_generation_prompt": False, "continue_final_message": True}
+    chat = demo.post(
+        "/v1/chat/completions", json={**asked, "max_tokens": 0, "prompt_logprobs": 0, "return_token_ids": True}
+    ).json()
+    ids = chat["prompt_token_ids"]
+    assert chat["usage"]["completion_tokens"] == 0
+    scores = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], chat["prompt_logprobs"][1:], strict=True)]
+    body = {"prompt": ids, "max_tokens": 0, "logprobs": 0, "echo": True}
+    echoed = demo.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert echoed["token_logprobs"][1:] == pytest.approx(scores, abs=1e-5)
+    model = transformers.AutoModelForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32)
+    with torch.inference_mode():
+        rows = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [float(rows[place, token]) for place, token in enumerate(ids[1:])]
+    assert scores == pytest.approx(expected, abs=0.05)
+    assert sum(scores[-8:]) == pytest.approx(sum(expected[-8:]), abs=0.1)

@@ -186,3 +186,49 @@ def test_what_cannot_be_adjusted_is_refused(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         resolver().resolve([1], SamplingParams(min_tokens=1, **{name: value}))
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+@pytest.mark.parametrize("most", [1, 5, 31, 32, -1])
+def test_a_prompt_is_cut_to_what_slicing_gives(most: int, side: str | None) -> None:
+    ids = [1 + number % 9 for number in range(70)]
+    params = SamplingParams(max_tokens=8, truncate_prompt_tokens=most, truncation_side=side)
+    kept = 24 if most == -1 else most
+    if kept + 8 > 32:
+        with pytest.raises(RequestError, match="maximum context length is 32"):
+            resolver().resolve(ids, params)
+        params = params.replace(max_tokens=None)
+        if kept == 32:
+            return
+    resolved = resolver().resolve(ids, params)
+    assert resolved.tokens.tolist() == (ids[:kept] if side == "right" else ids[-kept:])
+    if kept >= 3:
+        assert resolver().resolve(ids[:3], params).tokens.tolist() == ids[:3]
+
+
+def test_the_longest_prompt_leaves_room_for_what_is_asked_for() -> None:
+    def kept(**params: Any) -> int:
+        return len(resolver().resolve([1] * 99, SamplingParams(truncate_prompt_tokens=-1, **params)).tokens)
+
+    assert kept(max_tokens=None) == 31 and kept(max_tokens=None, min_tokens=5) == 27 and kept(max_tokens=16) == 16
+    scored = resolver().resolve([1] * 99, SamplingParams(max_tokens=1, truncate_prompt_tokens=-1), prompt_only=True)
+    assert len(scored.tokens) == 32
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("truncate_prompt_tokens", value) for value in (0, -2, 1.5, True, 2**31, 33)),
+        *(("truncation_side", value) for value in ("", "both", 1)),
+    ],
+)
+def test_a_cut_out_of_range_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        resolver().resolve([1], SamplingParams(**{field: value}))  # type: ignore[arg-type]
+    assert caught.value.param == field
+
+
+def test_a_budget_outside_of_chats_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="is for chats") as caught:
+        resolver().resolve([1], SamplingParams(thinking_token_budget=5))
+    assert caught.value.param == "thinking_token_budget"

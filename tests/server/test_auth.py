@@ -33,7 +33,8 @@ def test_every_route_of_the_app_declares_its_access(guarded):
     for route in routes:
         assert isinstance(route, Endpoint), f"{route.path} is not behind an Endpoint"
         operator = route.path.endswith(("/server_info", "/tokenizer_info", "load_lora_adapter", "weights_from_disk"))
-        operator = operator or route.path.startswith("/debug/")
+        operator = operator or route.path.startswith(("/debug/", "/pause", "/resume", "/is_paused", "/abort_requests"))
+        operator = operator or route.path in ("/reset_prefix_cache", "/flush_cache")
         expected = Access.PUBLIC if route.path in PUBLIC else Access.OPERATOR if operator else Access.USER
         assert route.entry.access is expected
 

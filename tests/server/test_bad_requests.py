@@ -63,7 +63,10 @@ def test_a_field_out_of_range_or_of_the_wrong_type_is_refused(client, path, base
         ("use_beam_search", True),
         ("chat_template", "{{ x }}"),
         ("suffix", "end"),
-        ("truncate_prompt_tokens", 5),
+        ("repetition_detection", {"max_pattern_size": 4, "min_count": 3}),
+        ("logprob_token_ids", [5]),
+        ("mirostat", 2),
+        ("documents", [{"text": "d"}]),
         ("prompt_embeds", "AAAA"),
     ],
 )

@@ -1,0 +1,68 @@
+"""Pauses of an engine: requests wait in front of the loop, or stop in it, until an operator lets them go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gapless.base.records import Turn
+from gapless.engine.seam import Answer, OperatorOrder
+from gapless.loop.loop import Loop
+
+WAIT_SECONDS = 1.0
+"""How long a turn of a frozen loop waits for the bell."""
+
+
+class Pauses:
+    """Carries out the orders of operators; the loop's thread calls this."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.waits = False
+        """Whether requests that come have to wait"""
+        self.turn: Callable[[], Turn] = loop.turn
+        """A turn of the loop, or of one that is frozen: a loop that is not pays nothing"""
+        self._loop = loop
+        self._answers: list[Answer] = []
+
+    @property
+    def asked(self) -> bool:
+        """Whether an order is not done yet."""
+        return bool(self._answers)
+
+    def obey(self, order: OperatorOrder, answer: Answer) -> None:
+        """`answer` is called when it is done, here or by `rested`, or when a later order ends the pause."""
+        if order is OperatorOrder.FORGET:
+            if self._loop.planner.index is not None:
+                self._loop.planner.index.forget()
+            answer(None)
+            return
+        self.waits = order is not OperatorOrder.RESUME
+        if order is OperatorOrder.FREEZE:
+            self.turn = self._frozen_turn
+        elif self.turn == self._frozen_turn:
+            self.turn, self._loop.frozen = self._loop.turn, False
+            if self._loop.planner.wanting:
+                self._loop.log.work_came()
+        self._answers.append(answer)
+        if order is OperatorOrder.RESUME:
+            self.rested()
+
+    def rested(self) -> bool:
+        """Answer what was asked; return whether that was something."""
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer(None)
+        return bool(answers)
+
+    def _frozen_turn(self) -> Turn:
+        """Observe the steps in flight, and launch none; without any, answer and wait for the bell."""
+        loop, settled = self._loop, []
+        loop.frozen = True
+        while loop.flights:
+            for flight in loop.observe(launched=False):
+                tokens = loop.commit(flight)
+                if len(tokens.keys) or tokens.logprobs is not None:
+                    settled.append(tokens)
+                loop.retire(flight)
+        if not (self.rested() or settled) and loop.bell.wait(WAIT_SECONDS):
+            loop.bell.clear()
+        return Turn([], settled, [])

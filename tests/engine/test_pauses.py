@@ -1,0 +1,135 @@
+"""Pauses and an emptied prefix cache: requests wait, end or stop where they are, and lose no token."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gapless import LLM, SamplingParams
+from gapless.base.config import EngineConfig
+from gapless.base.errors import RequestError
+from gapless.base.records import PageChange
+from gapless.engine.async_llm import AsyncLLM
+from gapless.engine.core import build_core
+from gapless.engine.thread_backend import ThreadBackend
+
+OPTIONS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 512, "num_gpu_blocks_override": 80}
+PROMPT = "The quick brown fox jumps over the lazy dog near the river bank. " * 10
+SHORT = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def script():
+    with LLM("demo", **OPTIONS, enforce_eager=True) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def wanted(script):
+    return script.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
+
+
+class Engine:
+    """An engine on a thread, whose core can be seen."""
+
+    def __init__(self, **options):
+        config = EngineConfig("demo", **{**OPTIONS, "enforce_eager": True, **options})
+
+        def build():
+            self.core = build_core(config)
+            return self.core
+
+        self.llm = AsyncLLM.from_config(config, ThreadBackend(build))
+
+
+async def whole(stream):
+    while not stream.finished:
+        await stream.next()
+    output = stream.snapshot()
+    return output.outputs[0], output.num_cached_tokens
+
+
+async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbroken_run(wanted):
+    engine = Engine(depth="4", enforce_eager=False)
+    async with engine.llm as llm:
+        streams = [await llm.open(PROMPT, LONG) for _ in range(3)]
+        await streams[0].next()
+        await llm.pause_generation(mode="keep")
+        assert await llm.is_paused() and not engine.core.loop.in_flight and not engine.core.loop.wants_steps()
+        steps = engine.core.loop.counters.steps
+        late = await llm.open(PROMPT, SHORT)
+        await asyncio.sleep(0.05)
+        assert engine.core.loop.counters.steps == steps and not late.has_news
+        assert not any(stream.ended for stream in streams)
+        await llm.resume_generation()
+        assert not await llm.is_paused()
+        assert [(await whole(stream))[0].token_ids for stream in streams] == [wanted] * 3
+        assert (await whole(late))[0].token_ids == wanted[:16]
+
+
+async def test_requests_end_before_a_pause_that_waits_and_later_ones_after_it(wanted):
+    engine = Engine()
+    async with engine.llm as llm:
+        open_ones = [await llm.open(PROMPT, LONG) for _ in range(6)]  # more than there are rows
+        pause = asyncio.create_task(llm.pause_generation(mode="wait"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        late = await llm.open(PROMPT, SHORT)
+        assert [(await whole(stream))[0].token_ids for stream in open_ones] == [wanted] * 6
+        await pause
+        await asyncio.sleep(0.05)
+        assert not late.has_news and not engine.core.loop.requests
+        await llm.resume_generation()
+        output, cached = await whole(late)
+        assert output.token_ids == wanted[:16] and cached == 0, "the pause has emptied the cache"
+
+
+async def test_a_pause_that_aborts_ends_what_is_open_and_what_waits_and_holds_the_next_core_too():
+    engine = Engine()
+    async with engine.llm as llm:
+        streams = [await llm.open(PROMPT, LONG) for _ in range(6)]
+        await llm.pause_generation()
+        assert {(await whole(stream))[0].finish_reason for stream in streams} == {"abort"}
+        held = await llm.open(PROMPT, SHORT)
+        assert await llm.abort_all() == 1 and (await whole(held))[0].finish_reason == "abort"
+        engine.core.pauses.waits = False  # as in one that has just started
+        llm.backend.came_up()
+        held = await llm.open(PROMPT, SHORT)
+        await asyncio.sleep(0.05)
+        assert not held.has_news
+        await llm.pause_generation(mode="keep")
+        await llm.resume_generation()
+        await llm.resume_generation()
+        assert (await whole(held))[0].finish_reason == "length"
+        with pytest.raises(RequestError, match="mode must be abort, wait, keep"):
+            await llm.pause_generation(mode="stop")
+
+
+async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run(wanted, monkeypatch):
+    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)  # the machine may be busy
+    seen = []
+    engine = Engine(kv_tiers=["host:64MiB"])
+    engine.llm.send_page_events(seen.extend)
+    async with engine.llm as llm:
+        assert (await whole(await llm.open(PROMPT, SHORT)))[1] == 0
+        assert (await whole(await llm.open(PROMPT, SHORT)))[1] > 256
+        running = await llm.open(PROMPT, LONG)
+        await running.next()
+        assert await llm.reset_prefix_cache()
+        _, cached = await whole(await llm.open(PROMPT, SHORT))
+        assert cached == 0 and llm.stats().tier_loaded == 0
+        assert (await whole(running))[0].token_ids == wanted
+        assert (await whole(await llm.open(PROMPT, SHORT)))[1] > 256, "pages that came since are shared"
+        for pool in engine.core.loop.pools:
+            pool.check([])
+    assert [event.change for event in seen].count(PageChange.CLEARED) == 2
+
+
+def test_a_script_finds_no_page_once_it_has_emptied_the_cache(script):
+    for first in (True, False):
+        cached = [script.generate(PROMPT, SHORT, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
+        assert first or cached[0] == 0
+        assert cached[1] > 256
+        assert script.reset_prefix_cache()
