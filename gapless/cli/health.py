@@ -6,8 +6,9 @@ The address comes from that server's own command line, variables and --config.
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 
 from gapless.cli.serve import command
@@ -32,9 +33,20 @@ def main(command_line: Path = FIRST) -> int:
 
 
 def status(server: ServerConfig) -> int:
-    """Return the status of /health. Raises OSError where no server answers."""
+    """Return the status of /health, or 200 once a server that wants a certificate of its clients takes a connection.
+
+    Raises OSError where no server answers.
+    """
     host = "localhost" if server.host in EVERYWHERE else server.host
-    connection = HTTPConnection(host, server.port, timeout=SECONDS)
+    if server.ssl_cert_reqs == ssl.CERT_REQUIRED and not server.uds:
+        socket.create_connection((host, server.port), SECONDS).close()
+        return 200
+    if server.ssl_certfile and not server.uds:
+        here = ssl.create_default_context()
+        here.check_hostname, here.verify_mode = False, ssl.CERT_NONE  # the certificate is for the name of the service
+        connection: HTTPConnection = HTTPSConnection(host, server.port, timeout=SECONDS, context=here)
+    else:
+        connection = HTTPConnection(host, server.port, timeout=SECONDS)
     if server.uds:
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(SECONDS)

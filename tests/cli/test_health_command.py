@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority, needs_openssl
 
 from gapless.cli import health
 
@@ -67,6 +69,19 @@ def test_a_server_is_asked_at_the_port_of_its_command_line(
         assert health.main(line) == code
         monkeypatch.setenv("GAPLESS_PORT", port)
         assert health.main(started_as(tmp_path, "/sbin/init", "--", "gapless", "serve")) == code
+
+
+@needs_openssl
+def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path) -> None:
+    files = Authority(tmp_path / "authority").files("service", host="192.0.2.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certfile, files.keyfile)
+    server = HTTPServer(("127.0.0.1", 0), Healthy)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    words = ("gapless", "serve", "--port", str(server.server_port), "--ssl-certfile", files.certfile)
+    with serving(server):
+        assert health.main(started_as(tmp_path, *words, "--ssl-keyfile", files.keyfile)) == 0
+        assert health.main(started_as(tmp_path, *words[:-2])) == 1
 
 
 def test_a_server_on_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
