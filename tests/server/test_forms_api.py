@@ -3,14 +3,11 @@
 import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from form_core import FormCore
 from jsonschema import validate
 from server_harness import TOKENS, error_of, events, script, serving
-
-from gapless.server.config import ServerConfig
 
 SCHEMA = {
     "type": "object",
@@ -263,19 +260,6 @@ def test_a_client_that_goes_away_while_its_grammar_is_compiled_leaves_nothing():
         with server.client() as client:
             assert texts(client.post("/v1/completions", json={"prompt": "hi", "guided_regex": "a"})) == ["a"]
         assert server.core.vocabularies == 1
-
-
-def test_the_programs_of_the_manual_for_the_openai_client_run(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "structured.md").read_text(encoding="utf-8")
-    first, parsed, _ = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    config = ServerConfig(port=0, served_model_name=("demo",), disable_uvicorn_access_log=True)
-    with serving(config, lambda: FormCore(TOKENS, script)) as server:
-        for program in (first, parsed):
-            assert "http://127.0.0.1:8000" in program
-            exec(program.replace("http://127.0.0.1:8000", server.url), {"__name__": "manual"})
-    answer, record = re.split(r"\n(?=name=)", capsys.readouterr().out)
-    assert set(json.loads(answer)) == {"name", "pens"}
-    assert re.match(r"name='.*' pens=-?\d+", record)
 
 
 def test_grammars_are_on_the_metrics_page(server, client):

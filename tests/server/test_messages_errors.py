@@ -73,4 +73,4 @@ def test_an_engine_that_fails_and_a_server_that_stops_answer_in_the_form_of_anth
 @pytest.mark.parametrize("path", ["/v1/messagesx", "/v1/messages-of-others", "/v2/messages", "/v1/models"])
 def test_errors_of_other_paths_have_the_form_of_openai(path):
     error = ApiError(404, "no")
-    assert error_response(error, {"path": path}).body == error.encode()
+    assert error_response(error, {"path": path, "headers": []}).body == error.encode()
