@@ -144,7 +144,7 @@ async def test_requests_with_forms_that_a_pause_holds_are_bounded_too():
         await llm.pause_generation()
         engine.core.loop.planner.waiting.limit = 2
         held = [await llm.open(PROMPT, form) for _ in range(2)]
-        while len(engine.core._matched) < 2:
+        while llm.stats().waiting < 2:
             await asyncio.sleep(0.01)
         with pytest.raises(QueueFullError):
             await whole(await llm.open(PROMPT, form))
