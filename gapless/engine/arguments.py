@@ -53,7 +53,8 @@ def _foreign(name: str, value: Any, ours: Mapping[str, str]) -> dict[str, Any]:
     row = foreign(negative if value is False else positive, None if switch else str(value))
     typed = f"{name}={value!r:.40}"
     if row is None:
-        raise ConfigError(f"{typed} is not accepted: it takes {' or '.join(row.at for row in rows_of(positive))}")
+        takes = " or ".join(row.at or "true or false" for row in rows_of(positive))
+        raise ConfigError(f"{typed} is not accepted: it takes {takes}")
     why = re.sub(r"--([a-z][a-z-]+)", lambda flag: flag[1].replace("-", "_"), row.text)
     if row.fate is Fate.NOTHING and value is False:
         return {}
@@ -61,16 +62,19 @@ def _foreign(name: str, value: Any, ours: Mapping[str, str]) -> dict[str, Any]:
         warn(f"{typed} {row.fate.value}: {why}")
         return {}
     if row.fate is Fate.SET and "." not in row.field and hasattr(EngineConfig, row.field):
-        return {row.field: _set(row, value)}
+        return {row.field: _set(name, row, value)}
     if row.fate is Fate.NOT_YET:
         raise ConfigError(f"{typed} {row.fate.value}" + (f": {why}" if why else ""))
     why = f"write {row.field.partition('.')[0]}" if row.fate is Fate.SET else why
     raise ConfigError(f"{name} is not accepted: {why}")  # without its value, which may be secret
 
 
-def _set(row: Foreign, value: Any) -> Any:
+def _set(name: str, row: Foreign, value: Any) -> Any:
     kind, many, _ = field_kind(typing.get_type_hints(EngineConfig)[row.field])
     text = row.text.format(value)
     if many:
         return tuple(value) if isinstance(value, (list, tuple)) else (text,)
-    return text == "on" if kind is bool else kind(text)
+    try:
+        return text == "on" if kind is bool else kind(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} must be a {'whole ' * (kind is int)}number, got {value!r:.40}") from error

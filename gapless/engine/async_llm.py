@@ -237,7 +237,7 @@ class AsyncLLM:
         return sum([self._tracker.abort(name) for name in list(self._tracker.requests)])
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Have requests wait from now on, until `resume_generation`; return when none runs any more.
+        """Hold requests from now on, until `resume_generation`; return when none runs any more.
 
         `mode` says what becomes of open requests: "abort" ends them, "wait" lets them end, and "keep" stops them where
         they are. Then the prefix cache is emptied, unless they are kept or `clear_cache` is false. What comes meanwhile
@@ -257,13 +257,13 @@ class AsyncLLM:
             await self.reset_prefix_cache()
 
     async def resume_generation(self) -> None:
-        """Let requests go on that a pause has wait. Harmless without one."""
+        """Resume the requests that a pause holds. Harmless without one."""
         self._up()
         self.backend.paused = None
         await self.backend.ask(partial(m.Operate, order=OperatorOrder.RESUME))
 
     async def is_paused(self) -> bool:
-        """Return whether a pause has requests wait, or begins to."""
+        """Return whether a pause holds requests, or begins to."""
         return self.backend.paused is not None
 
     async def reset_prefix_cache(self) -> bool:

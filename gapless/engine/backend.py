@@ -30,7 +30,7 @@ class MessageBackend:
         """Counters of the cores that ran before this one."""
         self._numbers = itertools.count(1)
         self.paused: OperatorOrder | None = None
-        """HOLD or FREEZE while an operator has requests wait, those of a core that is started again too"""
+        """HOLD or FREEZE while a pause holds requests, those of a core that is started again too"""
         self.asked: dict[int, asyncio.Future[Any]] = {}
         """Answers that the core owes, by the number of the question"""
 

@@ -117,15 +117,15 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         if request.params.prefix_allowed_tokens_fn is not None:
             request = request._replace(matcher=AllowedTokens(request, self.info.vocab_size))
-        if request.params.structured_outputs is None or request.matcher is not None:
-            if not self.held:
-                self.loop.submit(request)
-            elif len(self._matched) < self.loop.planner.waiting.limit:
-                self._matched.append(request)
-            else:
-                raise QueueFullError(f"{len(self._matched)} requests are waiting, which is the limit; try again later")
-        else:
+        ready, waiting = request.params.structured_outputs is None or request.matcher is not None, len(self._matched)
+        if (self.held or not ready) and waiting >= self.loop.planner.waiting.limit:
+            raise QueueFullError(f"{waiting} requests are waiting, which is the limit; try again later")
+        if not ready:
             self._compiler.submit(request)
+        elif self.held:
+            self._matched.append(request)
+        else:
+            self.loop.submit(request)
 
     def abort(self, key: int) -> None:
         self._compiler.abort(key)
@@ -145,7 +145,11 @@ class EngineCore:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        self.updates.begin(path, answer)
+        if self.pauses.keeps and self.loop.requests:
+            text = "a pause keeps requests, which are to end with the old weights: resume or abort them first"
+            answer(RequestError(text, "model_path"))
+        else:
+            self.updates.begin(path, answer)
 
     def obey(self, order: OperatorOrder, answer: Answer) -> None:
         self.pauses.obey(order, answer)

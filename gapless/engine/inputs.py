@@ -59,10 +59,10 @@ class Resolver:
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
         _check_budget(params)
-        if params.truncate_prompt_tokens is not None:
-            tokens = _truncated(tokens, params, context, prompt_only)
         wanted = params.max_tokens
         asked = 0 if prompt_only else None if wanted == self._own_limit else wanted
+        if params.truncate_prompt_tokens is not None:
+            tokens = _truncated(tokens, params, context, asked)
         _check_context(len(tokens), params.min_tokens, asked, context)
         room = context + prompt_only - len(tokens)
         wanted = room if wanted is None else wanted
@@ -234,7 +234,7 @@ def _check_budget(params: SamplingParams) -> None:
         raise RequestError(f"{name} is for chats, whose template says how the model writes its reasoning", name)
 
 
-def _truncated(tokens: Int32s, params: SamplingParams, context: int, prompt_only: bool) -> Int32s:
+def _truncated(tokens: Int32s, params: SamplingParams, context: int, asked: int | None) -> Int32s:
     """Return what is kept of a prompt. Raises RequestError when more is asked for than the context holds."""
     most = params.truncate_prompt_tokens
     assert most is not None
@@ -244,8 +244,7 @@ def _truncated(tokens: Int32s, params: SamplingParams, context: int, prompt_only
             "truncate_prompt_tokens",
         )
     if most == -1:
-        most = context - (0 if prompt_only else max(params.max_tokens or 1, params.min_tokens, 1))
-        most = max(most, 1)
+        most = max(1, context - (0 if asked == 0 else max(asked or 1, params.min_tokens)))
     return tokens[:most] if params.truncation_side == "right" else tokens[-most:]
 
 

@@ -28,6 +28,11 @@ class Pauses:
         """Whether an order is not done yet."""
         return bool(self._answers)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether requests in the loop stop where they are."""
+        return self.turn == self._frozen_turn
+
     def obey(self, order: OperatorOrder, answer: Answer) -> None:
         """`answer` is called when it is done, here or by `rested`, or when a later order ends the pause."""
         if order is OperatorOrder.FORGET:
@@ -38,7 +43,7 @@ class Pauses:
         self.waits = order is not OperatorOrder.RESUME
         if order is OperatorOrder.FREEZE:
             self.turn = self._frozen_turn
-        elif self.turn == self._frozen_turn:
+        elif self.keeps:
             self.turn, self._loop.frozen = self._loop.turn, False
             if self._loop.planner.wanting:
                 self._loop.log.work_came()
@@ -56,13 +61,13 @@ class Pauses:
     def _frozen_turn(self) -> Turn:
         """Observe the steps in flight, and launch none; without any, answer and wait for the bell."""
         loop, settled = self._loop, []
-        loop.frozen = True
-        while loop.flights:
+        while loop.flights:  # the watchdog looks on until these have ended
             for flight in loop.observe(launched=False):
                 tokens = loop.commit(flight)
                 if len(tokens.keys) or tokens.logprobs is not None:
                     settled.append(tokens)
                 loop.retire(flight)
+        loop.frozen = True
         if not (self.rested() or settled) and loop.bell.wait(WAIT_SECONDS):
             loop.bell.clear()
         return Turn([], settled, [])

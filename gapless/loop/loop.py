@@ -92,7 +92,7 @@ class Loop:
         self._waits_for_transfers = False
         """Whether the loop waits now, with no step in flight and nothing that can run before a transfer has ended."""
         self.frozen = False
-        """Whether an operator has the requests wait where they are"""
+        """Whether a pause has stopped the requests where they are"""
 
     # Requests in.
 

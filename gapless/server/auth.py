@@ -60,16 +60,16 @@ def _is_local(request: Request) -> bool:
     """Return whether the caller is on this machine, and means it: on a UNIX socket it has no address.
 
     A web page of others, in a browser here, comes under a name that they made point here (DNS rebinding), or posts
-    without asking first, and then names its origin.
+    without asking first, and then names its origin, or null.
     """
     if request.client is None or not request.client.host:
         return True
+    named, origin = request.headers.get("host", ""), request.headers.get("origin")
     try:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        origin = urlsplit(request.headers.get("origin", "")).netloc
+        host = urlsplit(f"//{named}").hostname or ""
+        if origin is not None and request.method == "POST" and urlsplit(origin).netloc != named:
+            return False
     except ValueError:
-        return False
-    if origin and request.method == "POST" and origin != request.headers.get("host"):
         return False
     return _is_loopback(request.client.host) and (host == "localhost" or _address(host) is not None)
 

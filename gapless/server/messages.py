@@ -20,8 +20,9 @@ async def messages(call: HttpCall) -> ASGIApp:
     request = await call.parsed(MessagesRequest)
     call.model = call.state.admit(request.model)
     chat = await call.state.text_work(call.state.llm.in_pool(request.chat))  # a long conversation takes a while
-    if call.state.replies.reasoning is not None and request.thinking is not None:
-        chat.thinking_token_budget = request.thinking.budget_tokens
+    wish, reasoning = request.thinking, call.state.replies.reasoning
+    if wish is not None and wish.type == "enabled" and reasoning is not None and reasoning.thinking is not None:
+        chat.thinking_token_budget = wish.budget_tokens
     job = await chat_job(call, chat)
     job.prompt_only = request.max_tokens == 0
     _fit(job)

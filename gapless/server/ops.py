@@ -146,7 +146,7 @@ def _below(weights_dir: str, path: str) -> tuple[Path, Path]:
 
 
 async def pause(call: HttpCall) -> ASGIApp:
-    """Have requests wait until `/resume`: `mode` abort ends open ones, wait lets them end, keep stops them."""
+    """Hold requests until `/resume`: `mode` abort ends open ones, wait lets them end, keep stops them."""
     asked = call.request.query_params
     mode = "wait" if _flag(call, "wait_for_inflight_requests", False) else asked.get("mode", "abort")
     await call.state.llm.pause_generation(mode=mode, clear_cache=_flag(call, "clear_cache", True))
@@ -154,13 +154,13 @@ async def pause(call: HttpCall) -> ASGIApp:
 
 
 async def resume(call: HttpCall) -> ASGIApp:
-    """Let the requests go on that `/pause` has wait."""
+    """Resume the requests that `/pause` holds."""
     await call.state.llm.resume_generation()
     return json_response({"status": "resumed"})
 
 
 async def is_paused(call: HttpCall) -> ASGIApp:
-    """Answer whether requests wait because of `/pause`."""
+    """Answer whether `/pause` holds requests."""
     return json_response({"is_paused": await call.state.llm.is_paused()})
 
 
@@ -168,7 +168,7 @@ async def abort_requests(call: HttpCall) -> ASGIApp:
     """End the open requests that `request_ids` names, or all, with the finish reason abort."""
     wanted, llm = parse_plain(await call.json(), AbortRequests).request_ids, call.state.llm
     if wanted:
-        jobs = call.state.jobs_of(wanted)
+        jobs = [job for job in call.state.jobs_of(wanted) if job.names]  # those that the engine has
         count = len(jobs)
         await llm.abort([name for job in jobs for name in job.names])
     else:

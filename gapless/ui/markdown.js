@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,}\s*$/;
 const SEPARATOR = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
@@ -48,7 +48,7 @@ function blockAt(lines, at, depth) {
   const fence = FENCE.exec(line);
   if (fence) return code(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [at + 1, () => el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]))];
+  if (heading) return [at + 1, () => el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2].trim().replace(/(^| )#+$/, "").trim()))];
   if (RULE.test(line)) return [at + 1, () => el("hr")];
   if (line.includes("|") && SEPARATOR.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return table(lines, at);
   if (depth < DEEPEST && /^ {0,3}>/.test(line)) {

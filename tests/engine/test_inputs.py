@@ -210,6 +210,9 @@ def test_the_longest_prompt_leaves_room_for_what_is_asked_for() -> None:
     def kept(**params: Any) -> int:
         return len(resolver().resolve([1] * 99, SamplingParams(truncate_prompt_tokens=-1, **params)).tokens)
 
+    own = FRONT._replace(defaults={"max_tokens": 40})
+    cut = SamplingParams(max_tokens=40, truncate_prompt_tokens=-1)
+    assert len(Resolver(own, INFO, 7).resolve([1] * 99, cut).tokens) == 31, "the model's own limit is no wish"
     assert kept(max_tokens=None) == 31 and kept(max_tokens=None, min_tokens=5) == 27 and kept(max_tokens=16) == 16
     scored = resolver().resolve([1] * 99, SamplingParams(max_tokens=1, truncate_prompt_tokens=-1), prompt_only=True)
     assert len(scored.tokens) == 32

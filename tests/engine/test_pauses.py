@@ -8,7 +8,7 @@ import pytest
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
-from gapless.base.errors import RequestError
+from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.records import PageChange
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import build_core
@@ -54,9 +54,19 @@ async def whole(stream):
 async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbroken_run(wanted):
     engine = Engine(depth="4", enforce_eager=False)
     async with engine.llm as llm:
-        streams = [await llm.open(PROMPT, LONG) for _ in range(3)]
+        streams, watched = [await llm.open(PROMPT, LONG) for _ in range(3)], []
         await streams[0].next()
+        observe = engine.core.loop.observe
+
+        def seen(launched):
+            watched.append(engine.core.loop.wants_steps())
+            return observe(launched)
+
+        engine.core.loop.observe = seen
         await llm.pause_generation(mode="keep")
+        assert all(watched), "the watchdog is to see a device that hangs before the pause has begun"
+        with pytest.raises(RequestError, match="resume or abort"):
+            await llm.update_weights("other")
         assert await llm.is_paused() and not engine.core.loop.in_flight and not engine.core.loop.wants_steps()
         steps = engine.core.loop.counters.steps
         late = await llm.open(PROMPT, SHORT)
@@ -125,6 +135,21 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
         for pool in engine.core.loop.pools:
             pool.check([])
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2
+
+
+async def test_requests_with_forms_that_a_pause_holds_are_bounded_too():
+    engine = Engine()
+    form = SamplingParams(max_tokens=4, structured_outputs={"choice": ["yes"]})
+    async with engine.llm as llm:
+        await llm.pause_generation()
+        engine.core.loop.planner.waiting.limit = 2
+        held = [await llm.open(PROMPT, form) for _ in range(2)]
+        while llm.stats().waiting < 2:
+            await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError):
+            await whole(await llm.open(PROMPT, form))
+        await llm.resume_generation()
+        assert [(await whole(stream))[0].text for stream in held] == ["yes"] * 2
 
 
 def test_a_script_finds_no_page_once_it_has_emptied_the_cache(script):

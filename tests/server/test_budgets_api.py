@@ -69,5 +69,10 @@ def test_messages_bound_thinking_where_their_budget_can_be_reached(context, budg
         with client.stream("POST", "/v1/messages", json={**body, "stream": True}) as answer:
             assert answer.status_code == 200
             server.until(lambda: asked)
-    (form,) = asked
+        body["thinking"] = {"type": "disabled", "budget_tokens": -5}
+        with client.stream("POST", "/v1/messages", json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200
+            server.until(lambda: len(asked) == 2)
+    form, unasked = asked
+    assert unasked is None
     assert (form is not None and form.thinking.budget == budget) is bounded

@@ -318,8 +318,30 @@ def test_a_reply_that_grows_keeps_its_finished_blocks(page):
     assert kept == [True, ["p", "div", "ul"], "let x"]
 
 
+def test_headings_lose_their_closing_marks_alone(page):
+    texts = page.evaluate(
+        """async () => {
+          const { showMarkdown } = await import("/markdown.js");
+          const root = document.createElement("div");
+          showMarkdown(root, "# a ##  \\n# C#\\n### ##\\n#no\\n");
+          return [...root.children].map((one) => [one.localName, one.textContent]);
+        }"""
+    )
+    assert texts == [["h3", "a"], ["h3", "C#"], ["h5", ""], ["p", "#no"]]
+
+
 @pytest.mark.parametrize(
-    "text", ["*" * 20_000, "[" * 20_000, "`" * 9_999, "> " * 5_000, "- " * 5_000, "_a" * 9_999, "**a" * 5_000]
+    "text",
+    [
+        "*" * 20_000,
+        "[" * 20_000,
+        "`" * 9_999,
+        "> " * 5_000,
+        "- " * 5_000,
+        "_a" * 9_999,
+        "**a" * 5_000,
+        f"# a{' ' * 5_000}b",
+    ],
 )
 def test_hostile_markdown_is_shown_in_time(page, text):
     ms = page.evaluate(
