@@ -37,8 +37,9 @@ FILES = {file.name: file for file in files("gapless.ui").iterdir() if file.name.
 
 
 async def root(call: HttpCall) -> ASGIApp:
-    """Lead to the live page."""
-    return Response(status_code=307, headers={**HEADERS, "location": f"{call.state.config.root_path}/ui"})
+    """Lead to the live page, also behind a proxy that takes an unknown path away."""
+    root_path = call.state.config.root_path
+    return Response(status_code=307, headers={**HEADERS, "location": f"{root_path}/ui" if root_path else "ui"})
 
 
 async def page(call: HttpCall) -> ASGIApp:

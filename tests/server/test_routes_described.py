@@ -29,7 +29,7 @@ def validator(described, path):
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_the_root_sends_callers_to_the_page(client, method):
     response = client.request(method, "/")
-    assert (response.status_code, response.headers["location"]) == (307, "/ui")
+    assert (response.status_code, response.headers["location"]) == (307, "ui")
     assert client.request(method, "/", follow_redirects=True).status_code == 200
 
 
