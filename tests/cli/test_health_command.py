@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority, needs_openssl
 
 from gapless.cli import health
 
@@ -82,4 +84,20 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys: py
         assert health.main(line) == 1
     assert "refused" in capsys.readouterr().err
     assert health.main(started_as(tmp_path, "sleep", "9")) == 1
-    assert capsys.readouterr().err == "process 1 is no `gapless serve`: sleep 9\n"
+    assert capsys.readouterr().err == "process 1 is no `gapless serve` but sleep\n"
+    assert health.main(started_as(tmp_path, "sh", "-c", "gapless serve --api-key s3cret")) == 1
+    assert "s3cret" not in capsys.readouterr().err
+
+
+@needs_openssl
+@pytest.mark.parametrize("clients", [(), ("--ssl-cert-reqs", "2", "--ssl-ca-certs", "CA")])
+def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path, clients: tuple[str, ...]) -> None:
+    files = Authority(tmp_path / "authority").files("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certfile, files.keyfile)
+    with serving(HTTPServer(("127.0.0.1", 0), Healthy)) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        line = started_as(
+            tmp_path, "gapless", "serve", "--port", str(server.server_port), "--ssl-certfile", files.certfile, *clients
+        )
+        assert health.main(line) == 0
