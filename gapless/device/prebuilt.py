@@ -84,6 +84,6 @@ def file_name(name: str, release: str, variant: Variant) -> str:
     return f"{name}.torch{release}.{variant.name}.so"
 
 
-def of_python(name: str, tag: str = sys.implementation.cache_tag) -> str:
-    """Return the name of a Python extension: such a library serves one version of Python."""
+def of_python(name: str, tag: str = sys.implementation.cache_tag + getattr(sys, "abiflags", "")) -> str:
+    """Return the name of a Python extension: such a library serves one version of Python, with its lock or without."""
     return f"{name}.{tag}"
