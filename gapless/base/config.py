@@ -114,7 +114,7 @@ class EngineConfig:
     max_model_len: int | None = flag(
         None,
         "longest sequence, prompt and output; default: what the model and memory allow",
-        aliases=("--context-length", "--ctx-size", "-c", "--max-total-tokens"),
+        aliases=("--context-length", "--ctx-size", "-c"),
         low=1,
         high=_INT32,
     )
