@@ -200,6 +200,11 @@ TABLE: tuple[Foreign, ...] = (
     ),
     *_set("-n --predict --n-predict", "*", "override_generation_config.max_new_tokens"),
     *_set("--preferred-sampling-params", "*", "override_generation_config"),
+    *_only("--repeat-last-n", "-1", "penalties count all of a sequence"),
+    *_nothing("--mirostat --dry-multiplier --xtc-probability", "0 0.0", "it is off"),
+    *_not_yet("--mirostat --dry-multiplier --xtc-probability --samplers --sampler-seq --sampling-seq", "*"),
+    *_nothing("--reasoning-budget", "-1", "reasoning is bounded by a request's thinking_token_budget alone"),
+    *_instead("--reasoning-budget", "*", "a request says it, with thinking_token_budget"),
     *_nothing("--sampling-defaults", "model", "the model's generation_config.json holds"),
     *_set("--sampling-defaults", "openai", "generation_config", "vllm"),
     *_set("--chat-template-kwargs", "*", "default_chat_template_kwargs"),
@@ -218,6 +223,10 @@ TABLE: tuple[Foreign, ...] = (
     *_nothing("--prefix-caching-hash-algo --radix-eviction-policy", "*", "pages have one hash and one order"),
     *_nothing("--use-v2-block-manager --disable-hybrid-kv-cache-manager", "", "there is one manager of KV pages"),
     *_set("--disable-radix-cache", "", "enable_prefix_caching", "off"),
+    *_nothing("-kvu --kv-unified", "", "all requests share the pages of the KV cache"),
+    *_nothing(
+        "-dt --defrag-thold --cache-reuse --ctx-checkpoints", "*", "pages need no order, and beginnings are found"
+    ),
     *_nothing("-fit --fit", "*", "lengths and batches are chosen to fit the memory"),
     # Steps
     *_set("--async-scheduling", "", "depth", "auto"),
@@ -331,6 +340,8 @@ TABLE: tuple[Foreign, ...] = (
     *_set("--ssl-key-file", "*", "ssl_keyfile"),
     *_set("--ssl-cert-file", "*", "ssl_certfile"),
     *_set("--cors-origins", "*", "allowed_origins"),
+    *_only("--allowed-methods --allowed-headers", '["*"] *', "all methods and headers are allowed"),
+    *_not_yet("--allow-credentials", ""),
     *_instead("--api-key-file", "*", "set GAPLESS_API_KEY in the environment"),
     *_set("-v --verbose", "", "log_level", "debug"),
     *_set("-s", "*", "seed"),
