@@ -81,8 +81,8 @@ def _check_value(name: str, kind: type, value: object, meta: typing.Mapping[str,
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _adapter(text: str) -> tuple[str, str]:
-    """Return name and directory of `name=directory`, or of JSON as vLLM and SGLang have it; "" for what is not there."""
+def read_adapter(text: str) -> tuple[str, str]:
+    """Return name and directory of `name=directory`, or of JSON as vLLM and SGLang have it; "" for what is missing."""
     name, _, path = text.partition("=")
     if text.startswith("{"):
         try:
@@ -322,7 +322,7 @@ class EngineConfig:
         """The directory of each adapter, by name. Raises ConfigError for what is no name=directory."""
         found: dict[str, str] = {}
         for text in self.lora_modules:
-            name, path = _adapter(text)
+            name, path = read_adapter(text)
             if not (name and path and name.isprintable()) or name in found:
                 raise ConfigError(f"lora_modules must be name=directory, each name once, got {text!r}")
             found[name] = path
