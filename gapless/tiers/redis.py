@@ -32,7 +32,7 @@ class RedisTier(BlockingTier):
         try:
             from gapless.tiers.redis_links import FAULTS, RedisLinks
         except ImportError as error:
-            raise ConfigError(f"kv_tiers: redis needs gapless[redis]: {error}") from error
+            raise ConfigError(f"kv_tiers: redis needs its client (pip install 'redis>=8.1'): {error}") from error
         try:
             self._links = RedisLinks(setup.target, seconds, back_off)
         except (*FAULTS, TypeError, ValueError) as error:

@@ -182,10 +182,10 @@ def test_a_real_sentinel_is_understood(tmp_path, opened):
         server.kill()
 
 
-def test_a_tier_without_its_software_names_the_extra(monkeypatch):
+def test_a_tier_without_its_software_names_the_package(monkeypatch):
     for name in ("redis", "gapless.tiers.redis_links"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"redis needs gapless\[redis\]"):
+    with pytest.raises(ConfigError, match=r"redis needs its client \(pip install "):
         RedisTier(setup_of("redis://127.0.0.1:1"))
 
 

@@ -212,11 +212,11 @@ def test_no_server_is_an_error_at_the_start():
     ("module", "kind", "url"),
     [("mooncake.store", MooncakeTier, "mooncake://127.0.0.1:1"), ("nixl", NixlTier, "nixl://bucket")],
 )
-def test_software_that_is_missing_is_named_with_its_extra(monkeypatch, module, kind, url):
+def test_software_that_is_missing_is_named_with_its_package(monkeypatch, module, kind, url):
     root = module.partition(".")[0]
     for name in [root, module, *(name for name in sys.modules if name.startswith(f"{root}."))]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=rf"needs gapless\[{root}\]"):
+    with pytest.raises(ConfigError, match=rf"its client \(pip install {root}"):
         kind(setup_of(url))
 
 
