@@ -51,7 +51,7 @@ VARIANTS = (
         "armv8.2-bf16",
         "aarch64",
         ("-march=armv8.2-a+dotprod+bf16+i8mm",),
-        frozenset({"asimddp", "bf16", "i8mm"}),
+        frozenset({"asimddp", "asimdrdm", "atomics", "bf16", "crc32", "i8mm"}),
     ),
     Variant("armv8", "aarch64", ("-march=armv8-a",)),
 )
