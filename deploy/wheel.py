@@ -29,7 +29,7 @@ PACKED = ("pyproject.toml", "README.md", "LICENSE")
 REQUIRED = '"torch>=2.11,<2.16"'
 """What pyproject.toml asks for, where C++ is built on each machine"""
 TORCH, OF_PYTHON = ("c10", "torch_cpu"), ("torch", "torch_python")
-ASKS = "import sys, sysconfig as s; print(sys.implementation.cache_tag, s.get_paths()['include'])"
+ASKS = "import sys, sysconfig as s; print(sys.implementation.cache_tag + sys.abiflags, s.get_paths()['include'])"
 
 BUILDS = "from setuptools.build_meta import build_wheel; build_wheel('.', {})"
 

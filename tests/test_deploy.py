@@ -153,6 +153,7 @@ def test_a_pod_is_probed_at_its_port_and_has_time_to_leave_the_service_and_to_dr
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] >= pause + config.drain_seconds + 10
     assert container["resources"].keys() == {"requests", "limits"}
+    assert pod["enableServiceLinks"] is False, "GAPLESS_PORT would be the address of the service"
 
 
 def test_a_build_says_how_many_files_are_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def spellings_page() -> str:
 def _foreign_row(row: Foreign) -> str:
     names = ", ".join(f"`{name}`" for name in row.names)
     at = {"": "", "*": "any", "+": "any, several"}.get(row.at) or ", ".join(f"`{value}`" for value in row.at.split())
+    at = _cell(f"with `{row.at[1:]}`") if row.at.startswith("~") else at
     here = (
         f"`--{row.field.replace('_', '-')}` `{row.text.replace('{}', 'VALUE')}`" if row.fate is Fate.SET else row.text
     )

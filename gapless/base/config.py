@@ -81,6 +81,18 @@ def _check_value(name: str, kind: type, value: object, meta: typing.Mapping[str,
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
+def read_adapter(text: str) -> tuple[str, str]:
+    """Return name and directory of `name=directory`, or of JSON as vLLM and SGLang have it; "" for what is missing."""
+    name, _, path = text.partition("=")
+    if text.startswith("{"):
+        try:
+            given = json.loads(text)
+        except ValueError:
+            return "", ""
+        name, path = (str(given.get(key) or given.get(f"lora_{key}") or "") for key in ("name", "path"))
+    return name, path
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Configuration of an engine. Sizes are in tokens unless named otherwise."""
@@ -114,7 +126,7 @@ class EngineConfig:
     max_model_len: int | None = flag(
         None,
         "longest sequence, prompt and output; default: what the model and memory allow",
-        aliases=("--context-length", "--ctx-size", "-c", "--max-total-tokens"),
+        aliases=("--context-length", "--ctx-size", "-c"),
         low=1,
         high=_INT32,
     )
@@ -310,7 +322,7 @@ class EngineConfig:
         """The directory of each adapter, by name. Raises ConfigError for what is no name=directory."""
         found: dict[str, str] = {}
         for text in self.lora_modules:
-            name, _, path = text.partition("=")
+            name, path = read_adapter(text)
             if not (name and path and name.isprintable()) or name in found:
                 raise ConfigError(f"lora_modules must be name=directory, each name once, got {text!r}")
             found[name] = path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
@@ -27,7 +28,8 @@ class Foreign(NamedTuple):
     fate: Fate
     names: tuple[str, ...]
     at: str
-    """Values with spaces between; "" for a switch, * for any value, + for one or several"""
+    """Values with spaces between; "" for a switch, * for any value, + for one or several, ~ and a pattern for a
+    value that has it"""
     text: str
     """The reason, or what to write"""
     field: str = ""
@@ -35,13 +37,19 @@ class Foreign(NamedTuple):
 
     def __str__(self) -> str:
         values = {"": "", "*": " VALUE", "+": " VALUE ..."}.get(self.at, f" {'|'.join(self.at.split())}")
+        if self.at.startswith("~"):
+            values = f" VALUE with {self.at[1:]}"
         start, flag = f"{', '.join(self.names)}{values}", f"--{self.field.replace('_', '-')}"
         if self.fate is Fate.SET:
             return f"{start}: {self.fate.value} {flag} {self.text.replace('{}', 'VALUE')}"
         return f"{start}: {self.fate.value}{f' {flag}' * bool(self.field)}" + (f" ({self.text})" * bool(self.text))
 
     def takes(self, value: str | None) -> bool:
-        return value is None if not self.at else value is not None and (self.at in "*+" or value in self.at.split())
+        if not self.at or value is None:
+            return not self.at and value is None
+        if self.at.startswith("~"):
+            return re.search(self.at[1:], value) is not None
+        return self.at in "*+" or value in self.at.split()
 
 
 def _row(fate: Fate, names: str, at: str, text: str = "", field: str = "") -> Foreign:
@@ -164,10 +172,15 @@ TABLE: tuple[Foreign, ...] = (
     *_nothing("--reasoning-format", "auto deepseek", "reasoning is a field of its own"),
     *_not_yet("--reasoning-format", "*", "it takes auto, deepseek or none"),
     *_not_yet("--tool-parser-plugin --reasoning-parser-plugin --tool-server --hf-chat-template-name", "*"),
+    *_instead(
+        "--structured-outputs-config --guided-decoding-backend",
+        "~any.whitespace|additional_properties|in_reasoning|reasoning_parser",
+        "it may say the backend alone: a request's structured_outputs has the rest, --reasoning-parser the parser",
+    ),
     *_nothing(
         "--structured-outputs-config --guided-decoding-backend --grammar-backend",
         "*",
-        "forms of output are always on, by one backend; a request chooses its white space",
+        "forms of output are always on, by one backend",
     ),
     *_only("--logprobs-mode", "raw_logprobs", "log-probabilities are those of the raw logits"),
     *_not_yet("--return-tokens-as-token-ids --enable-prompt-embeds", ""),
@@ -180,9 +193,18 @@ TABLE: tuple[Foreign, ...] = (
     *_set("--repeat-penalty", "*", "override_generation_config.repetition_penalty"),
     *_set("--presence-penalty", "*", "override_generation_config.presence_penalty"),
     *_set("--frequency-penalty", "*", "override_generation_config.frequency_penalty"),
-    *_nothing("-n --predict --n-predict", "-1", "answers go on to the context limit"),
+    *_nothing(
+        "-n --predict --n-predict",
+        "-1",
+        "chats go on to the context limit; without max_tokens /v1/completions ends after 16 tokens",
+    ),
     *_set("-n --predict --n-predict", "*", "override_generation_config.max_new_tokens"),
     *_set("--preferred-sampling-params", "*", "override_generation_config"),
+    *_only("--repeat-last-n", "-1", "penalties count all of a sequence"),
+    *_nothing("--mirostat --dry-multiplier --xtc-probability", "0 0.0", "it is off"),
+    *_not_yet("--mirostat --dry-multiplier --xtc-probability --samplers --sampler-seq --sampling-seq", "*"),
+    *_nothing("--reasoning-budget", "-1", "reasoning is bounded by a request's thinking_token_budget alone"),
+    *_instead("--reasoning-budget", "*", "a request says it, with thinking_token_budget"),
     *_nothing("--sampling-defaults", "model", "the model's generation_config.json holds"),
     *_set("--sampling-defaults", "openai", "generation_config", "vllm"),
     *_set("--chat-template-kwargs", "*", "default_chat_template_kwargs"),
@@ -191,10 +213,20 @@ TABLE: tuple[Foreign, ...] = (
         "--swap-space --preemption-mode", "*", "preempted requests are computed again, or loaded from a --kv-tier"
     ),
     *_only("--cpu-offload-gb", "0", "weights stay on the device"),
+    *_instead(
+        "--max-total-tokens",
+        "*",
+        "write --max-model-len for the longest sequence (TGI), or --kv-cache-memory-bytes for the KV cache (SGLang)",
+    ),
+    *_instead("--slot-save-path", "*", "write --kv-tier disk:PATH:SIZE below --kv-tier host:SIZE"),
     *_not_yet("--enable-sleep-mode --enable-memory-saver", "", "a server that has ended gives its memory back"),
     *_nothing("--prefix-caching-hash-algo --radix-eviction-policy", "*", "pages have one hash and one order"),
     *_nothing("--use-v2-block-manager --disable-hybrid-kv-cache-manager", "", "there is one manager of KV pages"),
     *_set("--disable-radix-cache", "", "enable_prefix_caching", "off"),
+    *_nothing("-kvu --kv-unified", "", "all requests share the pages of the KV cache"),
+    *_nothing(
+        "-dt --defrag-thold --cache-reuse --ctx-checkpoints", "*", "pages need no order, and beginnings are found"
+    ),
     *_nothing("-fit --fit", "*", "lengths and batches are chosen to fit the memory"),
     # Steps
     *_set("--async-scheduling", "", "depth", "auto"),
@@ -308,6 +340,8 @@ TABLE: tuple[Foreign, ...] = (
     *_set("--ssl-key-file", "*", "ssl_keyfile"),
     *_set("--ssl-cert-file", "*", "ssl_certfile"),
     *_set("--cors-origins", "*", "allowed_origins"),
+    *_only("--allowed-methods --allowed-headers", '["*"] *', "all methods and headers are allowed"),
+    *_not_yet("--allow-credentials", ""),
     *_instead("--api-key-file", "*", "set GAPLESS_API_KEY in the environment"),
     *_set("-v --verbose", "", "log_level", "debug"),
     *_set("-s", "*", "seed"),
@@ -362,14 +396,16 @@ SAMPLING: dict[str, tuple[tuple[object, ...], str]] = {
     "early_stopping": ((None, False), "there is no beam search yet"),
     "spaces_between_special_tokens": ((None, True), "special tokens stand as the tokenizer writes them"),
     "flat_logprobs": ((None, False), "log-probabilities are one dict a token"),
+    # vLLM's RequestOutputKind: cumulative, and the end alone
+    "output_kind": ((None, 0, 2), "an output has all of the text so far: cut off what was there before"),
     "extra_args": ((None, {}), "functions of the engine's own are named by logits_processors"),
     "skip_reading_prefix_cache": ((None, False), "the prefix cache is there for all requests, or for none"),
     "logprob_token_ids": ((None,), "logprobs are those of the most likely tokens"),
     "repetition_detection": ((None,), "write repetition_penalty or frequency_penalty"),
 }
 """Sampling parameters of other engines -> (values that change nothing, what to do otherwise)"""
-UNUSED_SAMPLING = frozenset({"output_kind", "skip_clone"})
-"""Parameters that change nothing at any value: the method that is called decides it"""
+UNUSED_SAMPLING = frozenset({"skip_clone"})
+"""Parameters that change nothing at any value"""
 
 METHODS = {
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "there are no embeddings or scores yet"),
@@ -388,6 +424,7 @@ def drop_default(name: str, value: object, known: Iterable[str]) -> bool:
 
     Raises RequestError for what it asks for otherwise, and for a name that is not known.
     """
+    value = value.value if isinstance(value, Enum) else value
     if name in UNUSED_SAMPLING or (name in SAMPLING and value in SAMPLING[name][0]):
         return True
     if name in SAMPLING:

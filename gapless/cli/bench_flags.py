@@ -37,7 +37,9 @@ class BenchFlags(RequestFlags):
 
     port: int = server_flag(8000, "the port of a server on this machine, without --base-url", low=1, high=65535)
     endpoint: str | None = server_flag(None, "path of the API; default: by --backend")
-    model: str | None = server_flag(None, "name of the model; default: the first that the server lists")
+    model: str | None = server_flag(
+        None, "name of the model; default: the first that the server lists", aliases=("--served-model-name",)
+    )
     tokenizer: str | None = server_flag(
         None, "directory of a tokenizer.json, or a name on the hub, for the lengths of prompts"
     )

@@ -208,7 +208,8 @@ class Command(argparse.ArgumentParser):
             return f"unexpected argument {hide_password(word)!r}; see {self.prog} --help"
         name = word.partition("=")[0]
         dashed = name.replace("_", "-") if name.startswith("--") else name
-        near = did_you_mean(dashed, self.spellings()) or did_you_mean(dashed, foreign_names())
+        others = (other for other in foreign_names() if other != dashed)  # which another command may take
+        near = did_you_mean(dashed, self.spellings()) or did_you_mean(dashed, others)
         return f"unknown flag {name}" + (near or f"; see {self.prog} --help")
 
     def _from_file(self, path: str | None) -> tuple[dict[str, Any], list[str]]:
@@ -220,8 +221,11 @@ class Command(argparse.ArgumentParser):
         others: list[str] = []
         for key, value in _read_config_file(path).items():
             spec = known.get(key.replace("-", "_"))
-            if spec is None and rows_of(flag := self.dashed(f"--{key}")):
-                others.append(f"{flag}={value if isinstance(value, str) else json.dumps(value)}")
+            if spec is None and (rows := rows_of(flag := self.dashed(f"--{key}"))):
+                if isinstance(value, list) and any(row.at == "+" for row in rows):
+                    others += [flag, *map(str, value)]
+                elif value is not None:
+                    others.append(f"{flag}={value if isinstance(value, str) else json.dumps(value)}")
                 continue
             if spec is None:
                 near = nearest(key.replace("-", "_"), known)

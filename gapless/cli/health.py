@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import ssl
 import sys
-from http.client import HTTPConnection, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 
 from gapless.cli.serve import command
@@ -22,31 +22,29 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 def main(command_line: Path = FIRST) -> int:
     words = command_line.read_text(encoding="utf-8").split("\0")[:-1]
     if "serve" not in words:
-        print(f"process 1 is no `gapless serve`: {' '.join(words)}", file=sys.stderr)
+        print(f"process 1 is no `gapless serve` but {words[0]}", file=sys.stderr)  # what follows may be a key
         return 1
     server = command().read(words[words.index("serve") + 1 :]).build(ServerConfig)
     try:
         return 0 if status(server) == 200 else 1
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         print(error, file=sys.stderr)
         return 1
 
 
 def status(server: ServerConfig) -> int:
-    """Return the status of /health, or 200 once a server that wants a certificate of its clients takes a connection.
-
-    Raises OSError where no server answers.
-    """
+    """Return the status of /health; 200 where clients need certificates and a connection is made. Raises OSError and
+    HTTPException where no server answers."""
     host = "localhost" if server.host in EVERYWHERE else server.host
-    if server.ssl_cert_reqs == ssl.CERT_REQUIRED and not server.uds:
-        socket.create_connection((host, server.port), SECONDS).close()
-        return 200
+    connection = HTTPConnection(host, server.port, timeout=SECONDS)
     if server.ssl_certfile and not server.uds:
-        here = ssl.create_default_context()
-        here.check_hostname, here.verify_mode = False, ssl.CERT_NONE  # the certificate is for the name of the service
-        connection: HTTPConnection = HTTPSConnection(host, server.port, timeout=SECONDS, context=here)
-    else:
-        connection = HTTPConnection(host, server.port, timeout=SECONDS)
+        if server.ssl_cert_reqs == ssl.CERT_REQUIRED:
+            connection.connect()
+            connection.close()
+            return 200
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it names the server's own host
+        connection = HTTPSConnection(host, server.port, timeout=SECONDS, context=context)
     if server.uds:
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(SECONDS)

@@ -7,8 +7,10 @@ import json
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from gapless.base.addresses import hide_password
 from gapless.base.spellings import Fate, Foreign, foreign, rows_of
 from gapless.cli.errors import UsageError
 from gapless.cli.spec import Spec, read_bool
@@ -50,8 +52,23 @@ def rewrite(words: Sequence[str], options: Options, fields: Mapping[str, Spec]) 
             _take(done, parts, fields, name, _given(name, rows, value, rest))
         else:
             done.words.append(word)
-    done.words.extend([text for field, value in parts.items() for text in (fields[field].flag, json.dumps(value))])
+    for field, members in parts.items():
+        done.words.extend([fields[field].flag, json.dumps(_whole(done.words, fields[field]) | members)])
     return done
+
+
+def _whole(words: Sequence[str], spec: Spec) -> dict[str, Any]:
+    """Return the object of a field where `words` have it whole: parts that are given one by one beat its members."""
+    given: Any = {}
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, text = word.partition("=")
+        if name in spec.spellings:
+            with suppress(ValueError):
+                given = None
+                given = json.loads(text if equals else following)
+    if not isinstance(given, dict):
+        raise UsageError(f"{spec.flag} must be a JSON object")
+    return given
 
 
 def _take(
@@ -59,11 +76,12 @@ def _take(
 ) -> None:
     if value == "":  # a switch that is turned off
         name, value = f"--no-{name[2:]}", None
-    row = foreign(name.partition(".")[0], value)
+    name_of_all, _, part = name.partition(".")
+    row = foreign(name_of_all, f"{part}={value}" if part else value)
     if row is None:
         takes = " or ".join(row.at for row in rows_of(name) if row.at) or "no value"
         raise UsageError(f"{name} takes {takes}, got {value!r}")
-    typed = name if value is None or len(value) > SHOWN_CHARS else f"{name} {value}"
+    typed = name if value is None or len(value) > SHOWN_CHARS else f"{name} {hide_password(value)}"
     target = row.field.partition(".")[0]
     if row.fate is Fate.INSTEAD:
         raise UsageError(f"{name} {row.fate.value}: {row.text}")  # its value may be secret
@@ -91,7 +109,8 @@ def _set(done: Rewritten, parts: dict[str, dict[str, Any]], spec: Spec, row: For
     if spec.kind is bool:
         done.words.append(spec.flag if text == "on" else f"--no-{spec.flag[2:]}")
         return done.words[-1]
-    done.words.extend([spec.flag, *(text.split() if row.at == "+" else [text])])
+    for one in text.split() if row.at == "+" else [text]:
+        done.words.extend([spec.flag, one])
     return f"{spec.flag}{shown}"
 
 

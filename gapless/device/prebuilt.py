@@ -51,7 +51,7 @@ VARIANTS = (
         "armv8.2-bf16",
         "aarch64",
         ("-march=armv8.2-a+dotprod+bf16+i8mm",),
-        frozenset({"asimddp", "bf16", "i8mm"}),
+        frozenset({"asimddp", "asimdrdm", "atomics", "bf16", "crc32", "i8mm"}),
     ),
     Variant("armv8", "aarch64", ("-march=armv8-a",)),
 )
@@ -84,6 +84,6 @@ def file_name(name: str, release: str, variant: Variant) -> str:
     return f"{name}.torch{release}.{variant.name}.so"
 
 
-def of_python(name: str, tag: str = sys.implementation.cache_tag) -> str:
-    """Return the name of a Python extension: such a library serves one version of Python."""
+def of_python(name: str, tag: str = sys.implementation.cache_tag + getattr(sys, "abiflags", "")) -> str:
+    """Return the name of a Python extension: such a library serves one version of Python, with its lock or without."""
     return f"{name}.{tag}"

@@ -15,6 +15,12 @@ from gapless.server.settings import shown
 _server, _logs, _api = (partial(flag, group=group) for group in ("Server", "Logs", "API"))
 
 
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins one by one, of texts that may be lists: JSON, as vLLM has them, or with commas, as llama.cpp."""
+    lists = [text[1:-1].replace('"', "") if text.startswith("[") else text for text in given]
+    return tuple(one.strip() for text in lists for one in text.split(","))
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """Sizes are in bytes, times in seconds."""
@@ -108,6 +114,7 @@ class ServerConfig:
     reasoning_parser: str = _api("auto", "form of the model's reasoning, likewise")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed_origins", _origins(self.allowed_origins))
         check_fields(self)
         if self.root_path and not (self.root_path.startswith("/") and self.root_path[-1] != "/"):
             raise ConfigError(f"root_path must begin with / and not end with it, such as /llm; got {self.root_path!r}")

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from gapless.base.addresses import hide_password
+from gapless.base.config import read_adapter
 from gapless.hub.names import is_hub_name
 
 SECRETS = frozenset(("api_key", "operator_key"))
@@ -42,7 +43,7 @@ def shown(name: str, value: Any) -> Any:
     if name == "kv_peer_listen":
         return value and place(value)
     if name == "lora_modules":
-        return [text.partition("=")[0] for text in value]
+        return [read_adapter(text)[0] for text in value]
     if name in PATHS and isinstance(value, str) and not is_hub_name(value):
         text = value.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "…"

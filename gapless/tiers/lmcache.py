@@ -67,7 +67,7 @@ class LMCacheTier(BlockingTier):
             self._client = LMCacheClient(self._address, seconds, back_off, self._register)
             self._client.open()
         except ImportError as error:
-            raise ConfigError(f"kv_tiers: lmcache needs pip install pyzmq msgspec: {error}") from error
+            raise ConfigError(f"kv_tiers: lmcache needs its client (pip install pyzmq msgspec): {error}") from error
         except OSError as error:
             raise ConfigError(
                 f"kv_tiers: no LMCache server for us at {hide_password(setup.target)}: {error}"

@@ -102,7 +102,8 @@ def _joined(target: str) -> Any:
         from mooncake.store import MooncakeDistributedStore
     except ImportError as error:
         raise ConfigError(
-            f"kv_tiers: mooncake needs libibverbs, librdmacm, pip install mooncake-transfer-engine-non-cuda: {error}"
+            "kv_tiers: mooncake needs libibverbs, librdmacm and its client "
+            f"(pip install mooncake-transfer-engine-non-cuda): {error}"
         ) from error
     parts, options = urlsplit(target), parse_qs(urlsplit(target).query)
     host, port, where = parts.hostname or "", parts.port or PORT, hide_password(target)

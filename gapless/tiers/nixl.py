@@ -49,7 +49,7 @@ class NixlTier(BlockingTier):
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError as error:
-            raise ConfigError(f"kv_tiers: nixl needs pip install nixl: {error}") from error
+            raise ConfigError(f"kv_tiers: nixl needs its client (pip install nixl): {error}") from error
         parts = urlsplit(setup.target)
         options = dict(parse_qsl(parts.query))
         self._plug_in = options.pop("plugin", PLUG_IN)

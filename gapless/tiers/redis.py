@@ -7,7 +7,7 @@ command, so it is there as a whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
@@ -32,12 +32,11 @@ class RedisTier(BlockingTier):
         try:
             from gapless.tiers.redis_links import FAULTS, RedisLinks
         except ImportError as error:
-            raise ConfigError(f"kv_tiers: redis needs gapless[redis]: {error}") from error
+            raise ConfigError(f"kv_tiers: redis needs its client (pip install 'redis>=8.1'): {error}") from error
         try:
             self._links = RedisLinks(setup.target, seconds, back_off)
         except (*FAULTS, TypeError, ValueError) as error:
-            password = unquote(urlsplit(setup.target).password or "")
-            if password and password in str(error):  # some servers repeat the command
+            if any(word in str(error) for word in _passwords(setup.target)):  # some servers repeat the command
                 raise ConfigError(f"kv_tiers: no Redis answers at {where}: {type(error).__name__}") from None
             raise ConfigError(f"kv_tiers: no Redis answers at {where}: {error}") from error
 
@@ -72,3 +71,10 @@ class RedisTier(BlockingTier):
 
     def close(self) -> None:
         self._links.close()
+
+
+def _passwords(target: str) -> list[str]:
+    """Return the server's password in an address, and those in its query."""
+    parts = urlsplit(target)
+    asked = [value for name, value in parse_qsl(parts.query) if name.endswith("password")]
+    return [word for word in (unquote(parts.password or ""), *asked) if word]

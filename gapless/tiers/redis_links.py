@@ -209,7 +209,7 @@ def _pools(target: str, seconds: float) -> tuple[PoolOf, Callable[[], None]]:
     if kind == "sentinel":
         pool = _by_sentinels(target, shared | {"retry": once, "ssl": scheme == "rediss"})
     else:
-        pool = ConnectionPool.from_url(plain.replace("redis:", "unix:") if kind else plain, retry=once, **shared)
+        pool = ConnectionPool.from_url(plain.replace("redis:", "unix:", 1) if kind else plain, retry=once, **shared)
     return lambda key: pool, lambda: None
 
 

@@ -173,3 +173,11 @@ def test_a_role_brings_the_tiers_that_it_needs():
 def test_a_role_that_cannot_be_is_named_with_its_rule(options, why):
     with pytest.raises(ConfigError, match=why):
         EngineConfig(**options)
+
+
+def test_adapters_may_be_written_as_other_engines_have_them():
+    texts = ('{"name": "a", "path": "/a=b"}', '{"lora_name": "b", "lora_path": "/b", "pinned": true}', "c=/c")
+    assert EngineConfig(lora_modules=texts).adapters == {"a": "/a=b", "b": "/b", "c": "/c"}
+    for text in ('{"name": "a"}', "{a=b", "{}"):
+        with pytest.raises(ConfigError, match="lora_modules must be name=directory"):
+            EngineConfig(lora_modules=(text,))

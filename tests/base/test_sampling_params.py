@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 import pytest
 
@@ -86,7 +87,11 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_names_of_other_engines_change_nothing_at_their_defaults():
     given = {name: values[0] for name, (values, _) in SAMPLING.items() if values}
-    assert SamplingParams(top_k=3, output_kind=2, skip_clone=True, **given) == SamplingParams(top_k=3)
+    kinds = Enum("RequestOutputKind", [("CUMULATIVE", 0), ("DELTA", 1), ("FINAL_ONLY", 2)])
+    given |= {"output_kind": kinds.FINAL_ONLY}
+    assert SamplingParams(top_k=3, skip_clone=True, **given) == SamplingParams(top_k=3)
+    with pytest.raises(RequestError, match="output_kind is not accepted: an output has all of the text so far"):
+        SamplingParams(output_kind=kinds.DELTA)
 
 
 @pytest.mark.parametrize(("name", "entry"), SAMPLING.items())

@@ -20,7 +20,7 @@ ENGINE = """
 --dtype
 --load-format
 --weights-dir
---max-model-len --context-length --ctx-size --max-total-tokens -c
+--max-model-len --context-length --ctx-size -c
 --seed --random-seed
 --generation-config
 --override-generation-config
@@ -130,7 +130,7 @@ REQUEST = """
 BENCH = """
 --port
 --endpoint
---model
+--model --served-model-name
 --tokenizer
 --ready-check-timeout-sec
 --dataset-name

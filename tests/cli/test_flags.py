@@ -17,6 +17,7 @@ from gapless.base.sizes import read_size
 from gapless.base.spellings import TABLE, VALUES, Fate, Foreign
 from gapless.base.variables import OTHERS, OURS
 from gapless.cli.bench_flags import BenchFlags
+from gapless.cli.bench_serve import make_plan
 from gapless.cli.errors import UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.sampling import SamplingFlags
@@ -184,6 +185,8 @@ def test_a_secret_of_another_engines_flag_is_not_repeated() -> None:
     with pytest.raises(UsageError, match=r"^--hf-token is not accepted: other users") as caught:
         reader("--hf-token", "pa55")
     assert "pa55" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"^-mu host/x.gguf is not available") as caught:
+        reader("-mu", "user:pa55@host/x.gguf")
 
 
 @pytest.mark.parametrize("row", rows(Fate.NOTHING), ids=str)
@@ -231,6 +234,32 @@ def test_parts_of_a_json_field_may_be_given_one_by_one() -> None:
     assert reader(*words).given(EngineConfig) == {
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'
     }
+    for whole in (["--speculative-config", '{"method": "ngram"}'], ['-sc={"method": "ngram"}']):
+        given = reader(*whole, "--spec-tokens", "3").given(EngineConfig)
+        assert given == {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+    with pytest.raises(UsageError, match=r"^--override-generation-config must be a JSON object"):
+        reader("--override-generation-config", "0.5", "--temp", "1")
+
+
+def test_what_else_a_backend_of_forms_is_told_is_not_passed_over() -> None:
+    name, backend = "--structured-outputs-config", {"backend": "xgrammar"}
+    for words in ((name, json.dumps(backend)), (f"{name}.backend", "xgrammar")):
+        assert reader(*words).notes[0].endswith("changes nothing: forms of output are always on, by one backend")
+    for words in (
+        (name, json.dumps(backend | {"disable_any_whitespace": True})),
+        (f"{name}.disable_any_whitespace", "true"),
+        ("--guided-decoding-backend", "xgrammar:disable-any-whitespace"),
+    ):
+        with pytest.raises(UsageError, match="is not accepted: it may say the backend alone"):
+            reader(*words)
+
+
+def test_the_name_of_the_model_in_requests_is_not_lost() -> None:
+    flags = Command("bench serve", "", (BenchFlags,), greedy=True).read(
+        ["--model", "Qwen/Qwen3-8B", "--served-model-name", "qwen"], {}
+    )
+    plan = make_plan(flags.build(BenchFlags))
+    assert plan.target.model == "qwen"
 
 
 def test_a_switch_takes_a_word_for_its_state() -> None:
@@ -283,10 +312,15 @@ def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:
         "enable-auto-tool-choice": True,
         "kv-offloading-size": 2,
         "async_scheduling": True,
+        "cpu-offload-gb": None,
+        "lora-paths": ["a=x", "b=y"],
     }
     settings = read("--config", config_file(tmp_path, "c.json", json.dumps(keys)))
-    assert settings.given(EngineConfig) == {"kv_tiers": ("host:2GiB",), "depth": "auto"}
-    assert [note.split()[0] for note in settings.notes] == [f"--{key.replace('_', '-')}" for key in keys]
+    assert settings.given(EngineConfig) == {
+        "kv_tiers": ("host:2GiB",), "depth": "auto", "lora_modules": ("a=x", "b=y"),
+    }  # fmt: skip
+    said = [key for key, value in keys.items() if value is not None]
+    assert [note.split()[0] for note in settings.notes] == [f"--{key.replace('_', '-')}" for key in said]
 
 
 def test_help_tells_what_becomes_of_another_engines_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,19 +71,6 @@ def test_a_server_is_asked_at_the_port_of_its_command_line(
         assert health.main(started_as(tmp_path, "/sbin/init", "--", "gapless", "serve")) == code
 
 
-@needs_openssl
-def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path) -> None:
-    files = Authority(tmp_path / "authority").files("service", host="192.0.2.1")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.certfile, files.keyfile)
-    server = HTTPServer(("127.0.0.1", 0), Healthy)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    words = ("gapless", "serve", "--port", str(server.server_port), "--ssl-certfile", files.certfile)
-    with serving(server):
-        assert health.main(started_as(tmp_path, *words, "--ssl-keyfile", files.keyfile)) == 0
-        assert health.main(started_as(tmp_path, *words[:-2])) == 1
-
-
 def test_a_server_on_a_unix_socket_is_asked_there(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     with serving(OnPath(path, Healthy)):  # type: ignore[arg-type]
@@ -97,4 +84,20 @@ def test_a_server_that_does_not_answer_is_not_healthy(tmp_path: Path, capsys: py
         assert health.main(line) == 1
     assert "refused" in capsys.readouterr().err
     assert health.main(started_as(tmp_path, "sleep", "9")) == 1
-    assert capsys.readouterr().err == "process 1 is no `gapless serve`: sleep 9\n"
+    assert capsys.readouterr().err == "process 1 is no `gapless serve` but sleep\n"
+    assert health.main(started_as(tmp_path, "sh", "-c", "gapless serve --api-key s3cret")) == 1
+    assert "s3cret" not in capsys.readouterr().err
+
+
+@needs_openssl
+@pytest.mark.parametrize("clients", [(), ("--ssl-cert-reqs", "2", "--ssl-ca-certs", "CA")])
+def test_a_server_that_speaks_https_is_asked_so(tmp_path: Path, clients: tuple[str, ...]) -> None:
+    files = Authority(tmp_path / "authority").files("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certfile, files.keyfile)
+    with serving(HTTPServer(("127.0.0.1", 0), Healthy)) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        line = started_as(
+            tmp_path, "gapless", "serve", "--port", str(server.server_port), "--ssl-certfile", files.certfile, *clients
+        )
+        assert health.main(line) == 0

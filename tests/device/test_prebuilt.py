@@ -55,7 +55,8 @@ def bring(folder: Path, name: str = "plain", release: str = RELEASE) -> Path:
         ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4"),
         ("x86_64", V4 | {"avx512_vnni", "avx512_bf16"}, "x86-64-v4-amx"),
         ("aarch64", {"asimd"}, "armv8"),
-        ("aarch64", {"asimd", "asimddp", "bf16", "i8mm"}, "armv8.2-bf16"),
+        ("aarch64", {"asimd", "asimddp", "bf16", "i8mm"}, "armv8"),
+        ("aarch64", VARIANTS[-2].needs | {"asimd"}, "armv8.2-bf16"),
         ("riscv64", {"v"}, None),
     ],
 )

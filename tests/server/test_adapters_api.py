@@ -77,7 +77,8 @@ def test_an_adapter_has_no_name_of_the_model():
 
 
 def test_their_directories_are_shown_to_nobody():
-    assert shown("lora_modules", ("tidy=/secret/place", "terse=/b")) == ["tidy", "terse"]
+    given = ("tidy=/secret/place", "terse=/b", '{"name": "c", "path": "/secret"}')
+    assert shown("lora_modules", given) == ["tidy", "terse", "c"]
 
 
 @pytest.fixture

@@ -45,6 +45,12 @@ def test_the_defaults_are_modest():
     assert config.api_key == config.allowed_origins == ()
 
 
+@pytest.mark.parametrize("given", [("http://a", "http://b"), ("http://a, http://b",), ('["http://a", "http://b"]',)])
+def test_origins_are_read_one_by_one(given):
+    assert ServerConfig(allowed_origins=given).allowed_origins == ("http://a", "http://b")
+    assert ServerConfig(allowed_origins=("http://[::1]:80",)).allowed_origins == ("http://[::1]:80",)
+
+
 def test_keys_are_never_printed():
     config = ServerConfig(api_key=("s3cret",))
     assert "s3cret" not in repr(config)

@@ -47,7 +47,7 @@ def test_a_server_with_tls_is_believed_by_its_certificate_alone(tmp_path, opened
 
 
 def test_a_server_on_a_socket_of_this_host_keeps_pages(tmp_path, opened):
-    path = tmp_path / "r.sock"
+    path = tmp_path / "redis:r.sock"
     server = redis_server(tmp_path, "--unixsocket", str(path))
     server.start(setup_of(server.url)).close()
     try:
@@ -182,10 +182,10 @@ def test_a_real_sentinel_is_understood(tmp_path, opened):
         server.kill()
 
 
-def test_a_tier_without_its_software_names_the_extra(monkeypatch):
+def test_a_tier_without_its_software_names_the_package(monkeypatch):
     for name in ("redis", "gapless.tiers.redis_links"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"redis needs gapless\[redis\]"):
+    with pytest.raises(ConfigError, match=r"redis needs its client \(pip install "):
         RedisTier(setup_of("redis://127.0.0.1:1"))
 
 
@@ -195,6 +195,10 @@ def test_a_cluster_that_repeats_what_it_refuses_is_not_quoted_with_the_password(
         fake.answer = lambda words: b"-ERR unknown command, with args beginning with: 's3cret'\r\n"
         with pytest.raises(ConfigError, match="no Redis answers at") as error:
             RedisTier(setup_of(fake.url.replace("redis://", "redis+cluster://me:s3cret@")))
+        assert "s3cret" not in str(error.value)
+        where = fake.url.removeprefix("redis://").partition("/")[0]
+        with pytest.raises(ConfigError, match="no Redis answers at") as error:
+            RedisTier(setup_of(f"redis+sentinel://{where}/kv?sentinel_username=me&sentinel_password=s3cret"))
         assert "s3cret" not in str(error.value)
     finally:
         fake.stop()
