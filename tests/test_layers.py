@@ -127,7 +127,7 @@ LINES = {
     "chunks by measured times of steps with prompts, and a bound on them that is kept or counted": 150,
     "weights that change while an engine runs, and come back with a process that follows": 440,
     "weights read whole for the name of their KV, once a file": 30,
-    "flags, arguments and parameters in other engines' words, mistyped variables, one notation of sizes": 780,
+    "flags, arguments and parameters in other engines' words, mistyped variables, one notation of sizes": 850,
     "pauses and aborts for operators, an emptied cache, thinking budgets, cut prompts": 560,
     "half an hour of samples for the page, metrics of adapters": 250,
     "C++ that a wheel brings, progress by files, the health of a container": 340,
