@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import openai
 import pytest
 from pydantic import BaseModel
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "responses.md"
 PERSON = "Extract name, age, city and job as JSON: The nurse Marco moved to Quabaris at the age of 89."
 
 
@@ -25,14 +21,6 @@ def official(demo):
     key = demo.headers["authorization"].removeprefix("Bearer ")
     with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key=key, max_retries=0) as client:
         yield client
-
-
-def test_the_program_of_the_manual_calls_a_tool_and_reads_the_answer(official, capsys):
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert 'api_key="none"' in program and "http://127.0.0.1:8000/v1" in program
-    program = program.replace("http://127.0.0.1:8000/v1", str(official.base_url)).replace("none", official.api_key, 1)
-    exec(program, {"__name__": "manual"})
-    assert capsys.readouterr().out == 'get_weather {"city": "Paris"}\nIt is sunny with 21 degrees.\n'
 
 
 def test_the_official_client_reads_typed_output_whole_and_streamed(official):

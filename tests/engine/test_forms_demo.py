@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 from jsonschema import validate
@@ -81,19 +80,6 @@ def test_offline_calls_are_held_to_their_schema_and_come_out_parsed(llm):
         (call,) = output.tool_calls
         assert call.function.name == "get_weather" and output.content is None
         assert json.loads(call.function.arguments)["city"] in city["enum"]
-
-
-def test_the_program_of_the_manual_for_python_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "structured.md").read_text(encoding="utf-8")
-    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[2], {"__name__": "manual"})
-    city, date = capsys.readouterr().out.splitlines()
-    assert city in ("Paris", "Rome", "Oslo") and re.fullmatch(r"\d{4}-\d{2}-\d{2}", date)
-
-
-def test_the_program_of_the_manual_for_offline_calls_runs(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "tools.md").read_text(encoding="utf-8")
-    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1], {"__name__": "manual"})
-    assert re.fullmatch(r'(get_weather {"city": ?"Paris"}\n)+', capsys.readouterr().out)
 
 
 FIELDS = {f"measurement_{number}": {"type": "integer", "minimum": 0, "maximum": 99} for number in range(8)}
