@@ -126,8 +126,13 @@ async def run(llm, params):
 
 async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_the_new(other, wanted):
     old, new = wanted
-    seen = []
-    llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS))
+    seen, made = [], []
+
+    def build():
+        made.append(build_core(EngineConfig("demo", **OPTIONS)))
+        return made[0]
+
+    llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS), ThreadBackend(build))
     llm.send_page_events(seen.extend)
     async with llm:
         streams = [await llm.open(PROMPT, LONG) for _ in range(6)]  # more than there are rows
@@ -135,9 +140,11 @@ async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_th
         update = asyncio.create_task(llm.update_weights(str(other)))
         twice = asyncio.create_task(llm.update_weights(str(other)))
         later = []
-        while not update.done():
-            later += [asyncio.create_task(run(llm, SHORT))] * (len(later) < 6)
-            await asyncio.sleep(0.05)
+        while not (made[0].updates.waits or update.done()):
+            if len(later) < 5:  # before the engine holds what comes
+                later.append(asyncio.create_task(run(llm, SHORT)))
+            await asyncio.sleep(0.001)
+        later.append(asyncio.create_task(run(llm, SHORT)))
         await update
         with pytest.raises(RequestError, match="another update of the weights is under way"):
             await twice
