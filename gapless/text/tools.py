@@ -231,6 +231,9 @@ def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str
         raise RequestError(
             "tools: this model's chat template has no known form of calls, so none can be required or strict: name the "
             "form with --tool-call-parser NAME (tool_call_parser in Python)", "tools")  # fmt: skip
+    if begun and params.truncation_side == "right" and params.truncate_prompt_tokens is not None:
+        name = "truncation_side"
+        raise RequestError(f"{name} right would cut off what the prompt begins of the answer: cut on the left", name)
     reply, form = replies.format(tools=bool(use.tools)) or _TEXT_ALONE, params.structured_outputs
     calls = call_form(use, reply, begun, form)
     if calls is None and form is not None:

@@ -48,6 +48,13 @@ def test_a_budget_is_refused_by_name_where_nothing_is_known_of_reasoning(client)
     assert refused.status_code == 400 and error_of(refused)["param"] == "thinking_token_budget"
 
 
+def test_a_begun_answer_is_not_cut_off(client):
+    asked = {**BEGUN, "truncate_prompt_tokens": 3}
+    refused = client.post("/v1/chat/completions", json={**asked, "truncation_side": "right"})
+    assert refused.status_code == 400 and error_of(refused)["param"] == "truncation_side"
+    assert client.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).status_code == 200
+
+
 @pytest.mark.parametrize(("context", "budget", "bounded"), [(3_000, 1_500, True), (1_100, 1_500, False)])
 def test_messages_bound_thinking_where_their_budget_can_be_reached(context, budget, bounded):
     asked = []
