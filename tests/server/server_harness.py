@@ -76,8 +76,8 @@ def write_model(directory):
 def script(request, count):
     """The alphabet over and over; marks in the prompt ask for something else.
 
-    '~' takes 2 ms a token, '!' has logits that are not finite at its third token (with '~' 0.3 s after the second, which
-    has gone out by then), '$' ends after 3 tokens, and '+' gives letters of two bytes.
+    '~' takes 2 ms a token, '!' has logits that are not finite at its third token (with '~' 0.3 s after the second, so
+    that this has gone out), '$' ends after 3 tokens, and '+' gives letters of two bytes.
     """
     prompt = TOKENS.decode(request.tokens.tolist())
     fails = "!" in prompt and count == 2
