@@ -1,7 +1,7 @@
 /** Puts the parts of the page together: what comes in, where it goes, and when the page is hidden. */
 
 import { getJson, keyEvents } from "./api.js";
-import { BubbleTable, Legend, idleByCause, summary } from "./bubbles.js";
+import { BubbleTable, Legend, idleByCause, longestBubbles, summary } from "./bubbles.js";
 import { onTheme } from "./colours.js";
 import { byId, setText } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -219,6 +219,7 @@ const counters = {
   get events() { return events; },
   get steps() { return history.steps.length; },
   get gaps() { return history.gaps.length; },
+  get bubbles() { return longestBubbles(history, timeline.range.from, timeline.range.to).length; },
   get connections() { return feed.connections; },
   get frames() { return timeline.frames; },
   get gauges() { return gauges.updates; },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -67,7 +69,7 @@ def cluster(tmp_path):
     try:
         for number in range(2):
             (folder := tmp_path / str(number)).mkdir()
-            port = random.randrange(20_000, 50_000)  # the cluster's own port is 10,000 above
+            port = free_pair()
             options = ["--port", port, "--save", "", "--dir", folder, "--cluster-enabled", "yes", "--bind", "127.0.0.1"]
             process = subprocess.Popen([redis_program(), *map(str, options)], stdout=subprocess.DEVNULL)
             nodes.append((process, redis.Redis(port=port)))
@@ -84,6 +86,16 @@ def cluster(tmp_path):
             client.close()
             process.kill()
             process.wait()
+
+
+def free_pair():
+    """A free port whose cluster's port, 10,000 above, is free too. Below those that the system gives to connections."""
+    while True:
+        port = random.randrange(12_000, 22_000)
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 10_000))
+            return port
 
 
 def eventually(ask, seconds=20):

@@ -208,7 +208,7 @@ def test_every_control_is_reached_by_keyboard(page, load):
     assert reached == [*nav, "Theme: auto", *ranges, history, *tools][:17]
     lanes = timeline(page)
     lanes.focus()
-    wait_for_more(page, "gaps", 5)  # so that some are in sight
+    page.wait_for_function("gapless.counters.bubbles > 1")  # in sight, and so they stay
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#status")).to_have_text("paused")
