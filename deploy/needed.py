@@ -1,4 +1,4 @@
-"""Prints the packages that pyproject.toml in this folder asks for, with those of the extras named, one a line."""
+"""Prints the dependencies of the pyproject.toml in this folder, and of the extras that are named, one on each line."""
 
 import sys
 import tomllib

@@ -27,7 +27,7 @@ from gapless.loop import mask_threads
 ROOT = Path(__file__).resolve().parents[1]
 PACKED = ("pyproject.toml", "README.md", "LICENSE")
 REQUIRED = '"torch>=2.11,<2.16"'
-"""What pyproject.toml asks for, where C++ is built on each machine"""
+"""The requirement of pyproject.toml that the wheel narrows to the torch its C++ is compiled for"""
 TORCH, OF_PYTHON = ("c10", "torch_cpu"), ("torch", "torch_python")
 ASKS = "import sys, sysconfig as s; print(sys.implementation.cache_tag + sys.abiflags, s.get_paths()['include'])"
 

@@ -133,7 +133,7 @@ def _help_of(*words: str) -> str:
 
 
 def _is_shared(group: str) -> bool:
-    """Whether a group of flags in a help text is one of flags.md."""
+    """Return whether flags.md already has the flags of this group of a help text."""
     shared = {name for _, record in _RECORDS for spec in specs(record) for name in spec.spellings}
     first = group.split("\n")[1].split()[0].strip(",").replace("[no-]", "")
     return group.startswith("Other spellings") or first in shared
@@ -187,9 +187,9 @@ def _series() -> Iterator[tuple[str, str, str]]:
 _FATES = (
     (Fate.SET, "Translated", "the same as"),
     (Fate.NOTHING, "Change nothing", "why"),
-    (Fate.NEEDS, "Change nothing beside another flag", "what is needed"),
+    (Fate.NEEDS, "Change nothing beside another flag", "flag that is needed"),
     (Fate.INSTEAD, "Written otherwise, or not at all", "what to write, or why not"),
-    (Fate.NOT_YET, "Not available yet", "what is known of it"),
+    (Fate.NOT_YET, "Not available yet", "remark"),
 )
 
 
@@ -198,8 +198,8 @@ def spellings_page() -> str:
     lines = [
         "# Flags of other engines",
         "",
-        "What `gapless` answers to flags of vLLM, SGLang, llama.cpp and transformers. Those that have the same meaning",
-        "here are in [Flags](flags.md), under their names. The first row that has a flag and its value holds.",
+        "How `gapless` answers flags of vLLM, SGLang, llama.cpp and transformers. Flags that mean the same here are in",
+        "[Flags](flags.md), under their names. The first row that has a flag and its value applies.",
     ]
     for fate, title, what in _FATES:
         lines += ["", f"## {title}", "", f"| flag | at the value | {what} |", "|---|---|---|"]

@@ -269,7 +269,7 @@ def _default(spec: Spec) -> str:
 
 
 def environment(known: Mapping[str, str]) -> Lines:
-    """Environment variables beside those of flags."""
+    """Return a table of the environment variables that set no flag."""
     return [*_head("variable", "effect"), *(row(f"`{name}`", effect) for name, effect in known.items())]
 
 
