@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
+from gapless.base.json_fields import json_object
 
 METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
 TAKE_MODELS = ("eagle3", "draft_model")
@@ -50,13 +50,7 @@ class SpeculativeConfig(NamedTuple):
     def parse(cls, text: str) -> SpeculativeConfig:
         """Read the JSON of the field. Raises ConfigError naming what is wrong in it."""
         name = "speculative_config"
-        try:
-            value = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{name} must be JSON such as {EXAMPLE}: {error}") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"{name} must be a JSON object such as {EXAMPLE}, got {text!r}")
-        value = _as_vllm_means(value)
+        value = _as_vllm_means(json_object(name, text, EXAMPLE))
         if unknown := sorted(set(value) - set(cls._fields)):
             raise ConfigError(f"{name}: {unknown[0]!r} is not known; fields are {', '.join(cls._fields)}")
         config = cls(**value)

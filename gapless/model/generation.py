@@ -5,12 +5,12 @@ generation_config.json says it; where there is no such file, config.json may, as
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from gapless.base.errors import CheckpointError, ConfigError, RequestError
 from gapless.base.files import read_json
+from gapless.base.json_fields import json_object
 from gapless.base.params import SamplingParams
 from gapless.model.fields import Fields
 from gapless.model.known_fields import GENERATION
@@ -67,12 +67,7 @@ def sampling_of(source: str, override: str | None, own: dict[str, Any], length: 
     if override is None:
         return found
     name, known = "override_generation_config", [*_PARAMETERS, "do_sample"]
-    try:
-        values = json.loads(override)
-    except ValueError as error:
-        raise ConfigError(f"{name} is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name} must be a JSON object")
+    values = json_object(name, override, '{"temperature": 0.5}')
     if unknown := [key for key in values if key not in known]:
         raise ConfigError(f"{name} has no {unknown[0]!r}; known: {', '.join(known)}")
     return found | read_sampling(Fields(Path(name), values), length)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 from gapless.base.config import check_fields, flag
 from gapless.base.errors import ConfigError
+from gapless.base.json_fields import json_object
 from gapless.base.params import MAX_LOGPROBS
 from gapless.server.settings import shown
 
@@ -130,13 +130,8 @@ class ServerConfig:
 
     def template_variables(self) -> dict[str, Any]:
         """Return default_chat_template_kwargs. Raises ConfigError."""
-        try:
-            values = json.loads(self.default_chat_template_kwargs or "{}")
-        except ValueError as error:
-            raise ConfigError(f"default_chat_template_kwargs is no JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError('default_chat_template_kwargs must be a JSON object, such as {"enable_thinking": false}')
-        return values
+        given = self.default_chat_template_kwargs or "{}"
+        return json_object("default_chat_template_kwargs", given, '{"enable_thinking": false}')
 
     def __repr__(self) -> str:
         return f"ServerConfig({', '.join(f'{f.name}={shown(f.name, getattr(self, f.name))!r}' for f in fields(self))})"

@@ -111,7 +111,7 @@ def test_template_variables_of_the_server_hold_where_a_request_says_nothing():
         ({"ssl_keyfile": "k.pem"}, "ssl_certfile is missing"),
         ({"ssl_certfile": "c.pem", "ssl_cert_reqs": 2}, "ssl_ca_certs is missing"),
         ({"ssl_cert_reqs": 3}, "ssl_cert_reqs must be a whole number from 0 to 2"),
-        ({"default_chat_template_kwargs": "{"}, "default_chat_template_kwargs is no JSON"),
+        ({"default_chat_template_kwargs": "{"}, "default_chat_template_kwargs must be JSON such as"),
         ({"default_chat_template_kwargs": "[1]"}, "must be a JSON object"),
         ({"max_logprobs": 21}, "max_logprobs must be a whole number from 0 to 20"),
         ({"stream_interval": 0}, "stream_interval must be a whole number from 1"),
@@ -167,7 +167,7 @@ def test_sampling_comes_from_where_the_operator_says(model, folder):
     ("fields", "message"),
     [
         ({"generation_config": "/nowhere"}, "generation_config must be auto, vllm or a folder"),
-        ({"override_generation_config": "{"}, "override_generation_config is no JSON"),
+        ({"override_generation_config": "{"}, "override_generation_config must be JSON such as"),
         ({"override_generation_config": '{"temprature": 1}'}, "has no 'temprature'; known: max_new_tokens"),
         ({"override_generation_config": '{"temperature": -1}'}, "override_generation_config: temperature"),
     ],
