@@ -1,6 +1,6 @@
 # Two commands do everything: `make serve` and `make test`. Both build .venv first when it is missing or out of date.
 #   make serve ARGS="--port 8123 --depth 8"     make test ARGS="tests/cli -k flags"     make setup     make clean
-# While you work: `make check` (lint, types, layers) and `make quick` (the suites that start no process).
+# While you work: `make check` (lint, types, layers). Before you hand in: `make prove` (what `make test` leaves out).
 SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ PIP_INSTALL = $(PIP) install --no-compile -c constraints.txt
 UV_INSTALL = $(UV_READS) $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
 INSTALL = $(if $(UV),$(UV_INSTALL) $(1) || $(PIP_INSTALL) $(1),$(PIP_INSTALL) $(1))
 
-.PHONY: setup serve check quick test coverage pythons sim mutation kills qemu wheel wheel-serves docs clean
+.PHONY: setup serve check test prove coverage pythons sim mutation kills qemu wheel wheel-serves docs clean
 
 # The C++ is built now, so that no start has to; without a compiler it says so.
 setup: $(VENV)/.setup
@@ -36,45 +36,30 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --noconftest tests/test_layers.py tests/test_one_room_waits.py tests/test_no_pickle.py
+	@$(BIN)/python tests/test_layers.py
 
-# What the quick suites leave out: tests that start processes, and those that run whole engines over and over.
-SLOW = $(addprefix tests/,engine/recorded \
-	$(addprefix engine/test_,core.py process_backend.py invariant_oracle.py demo_depths.py eagle_demo.py forms_demo.py \
-		drafts_with_everything.py kv_tiers.py draft_models.py weight_updates.py adapted_engine.py adapter_changes.py mtp_layers.py) \
-	$(addprefix guard/test_,race_engine.py san_runner.py san_children.py engine_under_no_sync.py copied_guard.py \
-		real_programs.py no_sync.py) \
-	$(addprefix server/test_,serve_process.py start_lines.py answer_costs.py pair.py vllm_router.py debug_api.py \
-		lifecycle.py turnstile.py forms_api.py) hub/test_commands.py hub/test_breaks.py)
-# The same of files that also have quick ones.
-SLOW_ONES = tests/device/test_cpu_device.py::test_the_interpreter_exits \
-	$(addprefix tests/plan/test_planner.py::test_,random_scripts chains_keep rows_that_are_held page_groups_keep \
-		rows_that_get_pages)
-QUICK = tests/base tests/device tests/engine tests/guard tests/hub tests/memory tests/model tests/plan tests/server \
-	tests/text
-
-quick: export OMP_NUM_THREADS = 1
-quick: export PYTHONDONTWRITEBYTECODE =
-quick: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(QUICK) $(addprefix --ignore=,$(SLOW)) \
-		$(addprefix --deselect=,$(SLOW_ONES)) $(ARGS)
-
-# `doctor` says what is here and what is not, such as a compiler, and builds the C++ of streams and kernels, so that no
-# test waits for it; mypy and what compiles the tests fill the cores meanwhile.
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.
-# What stays together on one worker is said in tests/conftest.py. Every step runs under no_sync, and engines under
-# no_race too, as tests/loops_under_guard.py chooses.
-# Workers start together: the first time each would compile all tests, and what they import, by itself.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# The sharpest cases of every kind. `doctor` builds the C++ first, so that no test waits for it.
+# Tests are compiled once, while that builds, and not by every process that a test starts.
 COMPILE = $(if $(ARGS)$(wildcard $(VENV)/.compiled),,$(BIN)/python -m pytest --collect-only -qq >/dev/null; \
 	touch $(VENV)/.compiled;)
-test: export OMP_NUM_THREADS = 1
-# Compiled once, not by every process that a test starts.
+LATER = process or seeds or aot or raced or net
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@$(BIN)/mypy & types=$$!; { :; $(COMPILE) } & tests=$$!; $(BIN)/gapless doctor || true; \
-		$(BIN)/python tests/test_layers.py; wait $$tests; wait $$types
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(or $(ARGS),--guard-races chosen)
+	@{ :; $(COMPILE) } & $(BIN)/gapless doctor || true; wait $$!
+	$(PYTEST) -m "not ($(LATER))" $(ARGS)
+
+# The rest, by the marks of pyproject.toml: make prove ONLY=oracles after a change below loop/, plan/, step/, memory/
+ONLY ?= all
+PROVE_all = $(LATER)
+PROVE_oracles = seeds or raced
+PROVE_kernels = aot
+PROVE_processes = process or net
+prove: export PYTHONDONTWRITEBYTECODE =
+prove: $(VENV)/.test
+	$(PYTEST) -m "$(or $(PROVE_$(ONLY)),$(error ONLY is all, oracles, kernels or processes))" $(ARGS)
 
 # Branch coverage of the core rooms by the tests that are theirs, as a table; ARGS=--missing lists what no test reaches.
 # Tracing slows Python down: without no_sync, and without tests of threads that hang, whose processes it keeps alive.

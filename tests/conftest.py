@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--guard-races",
         choices=("off", "every", "chosen"),
-        default="off",
+        default="chosen",
         help="engines run under no_race (slower): of every test, or of those that tests/loops_under_guard.py chooses",
     )
 
@@ -66,7 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """With --guard-races chosen: the loop's oracles twice, so that one run of pytest does both; see `covering`."""
     if metafunc.config.getoption("--guard-races") == "chosen" and is_raced_too(metafunc.definition.nodeid):
-        metafunc.parametrize("raced", (False, True), ids=("plain", "raced"), indirect=True)
+        again = pytest.param(True, marks=pytest.mark.raced)
+        metafunc.parametrize("raced", (False, again), ids=("plain", "raced"), indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook
