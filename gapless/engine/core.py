@@ -22,7 +22,7 @@ from gapless.base.errors import (
     RequestError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
 from gapless.device import Device, build, kind_of, open_device
 from gapless.engine import checkers
@@ -452,7 +452,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
     """Add the seconds of a part of the start, and show `text`; without it, the code inside reports progress."""
     if text:
-        tell(text)
+        announce(text)
     begin = time.perf_counter()
     yield
     spent.append((what, round(time.perf_counter() - begin, 3)))

@@ -15,7 +15,7 @@ from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer, Request
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.seam import EngineInfo
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+PromptInput = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (optionally with "prompt" as its text)."""
 
 MAX_ID_CHARS = 128
@@ -48,7 +48,7 @@ class Resolver:
         self._draws: Iterator[int] = itertools.count(1)
 
     def resolve(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
+        self, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
         transfer: KVTransfer = NO_TRANSFER, prompt_only: bool = False,
     ) -> Resolved:  # fmt: skip
         """Raises RequestError naming the field. Text is tokenised here, after a cheap length test."""
@@ -197,7 +197,7 @@ def _check_kinds(params: object, priority: object, salt: object) -> None:
         raise RequestError(f"salt must be a string, got {type(salt).__name__}", "salt")
 
 
-def _split(prompt: Prompt) -> tuple[str | None, Any]:
+def _split(prompt: PromptInput) -> tuple[str | None, Any]:
     """Return (text, token ids) of a prompt, one of them given."""
     if isinstance(prompt, str):
         return prompt, None

@@ -14,7 +14,7 @@ from gapless.device import Device
 from gapless.engine.on_device import on_device
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.step.processors import ROWS, Function, Processor, ProcessorTables
+from gapless.step.processors import ROWS, LogitsFunction, Processor, ProcessorTables
 from gapless.step.program import StepProgram
 
 
@@ -26,7 +26,7 @@ def import_processors(paths: Mapping[str, str], device: Device) -> tuple[Process
     return tuple(Processor(name, on_device(device, partial(_made, path, device))) for name, path in paths.items())
 
 
-def _made(path: str, device: Device) -> Function:
+def _made(path: str, device: Device) -> LogitsFunction:
     try:
         found = pkgutil.resolve_name(path)
         function = found(device.torch_device) if isinstance(found, type) else found

@@ -10,7 +10,7 @@ import torch
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.device import Device
 from gapless.kernels.dtypes import CLEAR, float32_gains
 from gapless.kernels.layout import mask_words
@@ -142,7 +142,7 @@ def settle_dtype(config: EngineConfig, model: ModelConfig, kind: str) -> EngineC
     gain = float32_gains(dtype_of(config, model))
     if gain < CLEAR:
         return config
-    tell(f"computing in float32, {gain:.1f} x as fast here as {model.dtype}: --dtype {model.dtype} keeps that")
+    announce(f"computing in float32, {gain:.1f} x as fast here as {model.dtype}: --dtype {model.dtype} keeps that")
     return replace(config, dtype="float32")
 
 

@@ -12,7 +12,7 @@ from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.loop.beside import Beside
+from gapless.loop.chunk_limit import ChunkLimit
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
@@ -159,7 +159,7 @@ def build_loop(
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = Beside(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"

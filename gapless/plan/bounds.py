@@ -13,7 +13,7 @@ PUBLISHED_TOKENS = 128
 """Sampled tokens of a row after which its full pages are published together: one by one takes the loop twice as long.
 """
 
-Rows = npt.NDArray[np.int32] | Int64s
+RowNumbers = npt.NDArray[np.int32] | Int64s
 
 
 class Bounds:
@@ -84,7 +84,7 @@ class Bounds:
         """Count the row's last chunk, a step that samples."""
         self.in_flight[row] += 1
 
-    def has_pages(self, rows: int | Rows, pages: int | Int64s) -> None:
+    def has_pages(self, rows: int | RowNumbers, pages: int | Int64s) -> None:
         """Set the number of pages of a row, or of each of several."""
         self.room[rows] = pages * self._page_size + 1
 
@@ -190,7 +190,7 @@ class Bounds:
         np.add(self.in_flight, self.member, out=self.in_flight)
         self.quiet -= self.quiet > 0
 
-    def observe(self, rows: Rows | None) -> None:
+    def observe(self, rows: RowNumbers | None) -> None:
         """Count an observed step of these rows; None: of the whole set."""
         if rows is None:
             np.subtract(self.in_flight, self.member, out=self.in_flight)

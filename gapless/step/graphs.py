@@ -16,7 +16,7 @@ from math import inf
 from operator import ge
 from typing import NamedTuple
 
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
 from gapless.step.keys import (
@@ -241,7 +241,7 @@ class StepGraphs:
         last. The others are captured when they are missed, and so are forwards that depend on a bound of the lengths.
         """
         keys = self.likely() if seconds == inf else self.likely()[::-1]
-        count, refused = tell("capturing graphs", len(keys)), 0
+        count, refused = announce("capturing graphs", len(keys)), 0
         began = before = clock()
         for key in keys:
             refused += self.capture((key,))

@@ -68,13 +68,13 @@ class ProcessorTables:
         return self._adjustments.wishes[:, first : first + count].index_select(0, self._slots)
 
 
-Function = Callable[[Tensor, ProcessorTables], Tensor]
+LogitsFunction = Callable[[Tensor, ProcessorTables], Tensor]
 """(logits float32 [R, vocabulary], tables) -> logits of the same shape. It may write to its arguments."""
 
 
 class Processor(NamedTuple):
     name: str
-    function: Function
+    function: LogitsFunction
 
     def __call__(self, logits: Tensor, tables: ProcessorTables) -> Tensor:
         """Raises ConfigError if the function returns anything but logits like its argument."""

@@ -204,11 +204,11 @@ class Verify(NamedTuple):
 PLAIN = Verify(1, drafts=False)
 
 
-Kind = tuple[int, int]
+StepKind = tuple[int, int]
 """Bit lengths of a step's decode rows and prompt tokens"""
 
 
-def kind_of(rows: int, prompt: int = 0) -> Kind:
+def kind_of(rows: int, prompt: int = 0) -> StepKind:
     """Return the kind of a step of `rows` decode rows and `prompt` prompt tokens."""
     return rows.bit_length(), prompt.bit_length()
 
@@ -251,7 +251,7 @@ class Gate:
         """Whether the last observed step wrote drafts"""
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """Chance that a draft at each place of each row is right, given the ones before it; 0 without drafts"""
-        self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
+        self._untried, self._trials = dict[StepKind, int](), Counter[StepKind]()
         """Steps of each kind before the next trial, and trials due so far"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
@@ -259,9 +259,9 @@ class Gate:
         """Steps of these rows, their present choice, and their best number of places outside trials"""
         self._wait, self._decided, self._next = LOOKS, 0, 1
         """Steps between two decisions, the step of the last, and of the next"""
-        self._ns: dict[tuple[Kind, int], float] = {}
+        self._ns: dict[tuple[StepKind, int], float] = {}
         """Recent least time of a step of each kind and number of places, or of each of its prompt tokens"""
-        self._held: dict[tuple[Kind, int], float] = {}
+        self._held: dict[tuple[StepKind, int], float] = {}
         """Share of rows held in such steps, for lack of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
@@ -315,12 +315,12 @@ class Gate:
         kept = (np.add.reduce(self.keeps[rows].cumprod(1), 0) / len(rows)).cumsum().tolist()
         return [(places, 1 + kept[places - 2]) for places in self._sizes]
 
-    def _fastest(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+    def _fastest(self, kind: StepKind, gains: list[tuple[int, float]]) -> int:
         """Return the number of places with the most tokens for its time, from `gains` and 1."""
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
 
-    def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
+    def _choose(self, kind: StepKind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
         """Return the best number of places, and the one to run: now and then another in turn, which may have become the
         best. Steps without drafts show the gain of drafts too, except a head's. `steps` ran since the last choice."""
         best, left = self._fastest(kind, gains), self._untried.get(kind, FIRST) - steps
@@ -333,7 +333,7 @@ class Gate:
         self._trials[kind] += 1
         return best, others[(self._trials[kind] - 1) % len(others)] if others else best
 
-    def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+    def learn(self, kind: StepKind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """Take in a step of this kind and `batch`: `ns` of device or host, and the `held` share of its rows."""
         key = kind, batch.places
         if held or (self._held and key in self._held):
@@ -343,7 +343,7 @@ class Gate:
         least = FORGETS * self._ns.get(key, time)
         self._ns[key] = time if time < least else least
 
-    def _cost(self, kind: Kind, places: int) -> float:
+    def _cost(self, kind: StepKind, places: int) -> float:
         """Return the time of such a step, in steps without drafts. A draft is assumed to cost as much as one of the
         nearest measured number of places."""
         plain = self._time(kind, 1)
@@ -354,7 +354,7 @@ class Gate:
         more = max(0.0, self._time(kind, nearest) / plain - 1)
         return 1 + more * (places - 1) / (nearest - 1)
 
-    def _time(self, kind: Kind, places: int) -> float:
+    def _time(self, kind: StepKind, places: int) -> float:
         """Return the time of such a step per row that gets tokens; 0 before one has run."""
         key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))

@@ -10,7 +10,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from gapless.base import progress
-from gapless.base.progress import Phase, TerminalHandler, starting, tell
+from gapless.base.progress import Phase, TerminalHandler, announce, starting
 
 
 class Terminal(io.StringIO):
@@ -58,7 +58,7 @@ def test_a_phase_is_printed_in_words(phase: Phase, text: str) -> None:
 def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(
     clock: list[float], shown: list[Phase]
 ) -> None:
-    count = tell("reading", 25_000, "bytes")
+    count = announce("reading", 25_000, "bytes")
     for _ in range(25_000):
         clock[0] += 0.001
         count(1)
@@ -73,13 +73,13 @@ def test_a_program_that_sets_up_no_logging_sees_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    tell("reading", 10)(1)
+    announce("reading", 10)(1)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_program_with_logging_has_lines_and_no_rewrites(caplog: pytest.LogCaptureFixture, clock: list[float]) -> None:
     caplog.set_level(logging.DEBUG)
-    count = tell("reading", 10)
+    count = announce("reading", 10)
     for seconds in (1.0, 1.0, 9.0):
         clock[0] += seconds
         count(2)
@@ -89,10 +89,10 @@ def test_a_program_with_logging_has_lines_and_no_rewrites(caplog: pytest.LogCapt
 
 def test_a_terminal_has_one_line_that_is_rewritten(screen: Terminal, clock: list[float]) -> None:
     with redirect_stderr(screen), starting():
-        count = tell("reading", 3)
+        count = announce("reading", 3)
         clock[0] += 1.0
         count(1)
-        tell("x" * 200)
+        announce("x" * 200)
         progress.log.info("ready")
     lines = ["gapless: reading (3)", "gapless: reading: 1 of 3", f"gapless: {'x' * 70}"]
     assert screen.getvalue() == "".join(f"\r\x1b[K{line}\r" for line in lines) + "\r\x1b[Kgapless: ready\n"
@@ -100,14 +100,14 @@ def test_a_terminal_has_one_line_that_is_rewritten(screen: Terminal, clock: list
 
 def test_a_start_that_fails_leaves_an_empty_line(screen: Terminal) -> None:
     with pytest.raises(ValueError), redirect_stderr(screen), starting():
-        tell("reading")
+        announce("reading")
         raise ValueError
     assert screen.getvalue() == "\r\x1b[Kgapless: reading\r\r\x1b[K"
 
 
 def test_elsewhere_there_are_lines(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with starting():
-        count = tell("reading", 3)
+        count = announce("reading", 3)
         clock[0] += 1.0
         count(1)
         progress.log.info("ready")
@@ -116,7 +116,7 @@ def test_elsewhere_there_are_lines(capsys: pytest.CaptureFixture[str], clock: li
 
 def test_nothing_where_no_progress_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with starting(wanted=False):
-        tell("reading")
+        announce("reading")
     assert capsys.readouterr() == ("", "")
 
 

@@ -308,9 +308,9 @@ async def test_a_phase_that_comes_after_the_start_is_not_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(progress, "show", shown.append)
     engine = child.Child(print)
-    engine.hear(messages.Doing(progress.Phase("early", 1, 2)))
+    engine.take_control(messages.Doing(progress.Phase("early", 1, 2)))
     engine.watch_silence()
-    engine.hear(messages.Doing(progress.Phase("late")))
+    engine.take_control(messages.Doing(progress.Phase("late")))
     await engine.close()
     assert shown == [progress.Phase("early", 1, 2)]
 

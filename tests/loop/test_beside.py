@@ -10,8 +10,8 @@ import pytest
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels import native
-from gapless.loop.beside import LEAST_BOUNDED, LEAST_TOKENS, LONGEST, SOON, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.chunk_limit import LEAST_BOUNDED, LEAST_TOKENS, LONGEST, SOON, STALL, UNNOTICED_NS, ChunkLimit
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 from gapless.testing.sim import SimDevice
 
@@ -22,7 +22,7 @@ ROWS = 4
 
 
 def learnt(rows_ns, token_ns, most_ns=0):
-    beside = Beside(most_ns)
+    beside = ChunkLimit(most_ns)
     for number in range(50):
         for rows, tokens in ((ROWS, 300), (0, 600), (ROWS, 150 + number)):
             beside.learn(rows, tokens, int(rows_ns * (0.5 + rows / ROWS / 2) + tokens * token_ns))
@@ -63,7 +63,7 @@ def test_slow_prompts_go_on():
 
 @pytest.mark.parametrize("most_ns", [0, 100 * MS])
 def test_it_begins_with_few_and_learns_from_the_first_chunk(most_ns):
-    beside, least = Beside(most_ns), LEAST_BOUNDED if most_ns else LEAST_TOKENS
+    beside, least = ChunkLimit(most_ns), LEAST_BOUNDED if most_ns else LEAST_TOKENS
     beside.learn(4, 0, MS)
     assert beside.tokens(4, 10**6) == least
     beside.learn(0, 1000, 50 * MS)
@@ -79,7 +79,7 @@ def test_it_follows_the_times():
 
 
 def test_steps_that_are_all_alike_do_not_make_tokens_free():
-    beside = Beside()
+    beside = ChunkLimit()
     for number in range(200):
         beside.learn(8, 128, 100 * MS + number % 3)
     assert beside.tokens(8, 0) < 1000

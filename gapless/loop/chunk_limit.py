@@ -35,7 +35,7 @@ _UNITS = np.array([1.0, 16.0, 256.0])
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])
 """Weight of small terms, as a share of the measurements. If all steps were alike, the time goes to tokens."""
 
-Cause = Literal["rows", "chunk", "late"]
+OverrunCause = Literal["rows", "chunk", "late"]
 """Cause of a step over the bound: its rows alone take longer, the least chunk beside them does, or the forecast was too
 low."""
 
@@ -84,7 +84,7 @@ class StepTimes:
         return max(0.0, float(self._terms[0] + self._terms[1] * rows))
 
 
-class Beside:
+class ChunkLimit:
     """Number of prompt tokens that may share a step with decoding rows, by measured times.
 
     Without a bound a step takes UNNOTICED_NS, or STALL times as long as its rows alone, whichever is longer, and up to
@@ -115,7 +115,7 @@ class Beside:
         """Take in a measured step of `rows` decoding rows and `chunk_tokens` prompt tokens."""
         self._times.learn(rows, chunk_tokens, ns)
 
-    def over(self, rows: int, chunk_tokens: int, ns: int) -> Cause | None:
+    def over(self, rows: int, chunk_tokens: int, ns: int) -> OverrunCause | None:
         """Return the cause of a step over the bound; None if it kept it, no row decoded, or there is no bound."""
         if not rows or not self.most_ns or ns <= self.most_ns:
             return None
