@@ -1,4 +1,4 @@
-"""Environment variables beside those of flags: what each is for, and which of ours are mistyped."""
+"""Environment variables other than the flags': the purpose of each, and mistyped names of ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHERS = {
     "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
     "NO_COLOR": "1: no colours in the terminal",
 }
-"""Variables of others that we or our libraries read -> what they do here"""
+"""Variables of other projects that we or our libraries read -> their effect here"""
 
 
 def unknown_variables(env: Mapping[str, str], of_flags: Collection[str]) -> list[str]:

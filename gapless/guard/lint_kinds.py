@@ -59,7 +59,7 @@ _PARTS = "T mT H mH data grad real imag values indices".split()  # noqa: SIM905
 
 
 Known = set[tuple[str, str]]
-"""Names whose annotation says Tensor wherever they are defined: each with "attribute", "function" or "method"."""
+"""Names annotated as Tensor in every definition: each with "attribute", "function" or "method"."""
 
 
 def gather(trees: Iterable[ast.AST]) -> Known:
@@ -93,7 +93,7 @@ def _says_tensor(annotation: ast.expr | None) -> bool:
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """Local names of modules and of what is taken from them."""
+    """Local names of modules and of their members."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -214,7 +214,7 @@ class Names:
 
 
 def _joined(kinds: list[Kind], of_masks: bool = False) -> Kind:
-    """Return the kind of what comes of several; `of_masks`: it is a mask if one of them is."""
+    """Return the kind of a combination; `of_masks`: it is a mask if one of the parts is."""
     places = {kind.place for kind in kinds}
     for place in ("device", "somewhere", "host", "pinned"):
         if place in places:

@@ -42,7 +42,7 @@ Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints | tuple[Ints, ...
 an index for each of its first dimensions."""
 
 STATED: dict[str, Stated] = {}
-"""What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
+"""Stated accesses of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
 def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]]:
@@ -61,7 +61,7 @@ Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 
 
 Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
-"""What an index chose of args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
+"""An index's choice from args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
 the indexes as they were. A plain tuple, since every such operator makes one, and it is read only when another agent has
 touched the same memory."""
 
@@ -134,9 +134,9 @@ def _wrapped(index: Any, size: int) -> Any:
 
 
 def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints | None:
-    """Return those of `rows` that a call names, where each slice of args[0] is in one of them; None where not.
+    """Return the `rows` that a call names, if each slice of args[0] is in one of them, else None.
 
-    `rows` are those of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
+    `rows` are rows of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
     """
     source = args[0]
     if way == LIST:

@@ -24,7 +24,7 @@ from .sync_ops import SyncOps, mark
 LONG = object()
 """Returned for a call that has to go the long way."""
 _PLAN = OperatorPlan(None, "", (), False, True, 0, False, False, "")
-"""The plan of all calls that make new tensors, for the checker of races: what they read it is given."""
+"""The plan of all calls that make new tensors, for the checker of races, which is given their reads."""
 
 _PLAIN = (Tensor, Parameter)
 _SCALARS = (int, float, bool, NoneType, str, torch.dtype, torch.memory_format, torch.Size)
@@ -35,7 +35,7 @@ _casts: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _functions: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatches: Callable[[], int] = torch._C._len_torch_dispatch_stack
 Unseen: Any = torch._C._DisableTorchDispatch
-"""Runs what is inside past the dispatch modes."""
+"""A region that runs past the dispatch modes."""
 
 
 def is_open() -> bool:
@@ -54,7 +54,7 @@ class Short(NamedTuple):
     run: Callable[[Short, SyncOps, Any, tuple[Any, ...], dict[str, Any] | None], Any]
     """Runs it, or returns LONG."""
     tensors: tuple[int, ...] = ()
-    """Positions at which a tensor may stand; it waits for one that stands where a number does."""
+    """Positions for tensors; a tensor in a number's position makes it wait."""
     most: int = 8
     """The largest number of positional arguments that is known to write nothing."""
 
@@ -84,7 +84,7 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
 
 
 def _dense_view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    """Run `reshape` or `contiguous` of a tensor without gaps, for which they are views."""
+    """Run `reshape` or `contiguous` of a tensor without gaps: they are views."""
     is_view = not kwargs and _is_plain(args[0]) and args[0].is_contiguous()
     return _view(short, ops, func, args, kwargs) if is_view else LONG
 
@@ -166,7 +166,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    # With one argument it counts the hits, for which the host waits.
+    # With one argument it counts the hits, and the host waits.
     return LONG if len(args) != 3 else _new(short, ops, func, args, kwargs)
 
 
@@ -216,4 +216,4 @@ GETTERS = frozenset(
         *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "element_size", "is_floating_point")),
     ]
 )
-"""Calls that ask a tensor for what the host knows of it."""
+"""Calls that ask a tensor for facts that the host has."""

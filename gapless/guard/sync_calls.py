@@ -1,4 +1,4 @@
-"""The function half of no_sync: calls whose wait the dispatcher does not see, and tensors of an emulated device.
+"""The half of no_sync for functions: waits that the dispatcher does not see, and tensors of an emulated device.
 
 Some waits have no operation of their own: on the CPU `t.tolist()` reads memory directly and `t.to("cpu")` does nothing.
 Here they are seen as the user wrote them. Where there is no accelerator, tensors asked for on one are made on the CPU
