@@ -94,7 +94,7 @@ class PeerPlan(NamedTuple):
 def role_plan(
     role: str | None, listen: str | None, peers: Sequence[str], files: Sequence[str | None] = ()
 ) -> PeerPlan:  # fmt: skip
-    """Return the plan of connections, without the key; `files` are for PeerFiles. Raises ConfigError naming the field."""
+    """Return the plan of connections, without the key; `files` are for PeerFiles. Raises ConfigError."""
     if role == "decode" and (listen or not peers):
         field, text = ("kv_peer_listen", "is for prefill and both") if listen else ("kv_peers", "must name prefillers")
         raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")

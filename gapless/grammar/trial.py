@@ -36,7 +36,7 @@ LIMITS = LlgLimits(
     verbose_errors=False,
 )
 FURTHER_LIMITS = LlgLimits.from_buffer_copy(LIMITS)
-"""Limits of a form's lexers after the first, of which there may be seven"""
+"""Limits of a form's lexers after the first, up to seven"""
 FURTHER_LIMITS.max_lexer_states = LIMITS.max_lexer_states // 4
 STACK_BYTES = 4 << 20
 """Half of what the threads have that make masks"""
@@ -44,7 +44,7 @@ MEMORY_BYTES = 256 << 20
 SECONDS = 4.0
 START_SECONDS = 30.0
 CPU_SECONDS = 600
-"""What one process computes at most: an engine that was killed leaves none behind"""
+"""Seconds of one process at most: a killed engine leaves none behind"""
 SMALL = {"json": 8 << 10, "choice": 8 << 10, "json_object": 1 << 10, "regex": 200, "grammar": 300}
 """Bytes of forms, by kind, that need no trial. What a pattern costs has little to do with its length."""
 
@@ -113,7 +113,7 @@ class Trial:
 
 def _ended(process: subprocess.Popen[str]) -> None:
     process.kill()
-    with suppress(BrokenPipeError):  # what was not read of the last question
+    with suppress(BrokenPipeError):  # the unread rest of the last question
         process.communicate()
 
 
@@ -148,13 +148,13 @@ def _limit_memory() -> None:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
-        return  # only Linux says how much address space there is in use
+        return  # only Linux tells the address space in use
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def main() -> None:
-    """Compile grammars, one a line as JSON, on a small stack, and say of each what is wrong with it."""
+    """Compile grammars, one a line as JSON, on a small stack, and print the fault of each."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     threading.stack_size(STACK_BYTES)

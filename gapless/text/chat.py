@@ -87,7 +87,7 @@ class ChatTemplate:
         return _cut_final(text) if continue_final_message else text
 
     def check_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a client hands to the template by name: JSON alone, which does not replace what is ours."""
+        """Return a client's variables for the template: JSON alone, and none that replaces ours."""
         field = "chat_template_kwargs"
         try:
             text = json.dumps(given)

@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas: those that say nothing are left out, and what cannot be one is refused by its place."""
+"""Keywords of JSON schemas: idle ones are left out, and anything that cannot be one is refused by its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 
 
 class Word(NamedTuple):
-    """The shape of a keyword's value, and the type of what it is about: it says nothing of others."""
+    """The shape of a keyword's value, and the type that it bounds: it leaves other types free."""
 
     shape: str
     about: str = ""
@@ -44,7 +44,7 @@ WORDS: Mapping[str, Word] = {
     **_words("number", "number", "minimum", "maximum", "multipleOf"),
     **_words("limit", "number", "exclusiveMinimum", "exclusiveMaximum"),
 }  # fmt: skip
-"""The keywords that say what a value may be, and those that hold schemas; all others are notes."""
+"""The keywords that bound a value, and the keywords that hold schemas; all others are notes."""
 _FREE = Word("any")
 _NULLABLE = {"const", "default", "type"}
 """Keywords for which null is a value; of a type, one that cannot be guessed"""
@@ -88,7 +88,7 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:
-    """Return a schema in which no keyword is null that only some encoder wrote so: these are absent."""
+    """Return a schema without keywords that an encoder wrote as null: these are absent."""
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return schema
     given = {key: value for key, value in schema.items() if value is not None or key in _NULLABLE}
@@ -96,7 +96,7 @@ def without_nulls(schema: Any, depth: int = 0) -> Any:
 
 
 def plain_schema(schema: Schema) -> dict[str, Any]:
-    """Return a schema without what says nothing, which means the same. Raises ValueError naming the place of what is
+    """Return an equal schema without idle keywords. Raises ValueError naming the place of what is
     no schema, and for one that no value satisfies because none ends."""
     reader = _PlainReader(schema)
     plain = reader.plain(schema, "", 0)
@@ -168,7 +168,7 @@ def _about(types: Any) -> tuple[str, ...]:
 
 
 def _tells(key: str, value: Any, about: tuple[str, ...]) -> bool:
-    """Return whether a keyword says something of values of these types."""
+    """Return whether a keyword bounds values of these types."""
     if value is None and key not in _NULLABLE:
         return False
     word = WORDS.get(key)
@@ -245,7 +245,7 @@ def _endless(root: Schema) -> str:
 
 
 def _references(root: Schema) -> dict[str, Any]:
-    """Return the parts that are referred to, by reference, the last ones first; None for what is no known part."""
+    """Return the parts that are referred to, by reference, the last ones first; None for an unknown part."""
     parts: list[Any] = [root]
     for part in parts:  # it grows meanwhile
         if isinstance(part, Mapping):
@@ -260,7 +260,7 @@ def _references(root: Schema) -> dict[str, Any]:
 
 
 def _ends(schema: Any, ended: set[str]) -> bool:
-    """Return whether a value may end, if those of the references `ended` do."""
+    """Return whether a value may end, if values of the references `ended` do."""
     if not isinstance(schema, Mapping):
         return schema is not False
     reference = schema.get("$ref")
@@ -278,7 +278,7 @@ def _ends(schema: Any, ended: set[str]) -> bool:
 
 
 def _joined(schema: Schema) -> Schema:
-    """Return a schema of objects together with the properties of those that have to hold as well."""
+    """Return a schema of objects together with the properties of the schemas that have to hold as well."""
     parts = [part for part in (schema, *schema.get("allOf", ())) if isinstance(part, Mapping)]
     if len(parts) == 1:
         return schema

@@ -1,4 +1,4 @@
-"""What a JSON schema says of a value: the types and the constants that it may be. The schema is a caller's."""
+"""Bounds of a value by a JSON schema: its types and its constants. The schema is a caller's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FEW: Mapping[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 
 
 class Meaning(NamedTuple):
-    """What a schema says of a value."""
+    """A schema's bounds of a value."""
 
     types: frozenset[str]
-    """JSON types that it may have; empty when the schema does not say"""
+    """Allowed JSON types; empty when the schema leaves them open"""
     constants: Sequence[Any] = ()
     """Constants that it may be"""
     finite: bool = False
@@ -34,7 +34,7 @@ def type_of(value: Any) -> str:
 
 
 def meaning_of(schema: Any, root: Any) -> Meaning:
-    """Return what a schema says. `root` holds its definitions."""
+    """Return a schema's bounds. `root` holds its definitions."""
     return _MeaningReader(root).of(schema)
 
 
@@ -130,13 +130,13 @@ def _among(values: Sequence[Any]) -> Meaning:
 
 
 def _any(parts: Sequence[Meaning]) -> Meaning:
-    """Return what is said where one of these holds; parts that say nothing do not count."""
+    """Return the bounds if one of these holds; parts without any do not count."""
     types = frozenset[str]().union(*(one.types for one in parts))
     return Meaning(types, [value for one in parts for value in one.constants], all(one.finite for one in parts))
 
 
 def _all(parts: Sequence[Meaning]) -> Meaning:
-    """Return what is said where all of these hold."""
+    """Return the bounds if all of these hold."""
     if not parts:
         return NOTHING
     types = parts[0].types

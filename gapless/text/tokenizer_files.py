@@ -1,6 +1,6 @@
 """The files of a tokenizer, as transformers reads them: vocabulary, special tokens and chat templates.
 
-What a file says and another overrules is warned of, by file and field.
+A setting that another file overrules is warned of, by file and field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files of a directory say together."""
+    """The settings of all files of a directory."""
 
     backend: Backend
     config: Mapping[str, Any]
@@ -82,7 +82,7 @@ def _backend(path: Path) -> Backend:
 
 
 def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of tokenizer_config.json with those of special_tokens_map.json, which count only where the
+    """Return the settings of tokenizer_config.json with special_tokens_map.json's, which count only if the
     first has no added_tokens_decoder.
     """
     older = {name: value for name, value in (read_json(root / _MAP) or {}).items() if value is not None}
@@ -97,7 +97,7 @@ def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokens(root: Path, declared: Mapping[str, Any]) -> None:
-    """Refuse what is no token where a special token, or a list of them, is to be."""
+    """Refuse anything but a special token or a list of them."""
     for name in (*SPECIAL_NAMES, *_NAMED, "additional_special_tokens"):
         value = declared.get(name)
         if not value or (name in _NAMED and isinstance(value, Mapping)):
@@ -128,7 +128,7 @@ def _numbered(root: Path, config: Mapping[str, Any], special: Iterable[str]) -> 
 
 
 def _add(backend: Backend, tokens: Iterable[AddedToken], again: bool = False) -> None:
-    """Add the tokens that the vocabulary lacks as added ones; `again` those too that it has with other flags."""
+    """Add the tokens that the vocabulary lacks as added ones; `again` also tokens that it has with other flags."""
     known = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     new = [one for one in tokens if known.get(one.content) != repr(one) and (again or one.content not in known)]
     if new:
@@ -159,7 +159,7 @@ def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name: those in files of their own, else chat_template.json's, else the config's."""
+    """Return the chat templates by name: from files of their own, else chat_template.json's, else the config's."""
     files = {path.stem: read_text(path) or "" for path in sorted((root / TEMPLATES).glob("*.jinja"))}
     text = read_text(root / "chat_template.jinja")
     if text is not None:

@@ -1,6 +1,6 @@
 """The disk tier: pages in one file of fixed slots, and a log that says which page each slot holds.
 
-The log has a header of one block, whose first line says in words what the pages are of, and then records of one size,
+The log has a header of one block, whose first line names the pages' model in words, and then records of one size,
 each the last word about its slot. A record is sealed with the namespace, its key and the page's checksum; whatever does
 not fit that, whether torn, foreign or old, is a page that is not there. Data is written before its record, and nothing
 is synced: what a power failure takes has another checksum, and is computed again.
@@ -35,7 +35,7 @@ SPARE_RECORDS = 1024
 
 
 class DiskRecord(NamedTuple):
-    """What the log says about a slot."""
+    """A slot, as the log has it."""
 
     key: bytes
     slot: int
@@ -94,7 +94,7 @@ class DiskTier(BlockingTier):
             )
         self._namespace = setup.namespace.digest
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
-        """Records of the pages that are there, the least recently used first"""
+        """Records of the stored pages, the least recently used first"""
         self._generation = self._written = 0
         self._file = self._log = self._lock = -1
         try:
@@ -132,7 +132,7 @@ class DiskTier(BlockingTier):
         os.ftruncate(self._file, min(os.fstat(self._file).st_size, self.header.slots * self.header.slot_bytes))
         self._rewrite()
 
-    # What a tier does; see `seam.KVTier`.
+    # The methods of a tier; see `seam.KVTier`.
 
     @property
     def room(self) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class DiskTier(BlockingTier):
     def drop(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             if (record := self._records.pop(key, None)) is not None:
-                self._free.append(record.slot)  # also where the log has no space to say so
+                self._free.append(record.slot)  # even if the log has no space for it
                 self._say(record._replace(nbytes=0))
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class DiskTier(BlockingTier):
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Write a new log of what is there, and put it in the place of the old one."""
+        """Write a new log of the stored pages, and put it in the place of the old one."""
         new = self.directory / f"{LOG}.new"
         body = b"".join(record.packed(self._namespace) for record in self._records.values())
         log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -248,7 +248,7 @@ def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
 
 
 def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
-    """Return the records of pages that a log says are there, in its order."""
+    """Return the records of stored pages in a log, in its order."""
     by_slot: dict[int, DiskRecord] = {}
     for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
         if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is None:
@@ -261,7 +261,7 @@ def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """Return what a disk tier holds: its namespace, and its sizes. Raises ConfigError for what is none."""
+    """Return a disk tier's namespace and sizes. Raises ConfigError for any other file."""
     path = directory / LOG
     try:
         header, log = read_log(path)
@@ -301,7 +301,7 @@ def _aligned(memory: memoryview) -> bool:
 
 
 def _takes_direct(file: int) -> bool:
-    """Have the file pass by the page cache, where its filesystem can; return whether it does."""
+    """Have the file bypass the page cache, if its filesystem can; return whether it does."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     direct = getattr(os, "O_DIRECT", 0)  # Linux has it
     try:

@@ -2,7 +2,7 @@
 
 It speaks the server's own protocol (ZeroMQ, MessagePack) in its engine-driven mode: the server hands out places in a
 shared memory pool, and we copy. A key stands for tokens, as many as a chunk of the server has. The protocol cannot
-delete, so the chunks of one request are a history of the page: stored, dropped, stored again. An odd number is there.
+delete, so the chunks of one request are a history of the page: stored, dropped, stored again. Odd means stored.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class LMCacheTier(BlockingTier):
         self._client.send(Operation.END, [(look.key["request_id"],) for look in looks])
 
     def _write(self, looks: Sequence[_Look]) -> set[bytes]:
-        """Write the next chunk of these pages' histories; return the keys of those that the server took."""
+        """Write the next chunk of these pages' histories; return the keys that the server took."""
         calls = [self._at(look, look.hits) for look in looks]
         kept: list[tuple[bytes, tuple[Any, ...]]] = []
         for look, call, answer in zip(
@@ -163,7 +163,7 @@ class LMCacheTier(BlockingTier):
         return {key for (key, _), good in zip(kept, done, strict=True) if good}
 
     def _read(self, page: TierPage, answer: ChunkPlace | None) -> int | None:
-        """Copy a page out of the pool; return its checksum, None for what is not this page."""
+        """Copy a page out of the pool; return its checksum, None for any other content."""
         head = bytearray(HEAD_BYTES)
         offset = self._place(page, answer)
         if offset is None or os.preadv(self._pool, [head, page.slot], offset) != HEAD_BYTES + len(page.slot):

@@ -1,6 +1,6 @@
 """The Mooncake tier: pages in the memory of a cluster's storage nodes, by the client of Mooncake's store.
 
-The client's calls end by themselves, some seconds late when the master is gone; meanwhile the loop has long gone on.
+The client's calls end by themselves, some seconds late when the master is lost; the loop does not wait for them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PORT = 50051
 SECONDS = 1.0
 """How long the master may take to accept a connection"""
 BACK_OFF_SECONDS = 10.0
-"""A master that is gone is left alone for so long: the client takes 4 s to find out."""
+"""Seconds without a try of a lost master: the client takes 4 s to notice."""
 PAGES = 64
 """Pages of one call"""
 PREFIX = "gapless:kv:"
 _RPC_FAILED = -900
-"""What a call returns for each key when no master answers"""
+"""A call's result for each key when no master answers"""
 
 
 class MooncakeTier(BlockingTier):
@@ -56,7 +56,7 @@ class MooncakeTier(BlockingTier):
         self._in_parts(job, pages, PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A lookup renews the lease of what is there."""
+        """A lookup renews the leases of stored pages."""
         self.lookup(keys)
 
     def drop(self, keys: Sequence[bytes]) -> None:

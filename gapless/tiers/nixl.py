@@ -1,7 +1,7 @@
 """The NIXL tier: pages as objects in S3 and what speaks like it, by the storage plug-ins of NVIDIA's NIXL.
 
-NIXL cannot delete, so the objects of a page are its history: stored, dropped, stored again; an odd number is there. Nor
-can it cancel: transfers are to rows of our own, and those of one that does not end are never used again.
+NIXL cannot delete, so the objects of a page are its history: stored, dropped, stored again; odd means stored. Nor
+can it cancel: transfers are to rows of our own, and rows of a transfer that does not end are never used again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LOOKUP_PAGES = 4
 PAGES = 16
 """Pages whose transfers are under way at once"""
 MOST_STAGES = 4
-"""Stages, of which all but the last hold transfers that did not end: with one more nothing is moved any longer."""
+"""Stages: all but the last may hold transfers that did not end; with one more nothing is moved any longer."""
 PLUG_IN = "OBJ"
 KIND = "OBJ"
-"""What NIXL calls memory that has names"""
+"""NIXL's kind of memory with names"""
 
 
 class NixlTier(BlockingTier):
     """Keeps pages in object storage. Jobs are done when `store` and `load` return."""
 
     def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
-        """Open `nixl://BUCKET/PREFIX?option=value`: options are those of the plug-in. Raises ConfigError."""
+        """Open `nixl://BUCKET/PREFIX?option=value`: with the plug-in's options. Raises ConfigError."""
         super().__init__()
         try:
             from nixl._api import nixl_agent, nixl_agent_config
@@ -84,7 +84,7 @@ class NixlTier(BlockingTier):
         self._in_parts(job, pages, PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """What the storage gives up, and when, is its own business."""
+        """The storage drops pages by rules of its own."""
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._seen.forget(keys)
@@ -194,7 +194,7 @@ class NixlTier(BlockingTier):
         return good
 
     def _begun(self, way: str, row: np.ndarray[Any, Any], name: str, nbytes: int) -> tuple[Any, Any]:
-        """Begin one transfer; return its handle, None where it could not begin, and the object as NIXL knows it."""
+        """Begin one transfer; return its handle, None if it could not begin, and NIXL's object."""
         self._device += 1
         place = self._agent.get_xfer_descs([(row.ctypes.data, nbytes, 0)], "DRAM")
         registered = handle = None
@@ -228,12 +228,12 @@ class NixlTier(BlockingTier):
 
 
 def _tail(row: np.ndarray[Any, Any], page: TierPage) -> np.ndarray[Any, Any]:
-    """Return what follows the page in a row: NIXL says nothing of an object that ends too soon, but that is missing."""
+    """Return the bytes after the page in a row: NIXL does not report a short object, but these are missing then."""
     return row[len(page.slot) : len(page.slot) + HEAD_BYTES]
 
 
 def _quietly(release: Callable[[Any], None], what: Any) -> None:
-    """What belonged to a transfer that has failed may not be there to be released."""
+    """Parts of a failed transfer may be missing and need no release."""
     try:
         if what is not None:
             release(what)

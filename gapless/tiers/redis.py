@@ -1,7 +1,7 @@
 """The Redis tier: pages on servers that several hosts share. What they keep, and for how long, is their own business.
 
 A value is a header of 32 bytes, sealed with namespace, key and checksum, and then the slot's bytes. It is set in one
-command, so it is there as a whole or not at all.
+command, so it exists as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RedisTier(BlockingTier):
 
 
 def _passwords(target: str) -> list[str]:
-    """Return the server's password in an address, and those in its query."""
+    """Return the server's password in an address, and the passwords in its query."""
     parts = urlsplit(target)
     asked = [value for name, value in parse_qsl(parts.query) if name.endswith("password")]
     return [word for word in (unquote(parts.password or ""), *asked) if word]

@@ -143,7 +143,7 @@ class RedisLinks:
             raise
 
     def ask(self, commands: Sequence[Command], memories: Sequence[Sequence[memoryview]] = ()) -> list[Reply]:
-        """Send commands together; return their answers, None for errors and for what has not come. Values as long as
+        """Send commands together; return their answers, None for errors and for missing ones. Values as long as
         the memories in their places go there, and are b""."""
         answers: list[Reply] = [None] * len(commands)
         asked: dict[Link, list[int]] = {}
@@ -190,7 +190,7 @@ class RedisLinks:
 
 
 def _pools(target: str, seconds: float) -> tuple[PoolOf, Callable[[], None]]:
-    """Return what has a key's pool, and what looks for the servers again."""
+    """Return the client with a key's pool, and the function that looks for the servers again."""
     parts = urlsplit(target)
     scheme, _, kind = parts.scheme.partition("+")
     plain = f"{scheme}:{target.partition(':')[2]}"
