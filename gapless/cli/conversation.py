@@ -40,7 +40,7 @@ class Conversation:
         return timing
 
     def command(self, line: str) -> str:
-        """Do what a line such as `/top-p 0.9` says; return what to print. Raises UsageError."""
+        """Carry out a line such as `/top-p 0.9`; return the text to print. Raises UsageError."""
         name, _, rest = line.removeprefix("/").partition(" ")
         field, rest = name.replace("-", "_"), rest.strip()
         if name == "help":

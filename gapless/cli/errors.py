@@ -1,4 +1,4 @@
-"""What a command raises, and the exit code that it means."""
+"""Errors of a command, and their exit codes."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ INTERRUPTED = 130
 
 
 class UsageError(ConfigError):
-    """The command line, the environment or a config file says something that cannot be done."""
+    """The command line, the environment or a config file asks for something impossible."""

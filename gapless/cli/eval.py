@@ -93,7 +93,7 @@ def demo_seed(data: str) -> int | None:
 
 
 def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], Sequence[Sample]]:
-    """What was asked, and the answers."""
+    """The questions, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
     if flags.base_url is not None:

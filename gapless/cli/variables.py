@@ -11,7 +11,7 @@ from gapless.server.config import ServerConfig
 
 
 def variables() -> dict[str, str]:
-    """Every variable and what it does: those of the flags of `serve`, our others, and those of libraries."""
+    """Every variable and its effect: for the flags of `serve`, our others, and libraries' ones."""
     flags = {spec.env: f"{spec.flag}: {spec.help}" for config in (EngineConfig, ServerConfig) for spec in specs(config)}
     return flags | OURS | OTHERS
 

@@ -33,7 +33,7 @@ class Variant(NamedTuple):
     flags: tuple[str, ...]
     """The compiler's"""
     needs: frozenset[str] = frozenset()
-    """What /proc/cpuinfo must say"""
+    """Flags that /proc/cpuinfo must have"""
 
 
 VARIANTS = (
@@ -75,7 +75,7 @@ def serves_here(variant: Variant) -> bool:
 
 
 def minor(version: str) -> str:
-    """Return `2.13` of `2.13.0+cpu`; nothing of what is no release."""
+    """Return `2.13` of `2.13.0+cpu`; empty for anything but a release."""
     found = re.fullmatch(r"(\d+\.\d+)\.\d+(\+\w+)?", version)
     return found[1] if found else ""
 

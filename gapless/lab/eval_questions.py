@@ -1,6 +1,6 @@
 """Questions with one right answer each: GSM8K's form, MMLU-Pro's form, and the demo model's held-out problems.
 
-What an answer says is found by the rules of lm-eval's gsm8k and mmlu_pro, strict and flexible.
+The result of an answer is extracted by the rules of lm-eval's gsm8k and mmlu_pro, strict and flexible.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def split_shots(questions: Sequence[Question], count: int) -> tuple[list[Questio
 
 
 def examples_for(question: Question, pool: Sequence[Question], count: int) -> list[Question]:
-    """The first `count` of the pool of the same form; of the same category, where options are asked for."""
+    """The first `count` of the pool of the same form; of the same category if options are asked for."""
     alike = [shot for shot in pool if bool(shot.options) == bool(question.options) and shot.text != question.text]
     same = [shot for shot in alike if shot.category == question.category]
     return (same if question.options and same else alike)[:count]
@@ -176,7 +176,7 @@ def find(question: Question, text: str) -> dict[str, str]:
 
 
 def is_right(found: str, gold: str) -> bool:
-    """Equal once commas, dollar signs and a full stop at the end are gone, as lm-eval compares; 42 and 42.0 differ."""
+    """Equal without commas, dollar signs and a full stop at the end, as lm-eval compares; 42 and 42.0 differ."""
     return bool(found) and _plain(found) == _plain(gold)
 
 

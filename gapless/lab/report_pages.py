@@ -44,7 +44,7 @@ renderReport(document.getElementById("report"), JSON.parse(document.getElementBy
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
-    """Results, what was compared, and what to keep in mind."""
+    """Results, the sides, and caveats."""
     a, b = report["arms"]
     parts = [
         f"### A/B: A = `{a['name']}`, B = `{b['name']}`",

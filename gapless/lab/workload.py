@@ -37,11 +37,11 @@ Count = Callable[[str], Awaitable[int | None]]
 """Tokens of a text, or None if unknown."""
 
 WARM_UP_SEED = 1 << 40
-"""Warm-up prompts share nothing with those that are measured, or the prefix cache would know them."""
+"""Warm-up prompts share nothing with measured ones, or the prefix cache would have them."""
 
 
 async def id_source(client: Client, tokenizer: str | None) -> Source:
-    """Token ids of a tokenizer's directory, or those that the server lists."""
+    """Token ids of a tokenizer's directory, or of the server's list."""
     if tokenizer is not None:
         return Source(_vocabulary(_tokenizer_file(tokenizer)))
     ids = await probe.server_vocabulary(client)
@@ -158,7 +158,7 @@ async def find_source(work: Workload, client: Client, tokenizer: str | None) -> 
 
 
 async def cut(work: Workload, found: Source, prompts: list[Prompt], client: Client) -> list[Prompt]:
-    """Cut made-up texts to their lengths, where tokens can be counted; one that cannot be cut stays as it is."""
+    """Cut made-up texts to their lengths, if tokens can be counted; one that cannot be cut stays as it is."""
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
     return [p._replace(content=await _cut(found.codec, client, p)) if p.input_len else p for p in prompts]

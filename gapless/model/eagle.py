@@ -23,11 +23,11 @@ from gapless.model.weights import load_weights, tensor_names
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 UNUSED = ("t2d", "embed_tokens.weight")
-"""Tensors of a checkpoint that are not read: what `d2t` says too, and the model's own embedding"""
+"""Tensors of a checkpoint that are not read: the inverse of `d2t`, and the model's own embedding"""
 
 
 class HeadConfig(NamedTuple):
-    """What the config.json of a head says."""
+    """The config.json of a head."""
 
     layer: ModelConfig
     drafted: int
@@ -70,7 +70,7 @@ def _taps(fields: Fields, layers: int) -> tuple[int, ...]:
     owner = fields.sub("eagle_config") if name in fields.sub("eagle_config") else fields
     taps = owner.get(name) or [2, layers // 2, layers - 3]
     whole = isinstance(taps, list) and all(type(tap) is int for tap in taps)
-    if whole and taps[0] == 1:  # such heads count layers from 0 and mean what comes out of each
+    if whole and taps[0] == 1:  # such heads count layers from 0 and mean the output of each
         taps = [tap + 1 for tap in taps]
     if not whole or not all(0 < tap <= layers for tap in taps) or len(set(taps)) < len(taps):
         raise owner.error(name, f"must be different layers of the model, which has {layers}", taps)
@@ -89,7 +89,7 @@ class HeadParams(NamedTuple):
     head: Tensor
     """[drafted, H]"""
     offsets: Tensor
-    """int64 [drafted], what is added to a draft's index for its token id"""
+    """int64 [drafted], the difference of a draft's token id from its index"""
 
 
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:

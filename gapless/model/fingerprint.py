@@ -27,7 +27,7 @@ YOUNG_NS = 2_000_000_000
 
 log = logging.getLogger("gapless.tiers")
 read_before: dict[str, str] = {}
-"""Digests by what is known of a file: a start looks twice at its weights"""
+"""Digests by a file's facts: a start looks twice at its weights"""
 
 
 def fingerprint(directory: Path) -> str:

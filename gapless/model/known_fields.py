@@ -1,4 +1,4 @@
-"""Fields of checkpoints and adapters that nothing here reads, and what they may say without changing anything.
+"""Fields of checkpoints and adapters that nothing here reads, and their neutral values.
 
 The start warns of every other one by file, field and value.
 """
@@ -58,7 +58,7 @@ OTHER_FORWARD: Values = {
     ),
     **{"hidden_activation": ("silu",), "rotary_pct": (1,)},
 }
-"""Fields with which a model computes something else, and the values with which it does not"""
+"""Fields that change a model's computation, and their neutral values"""
 MUST_BE_TRUE = ("causal", "is_causal", "scale_attn_weights")
 
 _ADAPTER_ANY = """

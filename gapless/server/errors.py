@@ -156,7 +156,7 @@ def _messages_kind(error: ApiError) -> tuple[int, str]:
 
 
 def _messages_text(error: ApiError) -> str:
-    """Return the message. It names the field, for which this form has no place of its own."""
+    """Return the message. It names the field, since this form has no other place for it."""
     text, param = error.message, error.param
     if error.code == "context_length_exceeded":
         return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation

@@ -29,7 +29,7 @@ MEDIUM = "GPU"
 """vLLM's word for the memory of the device that runs the steps, whatever it is"""
 CLOSE_SECONDS = 2.0
 EventCounts = tuple[Mapping[str, int], Mapping[str, int]]
-"""Batches since the start by what became of them, and those that are held now: in the queue, and for replay"""
+"""Batches since the start by outcome, and batches held now: in the queue, and for replay"""
 
 
 def block_hash(digest: bytes) -> int:
@@ -80,7 +80,7 @@ class KvEventPublisher:
         self._queue: deque[tuple[float, Sequence[PageEvent]]] = deque()
         self._most = config.max_queue_size
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
-        """(sequence number, batch) of those that can be asked for"""
+        """(sequence number, batch) of each batch that can be asked for"""
         self._batches = Counter(sent=0, lost=0, replayed=0)
         self._encode = msgspec.msgpack.Encoder().encode
         self._bell, self._rung = socket.socketpair()
@@ -91,7 +91,7 @@ class KvEventPublisher:
         try:
             self._out = self._open(zmq.PUB, config.hwm, "endpoint", config.endpoint)
             self._replay = None
-            if config.replay_endpoint is not None:  # a whole replay must fit: what does not is dropped unsaid
+            if config.replay_endpoint is not None:  # a whole replay must fit: the rest is dropped without notice
                 most = config.buffer_steps + 1
                 self._replay = self._open(zmq.ROUTER, most, "replay_endpoint", config.replay_endpoint)
         except BaseException:
@@ -118,14 +118,14 @@ class KvEventPublisher:
             self.lost()
             return
         self._queue.append((time.time(), events))
-        with suppress(OSError):  # it has been rung often enough, or its thread has gone
+        with suppress(OSError):  # it has been rung often enough, or its thread has ended
             self._bell.send(b"!")
 
     def counts(self) -> EventCounts:
         return self._batches, {"queue": len(self._queue), "replay": len(self._sent)}
 
     def close(self) -> None:
-        """Send what is queued and end the thread."""
+        """Send queued batches and end the thread."""
         self._closing = True
         with suppress(OSError):
             self._bell.send(b"!")
@@ -160,7 +160,7 @@ class KvEventPublisher:
         self._batches["sent"] += 1
 
     def _answer(self, replay: Any) -> None:
-        """Send what was asked for: the batches from a number on, and the end."""
+        """Send the requested batches, from a number on, and the end."""
         client, *request = replay.recv_multipart()
         if len(request) != 2 or request[0] or len(request[1]) != 8:
             log.warning("a request for KV events must be an empty frame and a number of 8 bytes")

@@ -27,7 +27,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = "tcp://127.0.0.1:5557"
     """Address to listen on, or that of a subscriber on another machine, to connect to"""
     replay_endpoint: str | None = None
-    """Address to listen on for those who have missed batches; none where it is left out"""
+    """Address to listen on for receivers that have missed batches; none by default"""
     buffer_steps: Count = 10_000
     """Batches kept for them"""
     hwm: Count = 100_000
@@ -38,7 +38,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str) -> KvEventsConfig:
-        """Read the JSON of the flag. Raises ConfigError naming what is wrong in it."""
+        """Read the JSON of the flag. Raises ConfigError naming the fault."""
         try:
             config = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:

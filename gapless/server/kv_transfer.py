@@ -1,4 +1,4 @@
-"""Reads and writes kv_transfer_params: how a router has one engine compute a prompt and another go on with it.
+"""Reads and writes kv_transfer_params: a router has one engine compute a prompt and another continue it.
 
 Two spellings are taken: by names alone (remote_decoder, remote_prefiller), and that of vLLM's NIXL connector
 (do_remote_decode, do_remote_prefill), whose block numbers mean nothing here. Pages are found by their keys in both.
@@ -18,14 +18,14 @@ MAX_NAME_CHARS = 128
 
 
 class Handover(NamedTuple):
-    """What a request says about other engines, and what its answer says to the next one."""
+    """A request's settings for other engines, and its answer's for the next one."""
 
     transfer: KVTransfer = NO_TRANSFER
     answer: dict[str, Any] | None = None
 
 
 def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: str) -> Handover:
-    """Read what a request says. `new_name` is given to a prompt for a decoder that has none.
+    """Read a request's settings. `new_name` is given to a prompt for a decoder that has none.
 
     An engine without peers leaves it alone. Raises RequestError, also for a peer that this engine
     was not started with: none is reached because a request names it.
@@ -78,7 +78,7 @@ def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
 
 
 def _answer(name: str, listen: PeerAddress, nixl: bool) -> dict[str, Any]:
-    """What the router hands to the decoder, which finds a prefiller that listens everywhere if it knows no other."""
+    """The router's settings for the decoder, which finds a prefiller that listens everywhere if it has no other."""
     where = {"remote_host": f"unix:{listen.path}" if listen.path else listen.host, "remote_port": listen.port}
     where = {} if listen.everywhere else where
     if not nixl:

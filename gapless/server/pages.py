@@ -33,7 +33,7 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 FILES = {file.name: file for file in files("gapless.ui").iterdir() if file.name.rpartition(".")[2] in MEDIA_TYPES}
-"""What is served: name below /ui/ to file."""
+"""Served files: name below /ui/ to file."""
 
 
 async def root(call: HttpCall) -> ASGIApp:

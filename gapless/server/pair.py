@@ -59,11 +59,11 @@ class Side(NamedTuple):
     number: int
     role: str
     path: str
-    """The unix socket on which it serves"""
+    """Its unix socket for HTTP"""
     flag: str
-    """What says where the prefiller gives pages"""
+    """The argument with the prefiller's address for pages"""
     without: str
-    """What happens while it is gone"""
+    """The effect of its absence"""
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -206,7 +206,7 @@ class PairServing:
                 log.info("the %s was started again: process %d", side.name, self._children[side.name].pid)
 
     async def _end(self) -> None:
-        """Have the sides finish what runs, and kill those that take too long for that."""
+        """Have the sides finish their requests, and kill a side that takes too long for that."""
         running = [child for child in self._children.values() if child.returncode is None]
         for child in running:
             child.terminate()

@@ -18,7 +18,7 @@ Event = tuple[str, Fields]
 
 
 class ItemKind(NamedTuple):
-    """What one type of item is called, and what its text is called in items and events."""
+    """Names of one type of item, and of its text in items and events."""
 
     type: str
     prefix: str
@@ -38,7 +38,7 @@ CUSTOM = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input", "input")
 
 
 class Output:
-    """All items of one response, the last of them on its way. Calls of `customs` are calls of tools that take text."""
+    """All items of one response; the last is being written. Calls of `customs` are calls of tools that take text."""
 
     def __init__(self, customs: Collection[str] = ()) -> None:
         self._customs = customs

@@ -62,7 +62,7 @@ class PairRouter:
             await error_response(to_api_error(error), scope)(scope, receive, send)
 
     async def _health(self) -> Response:
-        """Answer 200 while the decoder works, and say how both are."""
+        """Answer 200 while the decoder works, with the state of both."""
         prefill, decode = await asyncio.gather(healthy(self._prefill), healthy(self._decode))
         sides = {"prefill": "up" if prefill else "down", "decode": "up" if decode else "down"}
         return Response(msgspec.json.encode(sides), 200 if decode else 503, media_type="application/json")
@@ -84,7 +84,7 @@ class PairRouter:
         try:
             asked = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
-            return None, body  # the decoder says what is wrong with it
+            return None, body  # the decoder reports the fault
         if not isinstance(asked, dict):
             return None, body
         asked.pop("kv_transfer_params", None)  # it is between us

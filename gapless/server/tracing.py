@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of generation requests: `llm_request` and, nested in it, where its time went.
+"""OpenTelemetry spans of generation requests: `llm_request` and, nested in it, the phases of its time.
 
 The SDK is imported when an endpoint for traces is given, and only then. Spans go to a bounded queue that a thread of
 the SDK empties: nothing here waits for the collector, and a queue that is full drops spans. The SDK's own environment
@@ -42,7 +42,7 @@ class Generated(NamedTuple):
     streamed: bool
     params: SamplingParams
     arrived: int
-    """When all of the request was there, monotonic nanoseconds."""
+    """Time of the request's last byte, monotonic nanoseconds."""
     times: Sequence[RequestMetrics]
     """One for each prompt that the engine took."""
     prompt_tokens: int
@@ -96,7 +96,7 @@ class RequestSpan:
     to_wall: int
     """Difference between the engine's clock (monotonic ns) and that of spans."""
     generated: Generated | None = None
-    """Set when the engine is done with it; the answer may still be on its way."""
+    """Set when the engine is done with it; the answer may still be in transit."""
     first_sent: int = 0
 
     @property
@@ -198,7 +198,7 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 def current_names(what: Generated) -> dict[str, Any]:
     """Attributes of the convention for generative AI; where it has none, its name of the server metric.
 
-    Those that are None do not apply.
+    A field of None does not apply.
     """
     params, times = what.params, what.slowest
     per_token = None

@@ -1,7 +1,6 @@
 """Conversations in one form, whatever API or client they come from: absent, null and empty are one.
 
-Content becomes a list of texts, and a call's arguments both an object and a text; reading.py hands a template the form that
-reads of them.
+Content becomes a list of texts, and a call's arguments both an object and a text; reading.py picks a template's form.
 """
 
 from __future__ import annotations
