@@ -163,7 +163,7 @@ def behind(samples: int, quantile: float) -> int:
 class Tail:
     """A high quantile of all runs of an arm, pooled, with a percentile-bootstrap interval over runs.
 
-    Runs are resampled, not requests (Davison and Hinkley, section 3.8): one run's requests share its hiccups. With fewer
+    Runs are resampled, not requests (Davison and Hinkley, section 3.8): one run shares hiccups. With fewer
     than about ten runs such an interval is too narrow, as every bootstrap over few groups is.
     """
 
