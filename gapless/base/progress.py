@@ -21,7 +21,7 @@ REWRITE_SECONDS = 0.1
 LINE_SECONDS = 10.0
 PROGRESS = 5
 """Level of the records between two lines, which a terminal alone shows: below DEBUG."""
-CLEAR = "\r\x1b[K"
+CLEAR_LINE = "\r\x1b[K"
 """Erases the line of a terminal."""
 Count = Callable[[int], None]
 """Called with the amount done since the last call."""
@@ -105,7 +105,7 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
             return
         # The cursor goes back to the start of the line: whatever else is printed there begins there.
         text = f"gapless: {record.getMessage()}"[: self._columns() - 1]
-        self._write(f"{CLEAR}{text}\r")
+        self._write(f"{CLEAR_LINE}{text}\r")
         self._drawn = True
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
 
     def _erase(self) -> None:
         if self._drawn:
-            self._write(CLEAR)
+            self._write(CLEAR_LINE)
             self._drawn = False
 
     def _write(self, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.base.json_fields import json_object
 
-METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
+DRAFT_METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
 TAKE_MODELS = ("eagle3", "draft_model")
 IN_PAGES = (*TAKE_MODELS, "mtp")
 """Methods whose drafters have keys and values of their own, in the pages of the model"""
@@ -54,8 +54,8 @@ class SpeculativeConfig(NamedTuple):
         if unknown := sorted(set(value) - set(cls._fields)):
             raise ConfigError(f"{name}: {unknown[0]!r} is not known; fields are {', '.join(cls._fields)}")
         config = cls(**value)
-        if config.method not in (*METHODS, BY_MODEL):
-            raise ConfigError(f"{name}.method must be one of {', '.join(METHODS)}, got {config.method!r}")
+        if config.method not in (*DRAFT_METHODS, BY_MODEL):
+            raise ConfigError(f"{name}.method must be one of {', '.join(DRAFT_METHODS)}, got {config.method!r}")
         if not isinstance(config.model, str):
             raise ConfigError(f"{name}.model must name a head or a draft model, got {config.model!r}")
         if config.model and config.method not in (*TAKE_MODELS, BY_MODEL):

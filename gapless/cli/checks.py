@@ -278,10 +278,10 @@ def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:
 
 def fields_of(file: Fields) -> Iterator[Check]:
     """Yield a row of the fields that are read, one of the fields that change nothing, and one for each unused field."""
-    from gapless.model.fields import READ, SILENT, UNUSED
+    from gapless.model.fields import SILENT, UNUSED, WAS_READ
 
     heard = list(file.heard())
-    for use in (READ, SILENT):
+    for use in (WAS_READ, SILENT):
         fields = ", ".join(f"{one.name} = {one.value!r}" for one in heard if one.use == use)
         if fields:
             yield Check(file.path.name, "ok", f"{use}: {fields}")

@@ -6,7 +6,7 @@ from gapless.base.errors import ConfigError
 
 USAGE = 2
 FAILED = 1
-INTERRUPTED = 130
+INTERRUPTED_CODE = 130
 
 
 class UsageError(ConfigError):

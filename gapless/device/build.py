@@ -37,11 +37,11 @@ from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedErr
 
 log = logging.getLogger("gapless.device")
 
-CACHE = "native"
+CACHE_FOLDER = "native"
 """The folder of libraries in the user's cache"""
 LOCK_SECONDS = 2 * COMPILE_SECONDS
 """The longest wait for a process that builds the same: it compiles, and links."""
-LOOK_SECONDS = 0.05
+LOCK_LOOK_SECONDS = 0.05
 """Time between two tries to take a lock that another process holds."""
 KEPT_BUILDS = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     @property
     def brought(self) -> bool:
         """Whether it came with the wheel."""
-        return self.library is not None and self.library.parent == prebuilt.FOLDER
+        return self.library is not None and self.library.parent == prebuilt.PREBUILT
 
 
 outcomes: dict[str, Outcome] = {}
@@ -119,7 +119,7 @@ def _notes(brought: Path) -> Path:
     """Return a file of the user's for measurements with these bytes on this processor."""
     key = hashlib.sha256(_processor().encode() + brought.read_bytes()).hexdigest()[:24]
     try:
-        return cache_folder(CACHE) / f"{brought.stem}-{key}.json"
+        return cache_folder(CACHE_FOLDER) / f"{brought.stem}-{key}.json"
     except (OSError, RuntimeError):  # no home: every start measures
         return brought.with_suffix(".json")
 
@@ -142,7 +142,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
     if os.name != "posix":
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
-        folder = cache_folder(CACHE)
+        folder = cache_folder(CACHE_FOLDER)
         library = folder / f"{name}-{library_key(name, sources)}.so"
         if _is_whole(library):
             with suppress(OSError):  # a cache on a read-only disk serves too
@@ -250,7 +250,7 @@ def only_one(path: Path, seconds: float) -> Iterator[None]:
                 if not told:
                     tell(f"waiting for another process, which holds {path}")
                 told = True
-                time.sleep(LOOK_SECONDS)
+                time.sleep(LOCK_LOOK_SECONDS)
         file.truncate(0)
         print(f"process {os.getpid()} on {platform.node()}", end="", file=file, flush=True)
         yield

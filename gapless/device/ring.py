@@ -15,7 +15,7 @@ from gapless.base import observe
 from gapless.base.errors import ConfigError
 
 ALIGN = 64
-PAGE = 4096
+PAGE_BYTES = 4096
 
 
 class Fence(Protocol):
@@ -105,10 +105,10 @@ def zeros_of_pages(nbytes: int) -> Tensor:
     """Return zeroed bytes, uint8 [nbytes], that begin with a page of the operating system, which fills it in when it is
     first used. Raises ConfigError where the host has no room for them."""
     try:
-        raw = np.zeros(nbytes + PAGE, np.uint8)
+        raw = np.zeros(nbytes + PAGE_BYTES, np.uint8)
     except MemoryError as error:
         raise ConfigError(f"the host has no {nbytes:,} bytes of memory: ask for less") from error
-    start = -raw.ctypes.data % PAGE
+    start = -raw.ctypes.data % PAGE_BYTES
     return torch.from_numpy(raw[start : start + nbytes])  # its storage begins there, as is_pinned needs
 
 

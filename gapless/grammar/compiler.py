@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gapless.grammar")
 
-MAX_SECONDS = 10.0
+MAX_COMPILE_SECONDS = 10.0
 """How long one compilation may take."""
 CLOSE_SECONDS = 2.0
-STACK_BYTES = 64 << 20
+COMPILER_STACK_BYTES = 64 << 20
 """Stack of the compiling thread, in bytes; a trial has a sixteenth of it."""
 
 
@@ -51,7 +51,11 @@ class Compiler:
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], ring: Callable[[], None], room: int, seconds: float = MAX_SECONDS
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        ring: Callable[[], None],
+        room: int,
+        seconds: float = MAX_COMPILE_SECONDS,
     ) -> None:
         self._ring = ring
         self._room = room
@@ -78,7 +82,7 @@ class Compiler:
         if len(self._waiting) >= self._room:
             raise QueueFullError(f"{self._room} requests wait for their grammars; try again later")
         if self._thread is None:
-            before = threading.stack_size(STACK_BYTES)
+            before = threading.stack_size(COMPILER_STACK_BYTES)
             self._thread = threading.Thread(target=self._run, name="gapless-grammar", daemon=True)
             self._thread.start()
             threading.stack_size(before)

@@ -17,7 +17,7 @@ from gapless.grammar.tags import tag_grammar
 from gapless.text.call_grammar import EXACT, quoted
 from gapless.text.schema_words import plain_schema
 
-NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+ENDLESS_FORM: Mapping[str, int] = MappingProxyType({})
 _MENDS = {
     r"Unimplemented keys: \[(.*?)\]": r"\1 not supported: leave it out",
     "regex parse error: error: ": "fault of a regex: ",
@@ -26,7 +26,7 @@ _MENDS = {
 """Messages of llguidance that a caller cannot act on, and ours in their place."""
 
 
-def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = NO_TOKENS) -> str:
+def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = ENDLESS_FORM) -> str:
     """Return the grammar of a form; `special` are the special tokens that a structural tag may name."""
     makers: dict[str, Callable[[], str]] = {
         "json": lambda: _json(form),

@@ -40,8 +40,8 @@ FURTHER_LIMITS = LlgLimits.from_buffer_copy(LIMITS)
 FURTHER_LIMITS.max_lexer_states = LIMITS.max_lexer_states // 4
 STACK_BYTES = 4 << 20
 """Half of what the threads have that make masks"""
-MEMORY_BYTES = 256 << 20
-SECONDS = 4.0
+TRIAL_MEMORY_BYTES = 256 << 20
+TRIAL_SECONDS = 4.0
 START_SECONDS = 30.0
 CPU_SECONDS = 600
 """Seconds of one process at most: a killed engine leaves none behind"""
@@ -73,7 +73,7 @@ class Trial:
         if process is None:
             return "no process can be started to try it in, as all but small forms are"
         assert process.stdin is not None and process.stdout is not None
-        began, seconds = time.monotonic(), SECONDS + (0 if self._answered else START_SECONDS)
+        began, seconds = time.monotonic(), TRIAL_SECONDS + (0 if self._answered else START_SECONDS)
         timer = threading.Timer(seconds, process.kill)
         timer.daemon = True
         timer.start()
@@ -89,7 +89,9 @@ class Trial:
         slow = time.monotonic() - began >= seconds
         if slow or not answer.endswith("\n"):  # it died, perhaps while it wrote
             self.close()
-            return "compiling it takes more " + (f"than {SECONDS:g} s" if slow else "stack or memory than there is")
+            return "compiling it takes more " + (
+                f"than {TRIAL_SECONDS:g} s" if slow else "stack or memory than there is"
+            )
         self._answered = True
         return str(json.loads(answer))
 
@@ -149,7 +151,7 @@ def _limit_memory() -> None:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
         return  # only Linux tells the address space in use
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    limit = pages * resource.getpagesize() + TRIAL_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -104,8 +104,8 @@ def _end(storage: torch.UntypedStorage) -> int:
     return storage.data_ptr() + storage.nbytes()
 
 
-DEVICE = Marks()
-HOST = Marks()
+DEVICE_TENSORS = Marks()
+HOST_COPIES = Marks()
 """Host copies of device tensors: a predicate does not apply to them."""
 PINNED = PinnedMarks()
 
@@ -117,7 +117,7 @@ def device_tensor(value: T) -> T:
         TypeError: something in `value` is neither.
     """
     for tensor in tensors_in(value):
-        DEVICE.add(tensor)
+        DEVICE_TENSORS.add(tensor)
     return value
 
 

@@ -21,7 +21,7 @@ from .race_state import RaceState
 Uses = list[tuple[Tensor, int]]
 Touched = Sequence[tuple[Tensor, list[Tensor]]]
 """Tensors, each with an index for its first dimensions"""
-KINDS = {"read": READ, "write": WRITE, "free": FREE}
+ACCESSES = {"read": READ, "write": WRITE, "free": FREE}
 
 
 class RaceChecker(RaceState):
@@ -71,7 +71,7 @@ class RaceChecker(RaceState):
         """
         if self.active:
             what = self.buffers.by_name[what].keep if isinstance(what, str) else what
-            self.reach(what, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
+            self.reach(what, ACCESSES[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
 
     def freed(self, what: Any, rows: Any = None) -> None:
         """State that the caller gives memory back: a write that may still follow is a race, a read in flight is not."""

@@ -34,7 +34,7 @@ _RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pl
 _BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
 """Modules that run a program, or a child's part of it."""
 
-HIDDEN, SHOWN, END, FLOOR = range(4)
+HIDDEN, SHOWN_FRAMES, END_OF_STACK, STACK_FLOOR = range(4)
 """Kinds of frames: not the user's, the user's, the end of a stack that has begun, the end of any stack."""
 
 
@@ -88,13 +88,13 @@ class Finder:
             except KeyError:
                 kind = self._judge(frame.f_code)
             if kind:
-                if kind == SHOWN:
+                if kind == SHOWN_FRAMES:
                     found.append(number)
                     found.append(frame.f_lasti)
                     left -= 1
                     if not left:
                         break
-                elif kind == FLOOR or len(found) > 1:
+                elif kind == STACK_FLOOR or len(found) > 1:
                     break
             frame = frame.f_back
         return tuple(found)
@@ -102,7 +102,7 @@ class Finder:
     def _judge(self, code: CodeType) -> int:
         # The code is kept first, so that no other code gets its id: another thread may look the kind up at once.
         self._codes[id(code)] = code
-        kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
+        kind = self._kinds[id(code)] = STACK_FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind
 
     def frames(self, stack: tuple[Any, ...]) -> tuple[Frame, ...]:
@@ -213,14 +213,14 @@ _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "pl
 def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
         # Frames below the module runner or the test runner are not the user's program.
-        return END if file == "<frozen runpy>" else SHOWN if file in _TYPED_IN else HIDDEN
+        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file in _TYPED_IN else HIDDEN
     if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
-        return END
+        return END_OF_STACK
     if file.startswith((*_OURS_AND_TORCH, *hidden)):
         return HIDDEN
     if file.startswith(_LIBRARY) and not file.startswith(_PACKAGES):
-        return END if file.endswith(_BELOW) else HIDDEN
-    return SHOWN
+        return END_OF_STACK if file.endswith(_BELOW) else HIDDEN
+    return SHOWN_FRAMES
 
 
 @lru_cache(maxsize=1 << 16)

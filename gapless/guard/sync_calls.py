@@ -29,7 +29,7 @@ from .watched import TALLY
 Handler = Callable[[ThreadState, TorchCall], Any]
 """Checks one call and makes it; returns its result."""
 
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 
 _GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
 """Parts of torch that ask C++ code for the device of tensors; for emulated ones the answer must be the CPU."""
@@ -84,7 +84,7 @@ def _target(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _device_of(watch: ThreadState, tensor: Tensor) -> torch.device:
-    return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
+    return marks.emulated if tensor.device == CPU and watch.is_device(tensor) else tensor.device
 
 
 def _wants_non_blocking(call: TorchCall) -> bool:
@@ -104,7 +104,7 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
-        result = _run(_with_device(call, HOST))
+        result = _run(_with_device(call, CPU))
         if not on_host:
             marks.DEVICE.add(result)
             return result
@@ -191,7 +191,7 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
             return _placed(watch, call)
         # as_tensor and asarray share the memory of host data, which a device cannot.
-        return _device_copy(watch, _run(_with_device(call, HOST)), False)
+        return _device_copy(watch, _run(_with_device(call, CPU)), False)
 
 
 def _check_data(watch: ThreadState, data: Any, is_copied: bool) -> None:
@@ -244,7 +244,7 @@ def _placed(watch: ThreadState, call: TorchCall) -> Any:
             return marks.pinned_tensor(call.func(*call.args, **kwargs))
     if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
         return _run(call)
-    kwargs["device"] = HOST
+    kwargs["device"] = CPU
     with watch.placing():
         result = call.func(*call.args, **kwargs)
     return marks.device_tensor(result) if isinstance(result, (Tensor, tuple, list)) else result
@@ -346,7 +346,7 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
     Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _asked(lambda device: device == HOST),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _asked(lambda device: device == CPU),  # type: ignore[attr-defined]
     Tensor.get_device: _asked(_index_of),
     torch.get_device: _asked(_index_of),
 }

@@ -23,8 +23,8 @@ from gapless.hub.faults import Asked, fault, no_room, readable_settings
 from gapless.hub.progress import say, showing
 from gapless.hub.pull import partial_of, pull
 
-CONFIG = "config.json"
-GENERATION = "generation_config.json"
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MORE = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -34,7 +34,7 @@ TEMPLATES = "additional_chat_templates"
 """The folder of further chat templates, by name"""
 MAIN = "main"
 _COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
-LOCK_SECONDS = 1.0
+UNLOGGED_SECONDS = 1.0
 """A start that waits longer for another logs it."""
 QUIET_BYTES = 1_000_000
 """A fetch below this is over before a person could read about it."""
@@ -109,7 +109,7 @@ class Repo:
     def _lack(self, name: str) -> GaplessError:
         if self._away is not None:
             return type(self._away)(f"{self._away}; the cached snapshot of commit {self.commit} lacks {name}")
-        if name in (CONFIG, SINGLE) and not {SINGLE, INDEX} & self._files.keys():
+        if name in (CONFIG_FILE, SINGLE) and not {SINGLE, INDEX} & self._files.keys():
             return CheckpointError(self._no_safetensors())
         return CheckpointError(
             f"{self.asked.what}: {self.asked.name} has no {name} at commit {self.commit}: choose a repository or a "
@@ -173,7 +173,7 @@ class Repo:
         what = f"{self.asked.name}: {name}"
         with ExitStack() as held:  # the lock is that of huggingface_hub: two starts must not write one file
             try:
-                held.enter_context(WeakFileLock(lock, timeout=LOCK_SECONDS))
+                held.enter_context(WeakFileLock(lock, timeout=UNLOGGED_SECONDS))
             except TimeoutError:
                 say(logging.INFO, f"{what}: another start fetches it; waiting for that")
                 held.enter_context(WeakFileLock(lock))

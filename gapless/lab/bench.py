@@ -17,7 +17,7 @@ from gapless.lab.datasets import MADE_UP, Prompt, Workload, build
 from gapless.lab.http import Client
 from gapless.lab.load import SideLoad, run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
+from gapless.lab.summary import SUMMARY_METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import cut, find_source, warm_up_prompts
 
@@ -40,7 +40,7 @@ class LoadPlan:
     """A directory or a file."""
     tokenizer_id: str | None = None
     """How the user named it."""
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = SUMMARY_METRICS
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
     probe_rate: float = 0.0

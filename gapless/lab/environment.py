@@ -13,7 +13,7 @@ from gapless.base.host import memory, processor_says, usable_cores
 
 _STAT = Path("/proc/stat")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
-LOOK_SECONDS = 0.5
+BUSY_LOOK_SECONDS = 0.5
 _VECTOR = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_int8", "amx_bf16", "amx_fp16"),
     *("asimd", "asimddp", "sve", "i8mm", "bf16"),
@@ -80,7 +80,7 @@ def _busy_share() -> float | None:
     before = _ticks()
     if before is None:
         return None
-    time.sleep(LOOK_SECONDS)
+    time.sleep(BUSY_LOOK_SECONDS)
     after = _ticks()
     assert after is not None
     passed = after[1] - before[1]

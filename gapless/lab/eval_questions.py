@@ -14,7 +14,7 @@ from gapless.base.errors import ConfigError
 from gapless.demo import held_out
 from gapless.lab.datasets import json_objects
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40
 """Examples for the demo's problems are drawn from a stream of their own."""
 CHOICE_TASK = (
@@ -26,7 +26,7 @@ NO_CATEGORY = "all"
 MATCHES = ("flexible", "strict")
 STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
-RULES = {
+EXTRACTION_RULES = {
     "number": {"strict": 'the first "#### N"', "flexible": "the last number"},
     "choice": {
         "strict": 'the first "answer is (X)"',
@@ -47,7 +47,7 @@ class Question(NamedTuple):
 
     @property
     def letters(self) -> str:
-        return LETTERS[: len(self.options)]
+        return OPTION_LETTERS[: len(self.options)]
 
 
 def demo_questions(count: int, seed: int) -> list[Question]:
@@ -99,9 +99,9 @@ def _number(row: Mapping[str, Any], name: str, category: str, where: str) -> Que
 
 def _choice(row: Mapping[str, Any], options: Any, name: str, category: str, where: str) -> Question:
     """MMLU-Pro: the right letter as "answer", or its place from 0 as "answer_index" (or as "answer", as in MMLU)."""
-    if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
-        raise ConfigError(f'{where}: "options" must be a list of 2 to {len(LETTERS)} texts')
-    letters, answer, index = LETTERS[: len(options)], row.get("answer"), row.get("answer_index")
+    if not isinstance(options, list) or not 2 <= len(options) <= len(OPTION_LETTERS):
+        raise ConfigError(f'{where}: "options" must be a list of 2 to {len(OPTION_LETTERS)} texts')
+    letters, answer, index = OPTION_LETTERS[: len(options)], row.get("answer"), row.get("answer_index")
     if answer is None or isinstance(answer, int):
         answer, index = None, answer if index is None else index
     letter = answer.strip().upper() if isinstance(answer, str) else ""

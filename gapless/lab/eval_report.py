@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.lab.eval_questions import MATCHES, RULES, Question, find, is_right
+from gapless.lab.eval_questions import EXTRACTION_RULES, MATCHES, Question, find, is_right
 from gapless.lab.eval_run import EvalFlags, prompt_hash
 from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
 Z95 = 1.959963984540054
-SHOWN = 40
+SHOWN_CHARS = 40
 """Characters of the extracted result, in a row of the list."""
 TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
 
@@ -118,7 +118,7 @@ class EvalResult:
             "concurrency": task.concurrency,
             "stop": list(task.stop),
             "match": self.match,
-            "rules": {kind: RULES[kind] for kind in self.kinds},
+            "rules": {kind: EXTRACTION_RULES[kind] for kind in self.kinds},
         }
         results = {
             **self.total.json(),
@@ -233,7 +233,7 @@ class Comparison:
 
 
 def _cut(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")
+    return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…")
 
 
 def mcnemar(lost: int, gained: int) -> float:

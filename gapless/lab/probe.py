@@ -16,7 +16,7 @@ from gapless.lab.records import Sample
 from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target
 
-POLL_SECONDS = 0.5
+READY_POLL_SECONDS = 0.5
 SILENT_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
 
@@ -136,9 +136,9 @@ async def wait_ready(client: Client, seconds: float) -> None:
                 raise ServerError(f"{client.target.base_url} is still loading its model")
             return
         except ServerError:
-            if loop.time() + POLL_SECONDS > end:
+            if loop.time() + READY_POLL_SECONDS > end:
                 raise
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(READY_POLL_SECONDS)
 
 
 async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Sample]:

@@ -29,10 +29,10 @@ from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
 from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
 from gapless.lab.same_tokens import Sameness, compare_tokens
 from gapless.lab.stats import percentile
-from gapless.lab.summary import METRICS, request_figures
+from gapless.lab.summary import SUMMARY_METRICS, request_figures
 
 SCHEMA = 1
-KIND = "gapless-ab"
+REPORT_KIND = "gapless-ab"
 _POINTS = 100
 
 
@@ -56,7 +56,7 @@ def judge(
     tokens = compare_tokens([(a.seed, a.load.samples, b.load.samples) for a, b in pairs])
     return {
         "schema": SCHEMA,
-        "kind": KIND,
+        "kind": REPORT_KIND,
         "version": gapless.__version__,
         "created": created,
         "command": shown_flags(setup.command),
@@ -75,7 +75,7 @@ def judge(
         "host": environment.describe_host(),
         "metrics": rows,
         "runs": [_run(run) for run in runs],
-        "requests": {name: _requests(runs, name) for name in METRICS},
+        "requests": {name: _requests(runs, name) for name in SUMMARY_METRICS},
         "tokens": tokens,
         "warnings": [
             *_not_judged(flags.judged, rows),

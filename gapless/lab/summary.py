@@ -16,7 +16,7 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.stats import Spread, percentile
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+SUMMARY_METRICS = ("ttft", "tpot", "itl", "e2el")
 QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
 GOODPUT = ("ttft", "tpot", "e2el")
 MS = 1000.0
@@ -181,7 +181,7 @@ def result_json(summary: LoadSummary, metrics: Sequence[str]) -> dict[str, Any]:
 
 def figures(summary: LoadSummary) -> dict[str, float]:
     """The figures of a run by their names in the benchmark's JSON; figures without a sample are left out."""
-    held = [name for name in METRICS if summary.spreads[name].n]
+    held = [name for name in SUMMARY_METRICS if summary.spreads[name].n]
     values = result_json(summary, held)
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from prometheus_client.core import Sample
 
-WIDTH = 80
+TOP_WIDTH = 80
 LABEL = 10
 BAR, SHORT_BAR = 16, 10
-"""Characters of a bar, and of one in a terminal narrower than WIDTH."""
+"""Characters of a bar, and of one in a terminal narrower than that."""
 GAP = "   "
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 KNOWN = ("vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
@@ -168,10 +168,10 @@ class TopRow(NamedTuple):
     kind: str = ""
 
 
-def rows(seen: TopView, width: int = WIDTH) -> list[TopRow]:
+def rows(seen: TopView, width: int = TOP_WIDTH) -> list[TopRow]:
     """Return the figures, one subject per row; a row that is too wide continues in the next. All bars have one scale:
     full is all of the time, or of the cache."""
-    many = BAR if width >= WIDTH else SHORT_BAR
+    many = BAR if width >= TOP_WIDTH else SHORT_BAR
     found: list[TopRow] = []
 
     def add(label: str, parts: Iterable[str], share: float | None = None, kind: str = "") -> None:
@@ -206,7 +206,7 @@ def fitted(parts: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def block(seen: TopView, heading: Sequence[str], width: int = WIDTH) -> str:
+def block(seen: TopView, heading: Sequence[str], width: int = TOP_WIDTH) -> str:
     """Return the rows as plain text under the parts of a heading."""
     lines = fitted(heading, width)
     for row in rows(seen, width):

@@ -34,7 +34,7 @@ from gapless.engine.trace import (
 )
 
 RAW_FORMAT = "gapless steps 3"
-PHASES = {
+TRACE_PHASES = {
     "plan": ("planning_at", "planned_at"),
     "pack": ("planned_at", "packed_at"),
     "launch": ("packed_at", "launched_at"),
@@ -179,7 +179,7 @@ class TraceSummary:
         bubbles = [gap for gap in gaps if gap.cause != "no_work"]
         self.worst = sorted(bubbles, key=lambda gap: gap.start - gap.end)[:worst]
         self.start = steps[0].planning_at if steps else 0
-        phases = PHASES.items() if steps else ()
+        phases = TRACE_PHASES.items() if steps else ()
         self.phases = {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in phases}
         """Median and 99th percentile of a step."""
         self.requests = len(recording.requests)

@@ -28,7 +28,7 @@ _TEXT = (
     "court oil situation cost industry figure street image phone data picture practice piece land product doctor wall "
     "news test movie north love step film tree source hair look page term bar focus floor future arm evidence"
 )
-WORDS = tuple(_TEXT.split())
+MADE_UP_WORDS = tuple(_TEXT.split())
 
 SAFE_IDS = range(100, 1000)
 """Ids that any tokenizer of a language model has."""
@@ -97,22 +97,22 @@ def local_codec(tokenizer: str) -> probe.Codec:
 async def word_source(client: Client, tokenizer: str | None) -> Source:
     """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
     codec = local_codec(tokenizer) if tokenizer else probe.Codec()
-    words = await single_tokens(partial(codec.length, client), WORDS)
+    words = await single_tokens(partial(codec.length, client), MADE_UP_WORDS)
     if len(words) >= ENOUGH_WORDS:
         return Source(words)
     scale = await _tokens_per_word(partial(codec.length, client))
     if scale is not None:
-        return Source(WORDS, scale, codec=codec)
+        return Source(MADE_UP_WORDS, scale, codec=codec)
     scale = await _tokens_per_word(partial(_count_by_usage, client))
     if scale is None:
-        return Source(WORDS, note="tokens cannot be counted here: a word is taken for one")
-    return Source(WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
+        return Source(MADE_UP_WORDS, note="tokens cannot be counted here: a word is taken for one")
+    return Source(MADE_UP_WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
 
 
 async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> Content:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
-    longer = " ".join([prompt.content, *rng.choices(WORDS, k=8 + want // 8)])
+    longer = " ".join([prompt.content, *rng.choices(MADE_UP_WORDS, k=8 + want // 8)])
     tokens = await codec.encode(client, longer)
     # The end of a text that was cut may be read as other tokens than before, so the neighbours are tried too.
     for end in (want, want + 1, want - 1, want + 2, want - 2) if tokens else ():
@@ -141,7 +141,7 @@ async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
 async def _tokens_per_word(count: Count) -> float | None:
     """Tokens per word, from the difference of two texts, so that what a chat template adds cancels out."""
     rng = random.Random(0)
-    short, long = rng.choices(WORDS, k=40), rng.choices(WORDS, k=240)
+    short, long = rng.choices(MADE_UP_WORDS, k=40), rng.choices(MADE_UP_WORDS, k=240)
     few, many = await count(" ".join(short)), await count(" ".join(long))
     return (many - few) / (len(long) - len(short)) if few and many and many > few else None
 

@@ -23,7 +23,7 @@ from gapless.model.known_fields import ADAPTER
 from gapless.model.params import MODULES, Params, sizes_of
 from gapless.model.weights import read_tensors
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LEAST_RANK = 16
 """Tables have this rank at least: tensor cores multiply nothing narrower."""
 _TARGETS = [name for _, names in MODULES.values() for name in names]
@@ -115,10 +115,12 @@ class Adapter(NamedTuple):
         Raises:
             CheckpointError: naming the file, the field or tensor, and the mend.
         """
-        path = directory / CONFIG
+        path = directory / ADAPTER_CONFIG
         values = read_json(path)
         if values is None:
-            raise CheckpointError(f"{directory}: no adapter: {CONFIG} is not there (save_pretrained of peft writes it)")
+            raise CheckpointError(
+                f"{directory}: no adapter: {ADAPTER_CONFIG} is not there (save_pretrained of peft writes it)"
+            )
         settings = Fields(path, values, known=ADAPTER)
         rank, scale = _settings(settings, max_rank)
         weights = directory / WEIGHTS

@@ -14,7 +14,7 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.model.fields import Fields, Heard, says_nothing
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
-from gapless.model.known_fields import CONFIG, MUST_BE_TRUE, OTHER_FORWARD
+from gapless.model.known_fields import CONFIG_FIELDS, MUST_BE_TRUE, OTHER_FORWARD
 
 MODEL_TYPES = {
     "LlamaForCausalLM": ("llama",),
@@ -132,7 +132,7 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
 def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
     """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
     CheckpointError naming the file and the field."""
-    fields = Fields.of_file(directory / "config.json", CONFIG)
+    fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
     architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)
     generation, sizes = generation_fields(directory, fields), _sizes(fields, architecture)

@@ -21,8 +21,8 @@ from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-UNUSED = ("t2d", "embed_tokens.weight")
+EAGLE_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+UNREAD_TENSORS = ("t2d", "embed_tokens.weight")
 """Tensors of a checkpoint that are not read: the inverse of `d2t`, and the model's own embedding"""
 
 
@@ -40,7 +40,7 @@ class HeadConfig(NamedTuple):
     @classmethod
     def read(cls, directory: Path, model: ModelConfig) -> HeadConfig:
         """Read a head for `model`. Raises CheckpointError naming the file and the field."""
-        layer = read_model_config(directory, ARCHITECTURES)
+        layer = read_model_config(directory, EAGLE_ARCHITECTURES)
         fields = layer.files[0]
         for name, found, wanted in (
             ("vocab_size", layer.vocab_size, model.vocab_size),
@@ -107,7 +107,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:
         slots["d2t"] = offsets
-    load_weights(directory, slots, unused=UNUSED)
+    load_weights(directory, slots, unused=UNREAD_TENSORS)
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")

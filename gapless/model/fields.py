@@ -15,7 +15,7 @@ from gapless.base.progress import warn
 T = TypeVar("T")
 Known = Mapping[str, tuple[Any, ...]]
 """Fields that nothing reads, by full name, with their neutral values; none listed stands for any."""
-READ, SILENT, UNUSED = "read", "changes nothing", "not used"
+WAS_READ, SILENT, UNUSED = "read", "changes nothing", "not used"
 
 
 class Heard(NamedTuple):
@@ -87,7 +87,7 @@ class Fields:
         if name in self._unused:
             return UNUSED
         if name in self._read:
-            return READ
+            return WAS_READ
         harmless = self.known.get(self.prefix + name, (None,))
         return SILENT if says_nothing(value) or not harmless or value in harmless else UNUSED
 

@@ -13,7 +13,7 @@ from gapless.base.files import read_json
 from gapless.base.json_fields import json_object
 from gapless.base.params import SamplingParams
 from gapless.model.fields import Fields
-from gapless.model.known_fields import GENERATION
+from gapless.model.known_fields import GENERATION_FIELDS
 
 _PARAMETERS = {
     **{"max_new_tokens": "max_tokens", "stop_strings": "stop"},
@@ -35,7 +35,7 @@ def generation_fields(directory: Path, config: Fields) -> Fields:
     for name in config.values.keys() & values.keys():
         if config.values[name] == values[name]:
             config.get(name)
-    return Fields(path, values, known=GENERATION)
+    return Fields(path, values, known=GENERATION_FIELDS)
 
 
 def read_sampling(generation: Fields, length: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def sampling_of(source: str, override: str | None, own: dict[str, Any], length: 
         values = read_json(path)
         if values is None:
             raise ConfigError(f"generation_config must be auto, vllm or a folder with {FILE}; there is no {path}")
-        found = read_sampling(Fields(path, values, known=GENERATION), length)
+        found = read_sampling(Fields(path, values, known=GENERATION_FIELDS), length)
     if override is None:
         return found
     name, known = "override_generation_config", [*_PARAMETERS, "do_sample"]

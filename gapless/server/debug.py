@@ -22,13 +22,13 @@ from gapless.engine.watch import LOG_STEPS, StepWatcher
 from gapless.server.endpoint import HttpCall, json_response
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import write
-from gapless.server.samples import COLUMNS as SAMPLE_COLUMNS
+from gapless.server.samples import SAMPLE_COLUMNS as SAMPLE_COLUMNS
 from gapless.server.settings import changed, place, settings
 from gapless.server.sse import STREAM_HEADERS
 from gapless.server.state import ServerState
 
 MAX_WATCHERS = 8
-MAX_SECONDS = 60
+MAX_TRACE_SECONDS = 60
 MAX_TRACE_STEPS = 30_000
 EVENT_SECONDS = 0.1
 QUIET_SECONDS = 1.0
@@ -65,7 +65,7 @@ async def steps(call: HttpCall) -> ASGIApp:
 
 async def trace(call: HttpCall) -> ASGIApp:
     """Answer with Chrome trace JSON of the last seconds that the engine keeps, or with ahead=1 of the next."""
-    seconds = _number(call, "seconds", 5, 1, MAX_SECONDS)
+    seconds = _number(call, "seconds", 5, 1, MAX_TRACE_SECONDS)
     call.state.check_open()
     llm, debug = call.state.llm, call.state.debug
     ahead = _number(call, "ahead", 0, 0, 1)

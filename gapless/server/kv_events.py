@@ -20,14 +20,14 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
 from gapless.server.errors import log
-from gapless.server.kv_events_config import NAME, KvEventsConfig, listens
+from gapless.server.kv_events_config import EVENTS_FIELD, KvEventsConfig, listens
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number after the last batch of a replay"""
 RANK = 0
 MEDIUM = "GPU"
 """vLLM's word for the memory of the device that runs the steps, whatever it is"""
-CLOSE_SECONDS = 2.0
+SEND_CLOSE_SECONDS = 2.0
 EventCounts = tuple[Mapping[str, int], Mapping[str, int]]
 """Batches since the start by outcome, and batches held now: in the queue, and for replay"""
 
@@ -73,7 +73,7 @@ class KvEventPublisher:
         try:
             import zmq
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{NAME} needs pyzmq: pip install pyzmq") from error
+            raise ConfigError(f"{EVENTS_FIELD} needs pyzmq: pip install pyzmq") from error
         self._zmq = zmq
         self._context: Any = zmq.Context()
         self._topic = config.topic.encode()
@@ -108,7 +108,7 @@ class KvEventPublisher:
         try:
             (made.bind if name == "replay_endpoint" or listens(endpoint) else made.connect)(endpoint)
         except self._zmq.ZMQError as error:
-            raise ConfigError(f"{NAME}.{name}: cannot use {endpoint}: {error}; choose another") from error
+            raise ConfigError(f"{EVENTS_FIELD}.{name}: cannot use {endpoint}: {error}; choose another") from error
         return made
 
     def publish(self, events: Sequence[PageEvent]) -> None:
@@ -129,7 +129,7 @@ class KvEventPublisher:
         self._closing = True
         with suppress(OSError):
             self._bell.send(b"!")
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(SEND_CLOSE_SECONDS)
 
     # The rest runs on the thread.
 
@@ -185,7 +185,7 @@ def kv_events(text: str | None, engine: EngineConfig) -> Iterator[KvEventPublish
         yield None
         return
     if not engine.enable_prefix_caching:
-        raise ConfigError(f"{NAME}: without prefix caching there are no events; leave out one of the two")
+        raise ConfigError(f"{EVENTS_FIELD}: without prefix caching there are no events; leave out one of the two")
     publisher = KvEventPublisher(config)
     try:
         yield publisher

@@ -13,7 +13,7 @@ from gapless.base.params import PARAMS, SamplingParams, check_logprobs
 from gapless.server.errors import log, unsupported
 from gapless.server.forms import FormRequest
 
-MAX_DEPTH = 64
+MAX_JSON_DEPTH = 64
 MAX_SEQUENCES = 256
 DEFAULT_COMPLETION_TOKENS = 16
 _STEP = np.zeros(256, np.int8)
@@ -246,14 +246,14 @@ def parse_plain(body: bytes, kind: type[R]) -> R:
 
 def check_depth(body: bytes) -> None:
     """Refuse JSON nested deeper than 64 levels: without recursion, in time proportional to its length."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quote begins or ends a string
     codes = np.frombuffer(plain, np.uint8)
     inside = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
     depth = np.cumsum(np.where(inside, 0, _STEP[codes]), dtype=np.int32)
-    if depth.max() > MAX_DEPTH:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
+    if depth.max() > MAX_JSON_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_JSON_DEPTH} levels", code="too_deep")
 
 
 def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:

@@ -32,7 +32,7 @@ class ItemKind(NamedTuple):
 
 
 MESSAGE = ItemKind("message", "msg", "output_text", "text", "output_text")
-REASONING = ItemKind("reasoning", "rs", "reasoning_text", "text", "reasoning_text")
+REASONING_ITEM = ItemKind("reasoning", "rs", "reasoning_text", "text", "reasoning_text")
 FUNCTION = ItemKind("function_call", "fc", "function_call_arguments", "arguments")
 CUSTOM = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input", "input")
 
@@ -55,7 +55,7 @@ class Output:
             if isinstance(event, Content):
                 yield from self._say(MESSAGE, event.text, {"role": "assistant"}, scored)
             elif isinstance(event, Reasoning):
-                yield from self._say(REASONING, event.text, {"summary": []}, [])
+                yield from self._say(REASONING_ITEM, event.text, {"summary": []}, [])
             elif isinstance(event, CallBegun):
                 kind = CUSTOM if event.name in self._customs else FUNCTION
                 yield from self._open(kind, {"call_id": call_id(event), "name": event.name})

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gapless.base.errors import RequestError
 from gapless.base.http import HttpError
 from gapless.server.endpoint import ClientGone, while_here
-from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
+from gapless.server.errors import INVALID_REQUEST, ApiError, error_response, log, to_api_error, unavailable
 from gapless.server.limits import unrooted
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
@@ -24,7 +24,7 @@ from gapless.server.upstream import called, passed_on
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
-PASSED = (
+PASSED_HEADERS = (
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version"),
     *("/docs", "/openapi.json"),
 )
@@ -52,10 +52,10 @@ class PairRouter:
         try:
             if scope["path"] in ("/health", "/ready"):
                 await (await self._health())(scope, receive, send)
-            elif scope["path"] in APART or scope["path"] in PASSED or scope["path"].startswith(PASSED_BELOW):
+            elif scope["path"] in APART or scope["path"] in PASSED_HEADERS or scope["path"].startswith(PASSED_BELOW):
                 await self._serve(request, await request.body(), send)
             else:
-                raise ApiError(404, "there is no such route on a pair of servers", INVALID, code="not_found")
+                raise ApiError(404, "there is no such route on a pair of servers", INVALID_REQUEST, code="not_found")
         except (ClientDisconnect, ClientGone):
             return
         except (ApiError, RequestError) as error:

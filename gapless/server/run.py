@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit_code
-from gapless.base.progress import CLEAR
+from gapless.base.progress import CLEAR_LINE
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
 from gapless.engine.frontdoor import Located, locate, open_assets
@@ -155,7 +155,7 @@ class Serving:
         elif wants(self.config, logging.INFO):
             page = "" if self.config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
-            begin = CLEAR if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
+            begin = CLEAR_LINE if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
             text = f"{begin}{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n"
             print(text, end="", flush=True)  # one write
 

@@ -14,12 +14,12 @@ from gapless.base.records import CAUSES
 from gapless.engine.seam import Stats
 from gapless.server.metrics import Histogram, Metrics
 
-SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 KEPT = 1800
 """Samples that are kept."""
 WINDOW, LONG_WINDOW = 10, 60
 """Number of samples behind the quantiles."""
-COLUMNS = (
+SAMPLE_COLUMNS = (
     *("time", "generated", "prompt", "running", "waiting", "kv", "steps", "right_drafts", "held_rows", "cpu"),
     *("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "itl_max", "queue_p50", "queue_p99", "busy"),
     *(cause.value for cause in CAUSES),
@@ -145,4 +145,4 @@ async def sample(log: SampleLog, stats: Callable[[], Stats]) -> None:
     """Take samples until cancelled."""
     while True:
         log.take(stats())
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)

@@ -25,7 +25,7 @@ from gapless.engine.outputs import RequestMetrics
 
 MAX_NESTED = 16
 """Prompts of one request whose phases get spans of their own; a request may bring hundreds."""
-CLOSE_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 NEW_NAMES_ONLY = "gen_ai_latest_experimental"
 _CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 _OPERATIONS = {**dict.fromkeys(_CHATS, "chat"), "/v1/completions": "text_completion"}
@@ -82,7 +82,7 @@ class Tracing:
         # Not on the loop's own threads: their end would be waited for.
         closing = threading.Thread(target=self.provider.shutdown, name="tracing-shutdown", daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, CLOSE_SECONDS)
+        await asyncio.to_thread(closing.join, FLUSH_SECONDS)
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from gapless.device.ring import Fence, check_upload
 from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.testing.adversary import Adversary
 
-MEMORY_BYTES = 1 << 30
+SIM_MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
 """Host time of one touch."""
 
@@ -189,7 +189,7 @@ class SimDevice(HostMemoryDevice):
         return TapeGraph(key, record_on(self, key, program, buffers))
 
     def memory(self) -> tuple[int, int]:
-        return MEMORY_BYTES, MEMORY_BYTES
+        return SIM_MEMORY_BYTES, SIM_MEMORY_BYTES
 
     def drain(self) -> None:
         self.fault.check()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
-from gapless.text.schema_words import WORDS
+from gapless.text.schema_words import KEYWORDS
 from gapless.text.schemas import Meaning, meaning_of, resolved
 
 MAX_CALLS = 32
@@ -217,7 +217,7 @@ class _ExactParameters(_Parameters):
 
     def _check(self) -> None:
         """Refuse what the parameters cannot be held to."""
-        for key in self._schema.keys() & WORDS.keys() - _OBJECT:
+        for key in self._schema.keys() & KEYWORDS.keys() - _OBJECT:
             raise self._calls.refusal(self._function, f"the keyword {key!r}")
         for key in self._schema.get("required") or ():
             if key not in self._properties:
@@ -257,7 +257,7 @@ class _ExactParameters(_Parameters):
 
     def _plain(self, key: str, schema: Schema) -> str:
         """Return the terminal of a string that is written as it is, and ends with the next of `marks`."""
-        for name in () if _nullable_text(schema) else schema.keys() & WORDS.keys() - _TEXT:
+        for name in () if _nullable_text(schema) else schema.keys() & KEYWORDS.keys() - _TEXT:
             raise self._calls.refusal(self._function, f"the keyword {name!r} of the string {key!r}")
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         return _any_text(self._marks, f"{{{least},{most}}}" if least or most != "" else "*")
@@ -339,7 +339,7 @@ def _nullable_text(schema: Schema) -> bool:
 
 def _only(schema: Schema, *words: str) -> bool:
     """Return whether a schema has these keywords alone."""
-    return schema.keys() & WORDS.keys() <= set(words)
+    return schema.keys() & KEYWORDS.keys() <= set(words)
 
 
 def _python(schema: Schema, defined: Schema) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from gapless.text.schemas import NOTHING, Meaning, meaning_of, property_of, type_of
+from gapless.text.schemas import UNBOUND, Meaning, meaning_of, property_of, type_of
 
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
@@ -286,7 +286,7 @@ class ParameterWriter:
         self._schema = schema
         self._trims = trims
         self._count = 0
-        self._said = NOTHING
+        self._said = UNBOUND
         self._python = False
         self._held = ""
         self._begun = False

@@ -68,7 +68,7 @@ _IN_CALL = (_S.ARGUMENTS, _S.PARAMETERS, _S.KEY, *_VALUES)
 _TYPES = {_S.STRING_VALUE: frozenset(("string",)), _S.JSON_VALUE: frozenset[str]()}
 _IDENTIFIER = re.compile(r"\s*([A-Za-z_][\w.-]*)?\s*")
 _NO_TABLE = ReplyTable("none")
-PIECE = 1_000
+PIECE_CHARS = 1_000
 """Characters that are taken apart at a time: what follows a terminal is copied at each."""
 MAX_WORD = 1_000
 """Characters of a name or a head that are kept; with more than these it names nothing."""
@@ -246,8 +246,8 @@ class ReplyParser:
 
     def push(self, text: str, terminal: str = "") -> list[ReplyEvent]:
         """Take text, and the terminal after it if that was a token."""
-        for at in range(0, len(text), PIECE):
-            self._text += text[at : at + PIECE]
+        for at in range(0, len(text), PIECE_CHARS):
+            self._text += text[at : at + PIECE_CHARS]
             self._read()
         if terminal:
             self._read(last=True)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 MAX_PARTS = 1_000
 """Parts of a schema that are looked at for one value."""
-MAX_DEPTH = 50
+MAX_MEANING_DEPTH = 50
 _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 _FEW: Mapping[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 """Types of few values"""
@@ -26,7 +26,7 @@ class Meaning(NamedTuple):
     """Whether it can be nothing else than one of these constants"""
 
 
-NOTHING = Meaning(frozenset())
+UNBOUND = Meaning(frozenset())
 
 
 def type_of(value: Any) -> str:
@@ -89,8 +89,8 @@ class _MeaningReader:
 
     def of(self, schema: Any, depth: int = 0) -> Meaning:
         self._left -= 1
-        if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_DEPTH:
-            return NOTHING
+        if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_MEANING_DEPTH:
+            return UNBOUND
         every = [_stated(schema.get("type")), self._referred(schema, depth)]
         every += [self.of(part, depth + 1) for part in _list(schema, "allOf")]
         if "const" in schema:
@@ -99,12 +99,12 @@ class _MeaningReader:
             every.append(_among(schema["enum"]))
         for parts in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
             every.append(_any([self.of(part, depth + 1) for part in parts]))
-        return _all([one for one in every if one is not NOTHING])
+        return _all([one for one in every if one is not UNBOUND])
 
     def _referred(self, schema: Mapping[str, Any], depth: int) -> Meaning:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in self._inside:
-            return NOTHING
+            return UNBOUND
         self._inside.append(reference)
         found = self.of(definition(reference, self._root), depth + 1)
         self._inside.pop()
@@ -120,7 +120,7 @@ def _stated(types: Any) -> Meaning:
     listed = types if isinstance(types, list) else [types]
     named = [one for one in listed if isinstance(one, str)]
     if not named:
-        return NOTHING
+        return UNBOUND
     few = [value for one in named for value in _FEW.get(one, ())]
     return Meaning(frozenset(named), few, all(one in _FEW for one in named))
 
@@ -138,7 +138,7 @@ def _any(parts: Sequence[Meaning]) -> Meaning:
 def _all(parts: Sequence[Meaning]) -> Meaning:
     """Return the bounds if all of these hold."""
     if not parts:
-        return NOTHING
+        return UNBOUND
     types = parts[0].types
     for one in parts[1:]:
         types = _both(types, one.types) if types and one.types else types | one.types

@@ -20,7 +20,7 @@ from gapless.base.files import read_json, read_text
 from gapless.text.chat import SPECIAL_NAMES
 
 log = logging.getLogger("gapless.text")
-TEMPLATES = "additional_chat_templates"
+TEMPLATES_FOLDER = "additional_chat_templates"
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tiktoken.model")
 """Files that hold a vocabulary in forms that are not read"""
@@ -160,7 +160,7 @@ def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
 
 def template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name: from files of their own, else chat_template.json's, else the config's."""
-    files = {path.stem: read_text(path) or "" for path in sorted((root / TEMPLATES).glob("*.jinja"))}
+    files = {path.stem: read_text(path) or "" for path in sorted((root / TEMPLATES_FOLDER).glob("*.jinja"))}
     text = read_text(root / "chat_template.jinja")
     if text is not None:
         files = {"default": text, **files}
@@ -189,7 +189,7 @@ def _named_templates(root: Path, given: Any) -> dict[str, str]:
 def _no_default(root: Path) -> CheckpointError:
     return CheckpointError(
         f"{root}: chat_template must be a string, or a list of name and template with a default; files of "
-        f"{TEMPLATES} need a chat_template.jinja beside them"
+        f"{TEMPLATES_FOLDER} need a chat_template.jinja beside them"
     )
 
 
@@ -209,7 +209,7 @@ def files_read(root: Path, special: Mapping[str, str], templates: Iterable[str])
     if (root / _ADDED).exists() and listed[_CONFIG].get("added_tokens_decoder") is None:
         yield _ADDED, "read: ids of tokens"
     for name in templates:
-        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES_FOLDER}/{name}.jinja"
         file = next(one for one in (own, "chat_template.json", _CONFIG) if (root / one).exists())
         yield file, f"read: template {name!r}"
     if rest := [name for name in _OTHERS if (root / name).exists()]:

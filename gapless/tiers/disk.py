@@ -24,9 +24,9 @@ from gapless.base.progress import tell
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.seam import SEAL_BYTES, Found, Namespace, TierPage, TierSetup, seal
 
-BLOCK = 4096
+DISK_BLOCK = 4096
 MAGIC = "gapless KV pages, version 1"
-PAGES, LOG, LOCK = "gapless-kv.pages", "gapless-kv.index", "gapless-kv.lock"
+PAGES_FILE, LOG, LOCK_FILE = "gapless-kv.pages", "gapless-kv.index", "gapless-kv.lock"
 _RECORD = struct.Struct("<36sIQqI")
 """Key, slot, generation, checksum, bytes of the page; 0 bytes where the slot holds nothing any more"""
 RECORD_BYTES = _RECORD.size + SEAL_BYTES
@@ -64,8 +64,8 @@ class DiskHeader(NamedTuple):
     def packed(self) -> bytes:
         facts = {"pages": json.loads(self.namespace.text), "slots": self.slots, "slot_bytes": self.slot_bytes}
         text = f"{MAGIC}\n{json.dumps(facts, sort_keys=True)}\n".encode()
-        assert len(text) <= BLOCK, "a namespace that does not fit the header"
-        return text.ljust(BLOCK, b" ")
+        assert len(text) <= DISK_BLOCK, "a namespace that does not fit the header"
+        return text.ljust(DISK_BLOCK, b" ")
 
     @classmethod
     def read(cls, block: bytes) -> DiskHeader | None:
@@ -102,7 +102,7 @@ class DiskTier(BlockingTier):
             self._fits(setup)
             self._lock = _locked(self.directory)
             self._log = os.open(self.directory / LOG, os.O_RDWR | os.O_CREAT, 0o600)
-            self._file = os.open(self.directory / PAGES, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = os.open(self.directory / PAGES_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             self.direct = all(_aligned(memory) for memory in setup.memory) and _takes_direct(self._file)
             self._recover()
         except OSError as error:
@@ -217,7 +217,7 @@ class DiskTier(BlockingTier):
     # The log.
 
     def _say(self, record: DiskRecord) -> None:
-        os.pwrite(self._log, record.packed(self._namespace), BLOCK + self._written * RECORD_BYTES)
+        os.pwrite(self._log, record.packed(self._namespace), DISK_BLOCK + self._written * RECORD_BYTES)
         self._written += 1
         if self._written > 2 * self.header.slots + SPARE_RECORDS:
             self._rewrite()
@@ -242,7 +242,7 @@ class DiskTier(BlockingTier):
 def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
     """Return the header of a log and its bytes; nothing of a file that is none of ours. Raises OSError."""
     with path.open("rb") as file:
-        block = file.read(BLOCK)
+        block = file.read(DISK_BLOCK)
         header = DiskHeader.read(block)
         return header, block + file.read() if header is not None else b""
 
@@ -250,7 +250,7 @@ def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
 def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
     """Return the records of stored pages in a log, in its order."""
     by_slot: dict[int, DiskRecord] = {}
-    for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
+    for start in range(DISK_BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
         if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is None:
             continue
         by_slot.pop(record.slot, None)
@@ -269,7 +269,7 @@ def describe(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}: name the directory of a disk tier") from error
     if header is None:
         raise ConfigError(f"{path} is no index of a disk tier of this version: name another directory")
-    pages = directory / PAGES
+    pages = directory / PAGES_FILE
     whole = pages.stat().st_size // header.slot_bytes if pages.exists() else 0
     records = [record for record in live_records(log, header.namespace.digest) if record.slot < whole]
     return {
@@ -285,7 +285,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 def _locked(directory: Path) -> int:
     """Return the handle that locks the directory, for as long as this process lives. Raises ConfigError."""
-    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -297,7 +297,7 @@ def _locked(directory: Path) -> int:
 def _aligned(memory: memoryview) -> bool:
     import numpy as np
 
-    return bool(np.frombuffer(memory, np.uint8).ctypes.data % BLOCK == 0)
+    return bool(np.frombuffer(memory, np.uint8).ctypes.data % DISK_BLOCK == 0)
 
 
 def _takes_direct(file: int) -> bool:
@@ -306,7 +306,7 @@ def _takes_direct(file: int) -> bool:
     direct = getattr(os, "O_DIRECT", 0)  # Linux has it
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | direct)
-        with mmap.mmap(-1, BLOCK) as block:
+        with mmap.mmap(-1, DISK_BLOCK) as block:
             os.preadv(file, [block], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)

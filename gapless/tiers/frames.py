@@ -24,7 +24,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerFiles
 from gapless.tiers.seam import Found, Namespace
 
-SECONDS = 1.0
+FRAME_SECONDS = 1.0
 """How long a peer may take for a frame that is due, or a page"""
 KEY_BYTES = 36
 MAX_KEYS = 16_384
@@ -35,7 +35,7 @@ MAX_NAME = 512
 """Bytes of the name of a request"""
 LEASE_SECONDS = 3.0
 """How long a lease lasts after the last frame of the peer that has it. The taker renews after a third of that."""
-KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A lost machine sends nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
 _MAGIC = b"gaplessP6"
 _NONCE = 32
@@ -47,7 +47,7 @@ ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
 LEASE = struct.Struct("<Q")
 """Begins a fetch: the number for the return of its pages, if they are lent"""
-PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
+PAGE_HEAD = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""
 LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
 """A page that is lent: its key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
@@ -76,7 +76,7 @@ class FrameKind(IntEnum):
     """A byte a key: its place in ANSWERS"""
     FETCH = 7, LEASE.size + MAX_FETCH * KEY_BYTES
     """Send these pages, until one is not there."""
-    PAGE = 8, PAGE.size
+    PAGE_HEAD = 8, PAGE_HEAD.size
     """A page; its bytes follow the frame."""
     GONE = 9, 0
     """The next page is not there."""
@@ -114,7 +114,7 @@ class FrameSocket:
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, number in KEEP_ALIVE.items():
+            for name, number in PROBES.items():
                 if hasattr(socket, name):
                     raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)
         if tls is not None:
@@ -126,13 +126,15 @@ class FrameSocket:
     def secure(self) -> None:
         """Have both sides show their certificates, if there is TLS. Raises PeerRefused, OSError."""
         if isinstance(self._raw, ssl.SSLSocket):
-            self._raw.settimeout(SECONDS)
+            self._raw.settimeout(FRAME_SECONDS)
             try:
                 self._raw.do_handshake()
             except ssl.SSLError as error:
                 raise PeerRefused(error.strerror or str(error)) from error
 
-    def send(self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = SECONDS) -> None:
+    def send(
+        self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = FRAME_SECONDS
+    ) -> None:
         """Send a frame, and the page that follows it. Raises OSError."""
         body = b"".join(parts)
         self._raw.settimeout(seconds)
@@ -142,7 +144,7 @@ class FrameSocket:
 
     def receive(self, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
         """Return the next frame, which must be one of these. Raises OSError."""
-        until = self._clock() + SECONDS
+        until = self._clock() + FRAME_SECONDS
         head = bytearray(_HEAD.size)
         self.fill(memoryview(head), until)
         number, length = _HEAD.unpack(head)
@@ -180,14 +182,14 @@ class FrameSocket:
 
     def send_memory(self, fd: int) -> None:
         """Answer MAP with this file, or with none if it is -1. Raises OSError."""
-        self._raw.settimeout(SECONDS)
+        self._raw.settimeout(FRAME_SECONDS)
         frame = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(fd >= 0)
         sent = socket.send_fds(self._raw, [frame], [fd]) if fd >= 0 else self._raw.send(frame)
         self._raw.sendall(frame[sent:])
 
     def receive_memory(self) -> int:
         """Return the file of a MEMORY frame, for the caller to close, or -1. Raises OSError."""
-        self._raw.settimeout(SECONDS)
+        self._raw.settimeout(FRAME_SECONDS)
         size = _HEAD.size + MEMORY.size
         frame, files, _, _ = socket.recv_fds(self._raw, size, 1)
         expected = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(bool(files))

@@ -26,7 +26,7 @@ from gapless.tiers.frames import (
     LEASE_SECONDS,
     LENT,
     MAX_NAME,
-    PAGE,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -43,7 +43,7 @@ MAX_STRANGERS = 32
 """Connections that have not proved themselves; where one more comes, the oldest ends: strangers keep no peer out."""
 ADMIT_SECONDS = 2.0
 """How long a connection may take to prove itself"""
-LOOK_SECONDS = 1.0
+SHELF_LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
 LONGEST_LEASE_SECONDS = 10.0
 """The longest loan to a peer that renews. Then its connection ends, and the places serve others."""
@@ -89,14 +89,14 @@ class PeerServer:
         with suppress(OSError):  # not every system wakes listeners
             self._listener.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join(LOOK_SECONDS)
+            thread.join(SHELF_LOOK_SECONDS)
         self._listener.close()
         if self._path:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
 
     def _accept(self) -> None:
-        self._listener.settimeout(LOOK_SECONDS / 4)
+        self._listener.settimeout(SHELF_LOOK_SECONDS / 4)
         while not self._closing.is_set():
             self._shelf.expire()
             self._turn_away()
@@ -105,7 +105,7 @@ class PeerServer:
             except TimeoutError:
                 continue
             except OSError:  # too many files are open
-                self._closing.wait(LOOK_SECONDS / 4)
+                self._closing.wait(SHELF_LOOK_SECONDS / 4)
                 continue
             try:
                 peer = FrameSocket(raw, self._tls)
@@ -130,7 +130,7 @@ class PeerServer:
             for peer in away:
                 peer.stop()
         for thread in threads:
-            thread.join(LOOK_SECONDS)
+            thread.join(SHELF_LOOK_SECONDS)
 
     def _enter(self, peer: FrameSocket) -> None:
         """A connection has proved itself. Raises PeerRefused where there is no room for it."""
@@ -251,7 +251,7 @@ class PeerSession:
             if (page := self._lend(number, key)) is None:
                 self._peer.send(FrameKind.GONE)
                 return
-            head = PAGE.pack(page.key, page.checksum, len(page.data))
+            head = PAGE_HEAD.pack(page.key, page.checksum, len(page.data))
             self._peer.send(FrameKind.PAGE, head, page=page.data)
             self._take_back(number)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from gapless.tiers.seam import Found
 
-MOST_SEEN = 65_536
+MOST_KEYS = 65_536
 GENERATIONS = 8
 """How often a page may be stored and dropped before it is left alone"""
 
@@ -46,7 +46,7 @@ class Seen:
         ]  # fmt: skip
 
     def add(self, keys: Iterable[bytes]) -> None:
-        if len(self._keys) > MOST_SEEN:
+        if len(self._keys) > MOST_KEYS:
             self._keys.clear()
         self._keys.update(keys)
 

@@ -22,13 +22,13 @@ from gapless.tiers.copying import Copies
 from gapless.tiers.frames import (
     ANSWERS,
     ASK,
+    FRAME_SECONDS,
     LEASE,
     LEASE_SECONDS,
     LENT,
     MAX_FETCH,
     MAX_KEYS,
-    PAGE,
-    SECONDS,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -38,7 +38,7 @@ from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, group_in
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 60.0
 """Seconds without a try of a peer after failures"""
-LOOK_SECONDS = 1.0
+PEER_LOOK_SECONDS = 1.0
 """How often it is looked whether a peer of this host is still there"""
 RENEW_SECONDS = LEASE_SECONDS / 3
 """Seconds between two renewals of the leases that a peer has given"""
@@ -126,7 +126,7 @@ class PeerCaller:
             self._found = Future()
             threading.Thread(target=self._look_up, args=(self._found,), name="gapless-look-up", daemon=True).start()
         found = self._found
-        wait([found], SECONDS)
+        wait([found], FRAME_SECONDS)
         if not found.done():
             raise PeerError("the look-up of its host takes too long")
         self._found = None
@@ -269,7 +269,7 @@ class PeerLink:
     def _pause(self) -> float | None:
         times = [question.due for question in self._open]
         times += [self._next_try] if self._peer is None else []
-        times += [self._clock() + LOOK_SECONDS] if self._memory is not None else []
+        times += [self._clock() + PEER_LOOK_SECONDS] if self._memory is not None else []
         times += [self._renew_at] if self._renews else []
         return max(0.0, min(times) - self._clock()) if times else None
 
@@ -330,11 +330,11 @@ class PeerLink:
             kind, body = peer.receive(FrameKind.PAGE, FrameKind.GONE)
             if kind is FrameKind.GONE:
                 break
-            if len(body) != PAGE.size:
+            if len(body) != PAGE_HEAD.size:
                 raise PeerError("the peer sent a page without its name")
-            key, checksum, nbytes = PAGE.unpack(body)
+            key, checksum, nbytes = PAGE_HEAD.unpack(body)
             self._check(page, key, nbytes)
-            peer.fill(page.slot, self._clock() + SECONDS)
+            peer.fill(page.slot, self._clock() + FRAME_SECONDS)
             load.checksums.append(checksum)
             load.nbytes += nbytes
 
@@ -470,13 +470,13 @@ def _memory_of(peer: FrameSocket) -> Bytes | None:
 def _to_one_of(addresses: Sequence[str], port: int) -> socket.socket:
     for address in addresses[:-1]:
         with suppress(OSError):
-            return socket.create_connection((address, port), SECONDS)
-    return socket.create_connection((addresses[-1], port), SECONDS)
+            return socket.create_connection((address, port), FRAME_SECONDS)
+    return socket.create_connection((addresses[-1], port), FRAME_SECONDS)
 
 
 def _to_path(path: str) -> socket.socket:
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    raw.settimeout(SECONDS)
+    raw.settimeout(FRAME_SECONDS)
     try:
         raw.connect(path)
     except OSError:

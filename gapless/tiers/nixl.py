@@ -24,26 +24,28 @@ from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
 
-SECONDS = 2.0
+TRANSFER_SECONDS = 2.0
 """How long a question, and the transfers of some pages, may take"""
-BACK_OFF_SECONDS = 10.0
+STORAGE_BACK_OFF_SECONDS = 10.0
 """A storage that has failed is left alone for so long."""
-CLOSE_SECONDS = 8.0
+DRAIN_SECONDS = 8.0
 LOOKUP_PAGES = 4
 """Pages that are looked up at a time: who asks for many has the first of them soon"""
-PAGES = 16
+TRANSFER_PAGES = 16
 """Pages whose transfers are under way at once"""
 MOST_STAGES = 4
 """Stages: all but the last may hold transfers that did not end; with one more nothing is moved any longer."""
 PLUG_IN = "OBJ"
-KIND = "OBJ"
+OBJECT_KIND = "OBJ"
 """NIXL's kind of memory with names"""
 
 
 class NixlTier(BlockingTier):
     """Keeps pages in object storage. Jobs are done when `store` and `load` return."""
 
-    def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
+    def __init__(
+        self, setup: TierSetup, seconds: float = TRANSFER_SECONDS, back_off: float = STORAGE_BACK_OFF_SECONDS
+    ) -> None:
         """Open `nixl://BUCKET/PREFIX?option=value`: with the plug-in's options. Raises ConfigError."""
         super().__init__()
         try:
@@ -78,10 +80,10 @@ class NixlTier(BlockingTier):
         return self._seen.found(keys, asked)
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._stored)
+        self._in_parts(job, pages, TRANSFER_PAGES, self._stored)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._loaded)
+        self._in_parts(job, pages, TRANSFER_PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """The storage drops pages by rules of its own."""
@@ -89,12 +91,15 @@ class NixlTier(BlockingTier):
     def drop(self, keys: Sequence[bytes]) -> None:
         self._seen.forget(keys)
         known = [(key, count) for key, count in zip(keys, self._histories(keys), strict=True) if there(count)]
-        for first in range(0, len(known), PAGES):
-            self._move("WRITE", [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + PAGES]])
+        for first in range(0, len(known), TRANSFER_PAGES):
+            self._move(
+                "WRITE",
+                [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + TRANSFER_PAGES]],
+            )
 
     def close(self) -> None:
         """Wait a while for the last question: its thread must not end while the interpreter does. The agent stays."""
-        wait([self._question], CLOSE_SECONDS)
+        wait([self._question], DRAIN_SECONDS)
 
     def _stored(self, pages: Sequence[TierPage]) -> list[int]:
         counts = self._histories([page.key for page in pages])
@@ -159,7 +164,7 @@ class NixlTier(BlockingTier):
 
         def ask() -> None:
             try:
-                question.set_result(self._agent.query_memory(names, self._plug_in, KIND))
+                question.set_result(self._agent.query_memory(names, self._plug_in, OBJECT_KIND))
             except Exception as error:
                 question.set_exception(error)
 
@@ -199,7 +204,7 @@ class NixlTier(BlockingTier):
         place = self._agent.get_xfer_descs([(row.ctypes.data, nbytes, 0)], "DRAM")
         registered = handle = None
         try:
-            registered = self._agent.register_memory([(0, nbytes, self._device, name)], KIND, [self._plug_in])
+            registered = self._agent.register_memory([(0, nbytes, self._device, name)], OBJECT_KIND, [self._plug_in])
             handle = self._agent.initialize_xfer(way, place, registered.trim(), self._name, b"")
             self._agent.transfer(handle)
         except Exception:
@@ -219,7 +224,7 @@ class NixlTier(BlockingTier):
         return state
 
     def _take_stage(self) -> None:
-        stage = np.zeros((PAGES, self._row), np.uint8)
+        stage = np.zeros((TRANSFER_PAGES, self._row), np.uint8)
         self._agent.register_memory([(stage.ctypes.data, stage.nbytes, 0, "")], "DRAM", [self._plug_in])
         self._stages.append(stage)
 

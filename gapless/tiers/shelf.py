@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gapless.base.shared import SharedMemory
 from gapless.tiers.seam import Found, group_in
 
-PAGE_SECONDS = 60.0
+UNASKED_SECONDS = 60.0
 """How long a page is kept that no peer asks for"""
 NAME_SECONDS = 60.0
 """How long a request is remembered after its end"""
@@ -177,7 +177,7 @@ class Shelf:
         page.release()
 
     def _lay(self, page: ShelfPage) -> None:
-        page.until = self._clock() + PAGE_SECONDS
+        page.until = self._clock() + UNASKED_SECONDS
         self.pages[page.key] = page
 
     def _expire(self) -> None:

@@ -20,9 +20,9 @@ POLL_SECONDS = 0.001
 """How often a tier is asked about jobs that it has not ended, and keys that are pending"""
 IN_TIME = 0.7
 """The part of a question's time that passes before it is answered with the pages found so far"""
-CLOSE_SECONDS = 10.0
+JOBS_CLOSE_SECONDS = 10.0
 """How long `close` waits for jobs that have begun"""
-NEVER = float("inf")
+NO_DEADLINE = float("inf")
 
 
 class TierJob(NamedTuple):
@@ -76,7 +76,7 @@ class TierWorker:
         self._news: deque[TierAnswer | JobEnd | TierRelease] = deque()
         self._wake = threading.Event()
         self._poll_seconds = POLL_SECONDS
-        self._closes_at = NEVER
+        self._closes_at = NO_DEADLINE
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class TierWorker:
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
-        self._send(self._stores, TierJob(job, len(pages), False, NEVER, lambda: self._tier.store(job, pages)))
+        self._send(self._stores, TierJob(job, len(pages), False, NO_DEADLINE, lambda: self._tier.store(job, pages)))
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._send(self._quick, lambda: self._tier.drop(keys))
@@ -121,7 +121,7 @@ class TierWorker:
         """Return the bytes that the tier keeps and may keep, as after the last job; zeros if it cannot tell."""
         return self._room
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+    def close(self, seconds: float = JOBS_CLOSE_SECONDS) -> None:
         """Store waiting pages, as many as it can within `seconds`, and close the tier."""
         self._closes_at = self._clock() + seconds
         self._wake.set()
@@ -139,7 +139,7 @@ class TierWorker:
             self._wake.clear()
             busy = self.turn()
             waits = self._orders or self._begun
-            if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
+            if self._closes_at < NO_DEADLINE and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
                 self._wake.wait(self._pause())
@@ -206,7 +206,7 @@ class TierWorker:
         now = self._clock()
         for number, job in [*self._begun.items()]:
             if now > job.late_at:
-                self._begun[number] = job._replace(late_at=NEVER)
+                self._begun[number] = job._replace(late_at=NO_DEADLINE)
                 self._safely(partial(self._tier.cancel, number))
 
     def _ask_again(self) -> None:
