@@ -106,8 +106,8 @@ def _notes(report: Mapping[str, Any]) -> str:
     design = report["design"]
     return (
         f"Mean ± sample standard deviation over runs ({design['order']}). {TEST_NAMES[design['test']]}; p is raised "
-        f"for the {len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within noise. "
-        f"Detectable: what this many runs call in {design['power']:.0%} of experiments."
+        f"for the {len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within "
+        f"noise. Detectable: what this many runs call in {design['power']:.0%} of experiments."
     )
 
 
