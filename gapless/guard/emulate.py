@@ -104,7 +104,7 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
     tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    return "cuda:0" if tensor in marks.DEVICE else original(storage)
+    return "cuda:0" if tensor in marks.DEVICE_TENSORS else original(storage)
 
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:

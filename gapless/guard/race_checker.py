@@ -333,7 +333,7 @@ def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Region) -> 
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:
-        way = race_index.FIRST if len(indexes) == 1 else race_index.LIST
+        way = race_index.FIRST_ARGUMENT if len(indexes) == 1 else race_index.LIST
         return _chosen(buffer, way, (tensor, indexes[0] if len(indexes) == 1 else indexes), region)
     if isinstance(buffer.shadow, Rows):
         raise IndexUnknown

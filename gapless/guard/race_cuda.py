@@ -228,7 +228,7 @@ class EmulatedWatch(CudaWatch):
         return emulated_streams.is_capturing()
 
     def is_device(self, tensor: Tensor) -> bool:
-        return tensor in marks.DEVICE
+        return tensor in marks.DEVICE_TENSORS
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return marks.is_pinned(tensor)

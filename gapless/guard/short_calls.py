@@ -111,7 +111,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
     if kwargs and kwargs.get("inplace"):
         return LONG_WAY
     device = host = False
-    known, tensors = marks.DEVICE.refs, short.tensors
+    known, tensors = marks.DEVICE_TENSORS.refs, short.tensors
     uses: list[tuple[Tensor, int]] = []
     try:
         for at, value in enumerate(args):
@@ -119,7 +119,7 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
             if kind is Tensor or kind is Parameter:
                 if at not in tensors:
                     return LONG_WAY
-                # `value in marks.DEVICE`, written out here and below: as a call it takes 0.2 us more for each tensor.
+                # `value in marks.DEVICE_TENSORS`, inlined here and below: a call takes 0.2 us more a tensor.
                 storage = value.untyped_storage()
                 uses.append((value, READ))
                 ref = known.get(id(storage))

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from . import marks
 from .emulate import refusal_of
 from .patches import leave_uncompiled
-from .short_calls import GETTERS, LONG, SHORT, is_open
+from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
@@ -106,7 +106,7 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
             return _run(call)
         result = _run(_with_device(call, CPU))
         if not on_host:
-            marks.DEVICE.add(result)
+            marks.DEVICE_TENSORS.add(result)
             return result
         # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
         return _device_copy(watch, result, non_blocking)
@@ -131,7 +131,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     if marks.on_accelerator(source):
         with watch.silence(to_host=True):
             result = _run(call)
-        marks.HOST.add(result)
+        marks.HOST_COPIES.add(result)
         return result
     with watch.silence():
         # It may have another type now, and is still on the emulated device.
@@ -141,7 +141,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
 def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
     with watch.silence(to_host=True):
         copy = torch.empty_like(source, requires_grad=False) if source.layout is torch.strided else source.clone()
-    marks.HOST.add(copy)
+    marks.HOST_COPIES.add(copy)
     if non_blocking:
         marks.PINNED.add(copy)  # torch makes a pinned destination for a non-blocking copy
     return copy.copy_(source, non_blocking)
@@ -230,7 +230,7 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     with watch.silence():
         result = _placed(watch, call)
-        marks.DEVICE.add(result)
+        marks.DEVICE_TENSORS.add(result)
         return result
 
 
@@ -254,7 +254,7 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
     with watch.silence():
         result = _run(call)
     if watch.is_device(call.args[0]):
-        marks.DEVICE.add(result)
+        marks.DEVICE_TENSORS.add(result)
     return result
 
 
@@ -370,10 +370,10 @@ class SyncCalls(TorchFunctionMode):
         watch = self._watch
         outer = watch.call
         if outer is None and watch.by_marks and not watch.quiet:
-            short = SHORT.get(func)
+            short = SHORT_CALLS.get(func)
             if short is not None and is_open():
                 out = short.run(short, self._ops, func, args, kwargs)
-                if out is not LONG:
+                if out is not LONG_WAY:
                     return out
             elif not kwargs and func in GETTERS:
                 return func(*args)

@@ -125,7 +125,7 @@ def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
 
 def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
     """A tensor made of Python numbers is on the host, even against a predicate."""
-    marks.HOST.add(args[0])
+    marks.HOST_COPIES.add(args[0])
     return None
 
 
@@ -294,7 +294,7 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             tensors = True
-            if value in marks.DEVICE or is_device(value):
+            if value in marks.DEVICE_TENSORS or is_device(value):
                 device = True
             elif value.dim():
                 host = True
@@ -317,7 +317,7 @@ def _makes_on_device(watch: ThreadState) -> bool:
 
 def mark(out: Any) -> None:
     if isinstance(out, Tensor):
-        marks.DEVICE.add(out)
+        marks.DEVICE_TENSORS.add(out)
     elif isinstance(out, (list, tuple)):
         for item in out:
             mark(item)

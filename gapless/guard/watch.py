@@ -96,11 +96,11 @@ class ThreadState:
         self._polls.clear()
 
     def is_device(self, tensor: Tensor) -> bool:
-        if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):
+        if tensor in marks.DEVICE_TENSORS or (self.real and marks.on_accelerator(tensor)):
             return True
         if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
             return any(self.is_device(inner) for inner in marks.inside(tensor))
-        return self._predicate is not None and tensor not in marks.HOST and self._predicate(tensor)
+        return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
         """Report a finding at the user's line; raises SyncError if the region is set to raise."""

@@ -120,7 +120,7 @@ def _counted(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _device_tensors() -> int:
     """Count the storages of device tensors so far: marked ones, and allocations of CUDA's allocator."""
-    made = marks.DEVICE.added
+    made = marks.DEVICE_TENSORS.added
     if torch.cuda.is_available() and _cuda.is_initialized():
         made += _cuda.memory_stats().get("allocation.all.allocated", 0)
     return made

@@ -54,7 +54,7 @@ class Live(NamedTuple):
 
     url: str
     facts: Mapping[str, Any]
-    """Its own description: version, model, max_model_len, and the line it started with."""
+    """The server's own description: version, model, max_model_len, and the line it started with."""
     api_key: str = ""
     pid: int | None = None
 

@@ -59,7 +59,7 @@ class Side(NamedTuple):
     number: int
     role: str
     path: str
-    """Its unix socket for HTTP"""
+    """Path of the unix socket for HTTP"""
     flag: str
     """The argument with the prefiller's address for pages"""
     without: str

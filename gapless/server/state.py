@@ -35,7 +35,7 @@ class OpenJob(Protocol):
 
     @property
     def ids(self) -> set[str]:
-        """Its name for clients and logs."""
+        """Name for clients and logs."""
 
     @property
     def names(self) -> list[str]:

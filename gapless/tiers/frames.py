@@ -76,7 +76,7 @@ class FrameKind(IntEnum):
     """A byte a key: its place in ANSWERS"""
     FETCH = 7, LEASE.size + MAX_FETCH * KEY_BYTES
     """Send these pages, until one is not there."""
-    PAGE_HEAD = 8, PAGE_HEAD.size
+    PAGE = 8, PAGE_HEAD.size
     """A page; its bytes follow the frame."""
     GONE = 9, 0
     """The next page is not there."""
