@@ -322,7 +322,7 @@ def recorded_clients() -> Lines:
 
 
 RECORDS = (
-    "adapters", "front-cost", "kills", "kv-tiers", "prefill-decode", "prompt-lookup", "race-faults",
+    "adapters", "front-cost", "kills", "kv-tiers", "load-client", "prefill-decode", "prompt-lookup", "race-faults",
     "sanitizer-program",
 )  # fmt: skip
 """Tables that were measured once, by the names of their files in docs/measurements"""
