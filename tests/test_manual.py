@@ -140,7 +140,7 @@ def test_a_sampling_parameter_that_is_added_is_in_the_table(tables):
 
 def test_every_table_is_what_the_measurements_and_registries_make(tables):
     pages = list(tables.pages())
-    assert {page.name for page in pages} >= {"README.md", "peers.md", "gpu.md"}
+    assert {page.name for page in pages} >= {"README.md", "beside-peers.md", "gpu.md"}
     marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]
     assert sorted(marked) == sorted(tables.TABLES), "each table is shown once"
     for page in pages:
