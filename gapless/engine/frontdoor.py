@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.hub.names import is_hub_name
-from gapless.hub.repo import CONFIG, GENERATION, Repo, fetch_tokenizer, open_repo
+from gapless.hub.repo import CONFIG_FILE, GENERATION_FILE, Repo, fetch_tokenizer, open_repo
 from gapless.model.config import (
     drafter_method,
     load_config,
@@ -77,7 +77,7 @@ def _look(config: EngineConfig) -> tuple[Located, list[Repo]]:
         return located, repos
     if is_hub_name(asked.model):
         drafter = open_repo("speculative_config.model", asked.model, None, config.download_dir)
-        drafter.fetch(CONFIG)
+        drafter.fetch(CONFIG_FILE)
         asked, repos = asked._replace(model=str(drafter.folder)), [*repos, drafter]
     asked = asked._replace(method=asked.method or drafter_method(asked.model))
     if asked.method == "draft_model":
@@ -96,7 +96,7 @@ def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
     if not on_hub:
         return Located(replace(config, tokenizer=tokenizer)), None
     repo = open_repo("model", config.model, config.revision, config.download_dir)
-    repo.fetch(CONFIG, more=(GENERATION,))
+    repo.fetch(CONFIG_FILE, more=(GENERATION_FILE,))
     model_length(config, read_model_config(repo.folder))
     if tokenizer is None:
         repo.fetch_tokenizer()

@@ -25,7 +25,7 @@ from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
 from gapless.base.shared import Bytes, PeerMemory, SharedMemory
 from gapless.device import Device, Fence, Stream
-from gapless.device.ring import PAGE, RingSlot, host_bytes
+from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.copies import HostCounts, Lease, PageCopy
 from gapless.memory.gate import HOST
@@ -349,7 +349,7 @@ def _stride(memory: Tensor) -> int:
 
 
 def _rounded(nbytes: int) -> int:
-    return -(-nbytes // PAGE) * PAGE
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _words(lines: Tensor, nbytes: int = 0) -> Tensor:
