@@ -39,7 +39,7 @@ from gapless.kernels.tables import Tables
 from gapless.lab import environment
 from gapless.model.seam import BatchShape
 from gapless.step import speculation
-from gapless.step.speculation import PLAIN, Gate, StepKind, Verify, kind_of
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, StepKind, Verify, kind_of
 
 NEVER = 3
 """A token that no answer here has."""
@@ -266,9 +266,9 @@ def least_times(options: argparse.Namespace, method: str) -> dict[int, float]:
             least[batch.places - 1] = min(least.get(batch.places - 1, ns / 1e3), ns / 1e3)
 
     def decide(gate: Gate, decode: tuple[int, ...]) -> Verify:
-        return Verify(1 + now, drafts=now > 0) if decode else PLAIN
+        return Verify(1 + now, drafts=now > 0) if decode else WITHOUT_DRAFTS
 
-    patches = {"learn": learn, "decide": decide, "decide_beside": lambda *_: PLAIN}
+    patches = {"learn": learn, "decide": decide, "decide_beside": lambda *_: WITHOUT_DRAFTS}
     with (
         unittest.mock.patch.multiple(Gate, **patches),
         drafting(options, model_of("demo", Path()), None, method, 8) as llm,

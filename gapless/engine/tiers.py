@@ -21,7 +21,7 @@ from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
-FORMAT = 2
+PAGE_FORMAT = 2
 """Version of the pages' bytes and checksums in a host tier"""
 
 
@@ -76,7 +76,7 @@ class EngineTiers:
             raise ConfigError("model: its files changed while they were loaded; start again when they are complete")
         self._namespace = Namespace.of(
             {
-                "format": FORMAT,
+                "format": PAGE_FORMAT,
                 "model": model_config.architecture,
                 "layers": model_config.layers,
                 "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),

@@ -28,8 +28,8 @@ from gapless.loop.timeline import idle_parts
 TraceEvent = dict[str, Any]
 
 ENGINE, REQUESTS = 1, 2
-HOST, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
-LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
+HOST_LANE, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
+LANES = {HOST_LANE: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
 LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
 """Most arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in
@@ -37,7 +37,7 @@ between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
-FORMAT = "gapless 3"
+TRACE_FORMAT = "gapless 3"
 """Version of the arguments from which a file is read back."""
 
 
@@ -83,7 +83,7 @@ def chrome_trace(recording: Recording) -> bytes:
         if "dur" in event:
             event["dur"] /= 1e3
     members = [list(keys) for keys in groups]
-    other = {"format": FORMAT, "base_ns": base, "columns": COLUMNS, "groups": members}
+    other = {"format": TRACE_FORMAT, "base_ns": base, "columns": COLUMNS, "groups": members}
     whole = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": [*_names(recording), *events]}
     return msgspec.json.encode(whole)
 
@@ -120,11 +120,11 @@ def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: 
 def _host(steps: StepTable) -> Iterator[TraceEvent]:
     for step in steps:
         args = {"step": step.step}
-        yield _span(HOST, "plan", step.planning_at, step.planned_at, args)
-        yield _span(HOST, "pack", step.planned_at, step.packed_at, args)
-        yield _span(HOST, "launch", step.packed_at, step.launched_at, args)
-        yield _span(HOST, "observe", step.observing_at, step.observed_at, {**args, "waited": step.waited})
-        yield _span(HOST, "commit", step.observed_at, step.committed_at, args)
+        yield _span(HOST_LANE, "plan", step.planning_at, step.planned_at, args)
+        yield _span(HOST_LANE, "pack", step.planned_at, step.packed_at, args)
+        yield _span(HOST_LANE, "launch", step.packed_at, step.launched_at, args)
+        yield _span(HOST_LANE, "observe", step.observing_at, step.observed_at, {**args, "waited": step.waited})
+        yield _span(HOST_LANE, "commit", step.observed_at, step.committed_at, args)
 
 
 def kind_of(step: StepRecord) -> str:

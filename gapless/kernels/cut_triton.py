@@ -28,7 +28,7 @@ from gapless.kernels import layout as L
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.unpack import unpacked
 
-FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
+CUT_FEW_ROWS, FEW_ROWS_TILE, CUT_TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 EARLY_TO = 4
 """Most rows for which an early launch pays."""
@@ -394,7 +394,7 @@ def _cut(
     """Launch 2 kernels for 16-bit logits, 4 with top-p, 5 with both; top-k begins with a memset."""
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     entries, vocab = index.shape[0], logits.shape[1]
-    tile = FEW_ROWS_TILE if entries <= FEW_ROWS else TILE
+    tile = FEW_ROWS_TILE if entries <= CUT_FEW_ROWS else CUT_TILE
     splits, bits = triton.cdiv(vocab, tile), 8 * logits.element_size()
     lanes = max(4, triton.next_power_of_2(splits))
     counts = bits // COUNT_BITS if top_k else 0

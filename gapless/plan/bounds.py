@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gapless.base.records import Int64s
 from gapless.memory.rows import NULL_ROW, RowTable
 
-NEVER = np.iinfo(np.int64).max // 2
+UNREACHABLE = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
 """Sampled tokens of a row after which its full pages are published together: one by one takes the loop twice as long.
 """
@@ -42,8 +42,8 @@ class Bounds:
         self.low, self._high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
         self.member, self._next = others
         self.high = self.low if least == most else self._high
-        # NEVER for rows that a comparison must not select.
-        self._ends, self._fills = np.full((2, len(length)), NEVER)
+        # UNREACHABLE for rows that a comparison must not select.
+        self._ends, self._fills = np.full((2, len(length)), UNREACHABLE)
         self._resumes = np.zeros_like(length)
 
     def begin(self, row: int, prompt: int, shared: int, limit: int, held: bool = False) -> None:
@@ -67,7 +67,7 @@ class Bounds:
         """Mark the row as free."""
         self.promised -= int(self.limit[row])
         self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
-        self._fills[row] = NEVER
+        self._fills[row] = UNREACHABLE
         if self.least[row] != self._least:
             self.least[row] = self._least
             self._held -= 1
@@ -94,7 +94,7 @@ class Bounds:
 
     def publishes(self, row: int) -> bool:
         """Return whether all settled tokens of the row but the last have KV."""
-        return bool(self._fills[row] != NEVER)
+        return bool(self._fills[row] != UNREACHABLE)
 
     def filled(self) -> list[tuple[int, int]]:
         """Return rows with full pages to publish, and the number of their tokens with KV: all settled ones but the
@@ -152,7 +152,7 @@ class Bounds:
         self.member[row], self._ends[row], self.quiet = 1, self.limit[row], 0
 
     def leave(self, row: int) -> None:
-        self.member[row], self._ends[row], self.quiet = 0, NEVER, 0
+        self.member[row], self._ends[row], self.quiet = 0, UNREACHABLE, 0
 
     def ends(self, row: int, ends: bool) -> None:
         """Set whether the row waits outside the set for its last tokens."""

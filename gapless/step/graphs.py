@@ -41,7 +41,7 @@ CHUNK_COUNTS = (1, 4, 16, 64)
 CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of captured steps with chunks. Longer steps keep a GPU busy while they are
 launched."""
-SHORT = tuple(range(8, 129, 8))
+SHORT_TOKENS = tuple(range(8, 129, 8))
 """Prompt tokens of steps with one chunk alone, for which much padding costs more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs captured at start to serve every step with chunks."""
@@ -78,7 +78,7 @@ class MixedSizes(NamedTuple):
 
 
 ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, STAND_INS)
-ALONE = MixedSizes((), (1,), SHORT)
+ALONE = MixedSizes((), (1,), SHORT_TOKENS)
 
 
 class GraphShapes(NamedTuple):

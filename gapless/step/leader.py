@@ -13,7 +13,7 @@ from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
-from gapless.step.speculation import PLAIN, Gate, StepKind, Verify, kind_of
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, StepKind, Verify, kind_of
 from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
@@ -85,7 +85,7 @@ class Leader:
     def _verify(self, plan: StepPlan, lists: Lists) -> Verify:
         """Decide about drafts. Prompt scores need token places of a batch without drafts."""
         if self.gate is None or lists.prompt:
-            return PLAIN
+            return WITHOUT_DRAFTS
         if not plan.chunks:
             return self.gate.decide(plan.decode)
         return self.gate.decide_beside(plan.decode, plan.chunk_tokens, sum([chunk.last for chunk in plan.chunks]))

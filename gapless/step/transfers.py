@@ -28,7 +28,7 @@ from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.copies import HostCounts, Lease, PageCopy
-from gapless.memory.gate import HOST
+from gapless.memory.gate import HOST_SOURCE
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
@@ -135,7 +135,7 @@ class Transfers:
             seen_at = self._device.clock()
             self.host.loaded(*loaded)
             took = self.bulk_in.took_ns + self._device.clock() - seen_at  # the loop's own time is part of it
-            self.host.gate.moved(HOST, len(loaded[0].moves), took)
+            self.host.gate.moved(HOST_SOURCE, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
         came = bool(self.host.below.lines) and self.host.below.poll()
@@ -188,7 +188,7 @@ class Transfers:
             if (ended := way.ended()) is None or None in ended[1]:
                 raise DeviceError("no page can be moved between the device and the host: the line before says why")
             if way is self.bulk_in:
-                self.host.gate.moved(HOST, len(null.moves), way.took_ns)
+                self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
             way.bytes = way.ns = 0
             way.stretch()
 

@@ -176,7 +176,7 @@ async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
 STUCK = """
 import time
 from gapless.engine import life
-life.GRACE_SECONDS = 0.1
+life.WATCHDOG_GRACE_SECONDS = 0.1
 pulse = life.Pulse(life.Control())
 pulse.arm(0.1)
 pulse.turn_began = time.monotonic()

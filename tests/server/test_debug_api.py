@@ -328,7 +328,7 @@ def test_each_tier_has_a_row_with_what_it_holds_and_does():
 
 async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(monkeypatch):
     monkeypatch.setattr("gapless.server.state.PAGES_SECONDS", 0.0)
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.2)
     engine, state = Engine(), Debug()
     engine.answer = False
     async with AsyncLLM(engine, ModelAssets(TOKENS)) as llm:
@@ -340,7 +340,7 @@ async def test_an_engine_that_is_slow_to_answer_is_not_asked_again_meanwhile(mon
 
 
 async def test_an_answer_without_a_waiting_client_is_no_fault(monkeypatch):
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.05)
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
     engine, state = Engine(), Debug()
@@ -373,7 +373,7 @@ async def test_traces_are_written_one_at_a_time(monkeypatch):
 
 
 async def test_an_engine_that_says_nothing_is_503(monkeypatch):
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.05)
     engine = Engine()
     engine.answer = False
     for response in await answer(engine, "/debug/kv"):

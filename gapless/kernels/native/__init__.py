@@ -23,7 +23,7 @@ from gapless.kernels.views import Counts
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OF_VIEWS = (
     "cut", "sample", "finish", "score", "accept", "look_up", "ask", "draft", "keep_drafts", "adjust", "mask", "reply",
     "adapt", "remember", "recall",
