@@ -284,7 +284,7 @@ class AsyncLLM:
         await self.backend.ask(partial(m.ChangeAdapter, change=change))
 
     async def update_weights(self, path: str) -> None:
-        """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
+        """Replace the model's weights by a directory's, of the same architecture, while the engine runs.
 
         Open requests end with the old weights, later ones wait for the new ones, and find no KV of the old. An update
         continues if its caller stops waiting. A restarted engine loads the new weights again; dtype, tokenizer,

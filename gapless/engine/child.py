@@ -28,7 +28,7 @@ log = logging.getLogger("gapless.engine.process")
 WORKER = ("gapless.engine.worker",)
 """Module of the engine's process, and its arguments."""
 SILENCE_SECONDS = 10.0
-"""Silence after which a process is taken for stopped or wedged, and killed. Heartbeats come each second."""
+"""A process silent for this long is taken for stopped or wedged, and killed. Heartbeats come each second."""
 MAX_UNSENT = 4_096
 MAX_TOGETHER = 64
 """Most messages of a frame: prompts may be long, and frames are bounded."""

@@ -38,7 +38,7 @@ RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
 TRACE_FORMAT = "gapless 3"
-"""Version of the arguments from which a file is read back."""
+"""Version of a file's arguments, checked when it is read back."""
 
 
 class RequestRecord(NamedTuple):

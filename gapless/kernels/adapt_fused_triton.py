@@ -42,7 +42,7 @@ few multiprocessors to prefetch its weight."""
 NORM_PIECE = tl.constexpr(128)
 """Columns read by half a warp of the norm at a time."""
 MOST_HELD = 64
-"""Most rows for which a program of the norm holds the lines of all projections, alone on its multiprocessor."""
+"""A program of the norm holds the lines of all projections, alone on its multiprocessor, for up to this many rows."""
 NORM_WARPS = 8
 
 

@@ -137,7 +137,7 @@ def fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
 
 
 def forked_worker(todo: int, jobs: list[Callable[[], Any]]) -> int:
-    """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs those jobs."""
+    """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs the jobs."""
     child = os.fork()
     if child:
         return child

@@ -29,10 +29,10 @@ from gapless.kernels.norm_triton import rms_norm
 MOST_FEW_ROWS = 32
 """Most rows of these kernels."""
 PAIR_WEIGHT = 8 << 20
-"""Most elements of a matrix for which two rows are multiplied one after the other, and not on the tensor cores"""
+"""Two rows are multiplied one after the other, and not on the tensor cores, by matrices of up to this many elements"""
 MOST_FEW_WEIGHT = 64 << 20
-"""Most elements of a matrix for which several rows take less time here than in torch's product, with separate launches
-of norm and activation: measured for Qwen3 of 1.7B, 4B and 8B."""
+"""Several rows take less time here than in torch's product, with separate launches of norm and activation, for matrices
+of up to this many elements: measured for Qwen3 of 1.7B, 4B and 8B."""
 ONCE = 128
 """Programs that run at once if one fills a multiprocessor's shared memory with weights."""
 MOST_SPLIT_BLOCKS = 4096

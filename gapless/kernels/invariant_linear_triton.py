@@ -30,7 +30,7 @@ LEAST_SEGMENT_DEPTH = 256
 FEW_BLOCKS = 64
 """Blocks of results below which each segment has its own program: this bounds the memory of the parts."""
 LOW_BLOCK_ROWS = 256
-"""Rows up to which a block is 64 rows high. It is 128 beyond: the same instruction, in twice the warps."""
+"""Most rows of batches with blocks of 64 rows. Larger batches have 128: the same instruction, in twice the warps."""
 ROW_BLOCKS = tl.constexpr(8)
 """Blocks of rows that share their weights in the L2 cache."""
 

@@ -26,7 +26,7 @@ from gapless.kernels.library_triton import is_hopper, launch_options
 MOST_MANY_ROWS = 256
 """Most rows of these kernels."""
 MOST_NARROW = 4096
-"""Most columns for which narrow tiles of a product run all at once"""
+"""Narrow tiles of a product run all at once for up to this many columns"""
 LINE = tl.constexpr(64)
 """Elements of 16 bits in a line of the cache."""
 

@@ -26,7 +26,7 @@ _ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SL
 _ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (L.SCORE_ROW, L.SCORE_GENERATION, L.SCORE_POSITION))
 _LOGPROB, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_TOP)
 _NONE = tl.constexpr(-(2**63))
-"""A key below those of all tokens; _NONE_16 for logits of 16 bits."""
+"""A key below all tokens' keys; _NONE_16 for logits of 16 bits."""
 _NONE_16 = tl.constexpr(-(2**31))
 _ANY_ID = tl.constexpr(2**31 - 1)
 

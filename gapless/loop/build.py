@@ -69,7 +69,7 @@ class HostSizes(NamedTuple):
     least_tokens: int = LEAST_TOKENS
     """Least tokens of a load."""
     late_ns: int = LATE_NS
-    """Wait for a load after which a request computes its prompt."""
+    """Longest wait for a load before a request computes its prompt."""
     weighs: bool = False
     """Whether a load begins only if it takes no longer than computing, by measured rates"""
     given: int = 0

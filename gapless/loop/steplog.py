@@ -126,7 +126,7 @@ class StepLog:
         return self._clock() - passed if passed > self._observing_at else None
 
     def interrupted(self) -> None:
-        """Count a wait in which no step ended."""
+        """Count a wait without an ended step."""
         self.timeline.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:

@@ -10,8 +10,7 @@ from gapless.memory.rows import NULL_ROW, RowTable
 
 UNREACHABLE = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
-"""Sampled tokens of a row after which its full pages are published together: one by one takes the loop twice as long.
-"""
+"""A row's full pages are published after this many sampled tokens: one by one takes the loop twice as long."""
 
 RowNumbers = npt.NDArray[np.int32] | Int64s
 
@@ -35,7 +34,7 @@ class Bounds:
         self.promised = 0
         """Most tokens of all rows together: the sum of their limits."""
         self.quiet = 0
-        """Steps after which no row of the set starts a page or finishes."""
+        """Further steps in which no row of the set starts a page or finishes."""
         self._page_size = page_size
         self._run = max(1, min(PUBLISHED_TOKENS, window or PUBLISHED_TOKENS) // page_size)
         columns = np.zeros((9, len(length)), np.int64)

@@ -74,7 +74,7 @@ class Planner:
         """Pages available and the index's version when the head of the queue last did not fit."""
         self.room = Room(pools, index, self.bounds, limits.tokens)
 
-    # What happens to sequences between steps.
+    # Sequences between steps.
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises QueueFullError."""

@@ -42,7 +42,7 @@ CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of captured steps with chunks. Longer steps keep a GPU busy while they are
 launched."""
 SHORT_TOKENS = tuple(range(8, 129, 8))
-"""Prompt tokens of steps with one chunk alone, for which much padding costs more than launching."""
+"""Prompt tokens of steps with one chunk alone: much padding would cost more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs captured at start to serve every step with chunks."""
 BESIDE_STAND_INS = 256
@@ -67,7 +67,7 @@ ALL_FILTERS = Filters(top_k=True, top_p=True)
 
 
 class MixedSizes(NamedTuple):
-    """Sizes to which steps with chunks are padded."""
+    """Padded sizes of steps with chunks."""
 
     beside: tuple[int, ...]
     """Decode rows, besides none and the largest bucket; empty if such steps have none"""

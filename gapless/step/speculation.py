@@ -240,7 +240,7 @@ class Gate:
         self._sizes, self._places = speculation.sizes, speculation.places
         self._looks = speculation.head is None
         self._otherwise = Verify(1, drafts=True) if self._looks else WITHOUT_DRAFTS
-        """Choice for steps in which drafts do not pay"""
+        """Choice for steps if drafts do not pay"""
         self._place = {drafts: _places(speculation.drafts, drafts) for drafts in range(speculation.places)}
         self._hopes = np.full(speculation.drafts, HOPE if self._looks else HEAD_HOPE)
         """`keeps` of a new row"""
