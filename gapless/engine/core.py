@@ -139,13 +139,13 @@ class EngineCore:
             answer(error)
 
         if self._changes is None:
-            done(RequestError("adapters of this engine are those of its start: start it with --lora-dir", "lora_name"))
+            done(RequestError("this engine loads no adapters after its start: start it with --lora-dir", "lora_name"))
         else:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
         if self.pauses.keeps and self.loop.requests:
-            text = "a pause keeps requests, which are to end with the old weights: resume or abort them first"
+            text = "a pause holds requests that must end with the old weights: resume or abort them first"
             answer(RequestError(text, "model_path"))
         else:
             self.updates.begin(path, answer)

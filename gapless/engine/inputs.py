@@ -54,7 +54,7 @@ class Resolver:
         """Raises RequestError naming the field. Text is tokenised here, after a cheap length test."""
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
-            raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
+            raise RequestError("stop strings need the text: set detokenize to true", "stop")
         text, ids = _split(prompt)
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
@@ -231,7 +231,7 @@ def _check_budget(params: SamplingParams) -> None:
     form = params.structured_outputs
     if params.thinking_token_budget is not None and not (form and form.thinking and form.thinking.budget is not None):
         name = "thinking_token_budget"
-        raise RequestError(f"{name} is for chats, whose template says how the model writes its reasoning", name)
+        raise RequestError(f"{name} needs a chat, whose template has the form of reasoning", name)
 
 
 def _truncated(tokens: Int32s, params: SamplingParams, context: int, asked: int | None) -> Int32s:

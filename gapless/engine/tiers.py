@@ -45,7 +45,7 @@ class EngineTiers:
         self.kinds = [kind for kind in config.tiers if kind != "host"]
         asked = sum(tier.nbytes for kind, tier in config.tiers.items() if kind in ("host", "peer"))
         if asked > (most := memory()[1]):
-            raise ConfigError(f"kv_tiers: host and peer ask for {asked:,} bytes of this machine's {most:,}: give less")
+            raise ConfigError(f"kv_tiers: host and peer need {asked:,} bytes, this machine has {most:,}: give less")
         plan = config.peer_plan
         self._config, self._peers = config, with_key(plan, config.kv_peer_key_file) if plan else plan
         self._namespace, self._weights = Namespace(""), ""

@@ -182,7 +182,7 @@ def _host_tier(
     """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
     slots = (host.nbytes + host.given) // page_bytes
     if not slots:
-        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {page_bytes:,} bytes")
+        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
     # Half of a step's budget: decoding rows take their part of it.
     gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)

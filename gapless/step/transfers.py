@@ -186,7 +186,7 @@ class Transfers:
             way.begin(null, self._device.clock())
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
-                raise DeviceError("no page can be moved between the device and the host: the line before says why")
+                raise DeviceError("no page can be moved between the device and the host: see the log line before")
             if way is self.bulk_in:
                 self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
             way.bytes = way.ns = 0
