@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "no:hypothesispytest"]
 
@@ -23,6 +25,7 @@ def collect(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.process
 def test_the_documented_command_finds_the_tests():
     done = collect(documented())
     assert done.returncode == 0, done.stdout + done.stderr
