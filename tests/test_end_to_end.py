@@ -146,6 +146,7 @@ def wait_for_rest(server: Server) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
     before = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
     stream = client.chat.completions.create(
@@ -168,6 +169,7 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
     assert after.choices[0].message.content == before.choices[0].message.content
 
 
+@pytest.mark.process
 def test_a_router_knows_the_blocks_of_the_engine_that_came_after_the_killed_one(server, events):
     if events is None:
         pytest.skip("needs the extra events")

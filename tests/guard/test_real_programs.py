@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from sharpest import sharpest
 
 HERE = Path(__file__).parent / "real"
 ROOT = HERE.parents[2]
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated"),
+]
 
 Marks = dict[int, dict[str, set[str]]]
 
@@ -67,15 +69,12 @@ def by_line(report: dict[str, object], path: Path) -> Marks:
 
 @pytest.mark.parametrize(
     ("name", "library"),
-    sharpest(
-        [
-            ("overlapped_engine.py", "torch"),
-            ("nano_engine.py", "torch"),
-            ("generate.py", "transformers"),
-            ("accelerated.py", "accelerate"),
-        ],
-        mark="process",
-    ),
+    [
+        ("overlapped_engine.py", "torch"),
+        ("nano_engine.py", "torch"),
+        ("generate.py", "transformers"),
+        ("accelerated.py", "accelerate"),
+    ],
 )
 def test_a_program_is_reported_where_its_comments_say(name, library, tmp_path):
     if importlib.util.find_spec(library) is None:
@@ -98,7 +97,6 @@ def own_calls(report: dict[str, object], name: str, mark: str) -> dict[str, Coun
     return taken
 
 
-@pytest.mark.process
 def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     """The loss scaler reads once a step, a checkpoint is copied once an epoch; each worker is watched too."""
     if importlib.util.find_spec("lightning") is None:
@@ -117,7 +115,6 @@ def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     assert report["watched"]["children"] == 4
 
 
-@pytest.mark.process
 def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_path):
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed: what it needs is some 430 MB")
@@ -129,7 +126,6 @@ def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_pa
     assert report["findings"] == []
 
 
-@pytest.mark.process
 def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
     """Each of eight tokens copies the sampled id and three tensors of log-probabilities to the host."""
     if importlib.util.find_spec("vllm") is None:
@@ -142,7 +138,6 @@ def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
     assert allowed == {"host-read": 8, "copy-to-host": 24}
 
 
-@pytest.mark.process
 def test_continuous_batching_waits_each_step_and_computes_before_its_inputs_are_ordered(tmp_path):
     """Its loop is the library's own. Inputs are written on the default stream, and read on another that waits for no
     event of it."""

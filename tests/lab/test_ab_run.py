@@ -233,6 +233,7 @@ sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.process
 def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
     words = command("--warmup-runs", "0", "--out", str(tmp_path / "r"))
     done = subprocess.run(

@@ -316,6 +316,7 @@ def test_a_client_process_that_is_late_fails_the_load(modules, monkeypatch):
         clients.play(None, ("one", "two"), (0.0, 0.0), None)
 
 
+@pytest.mark.process
 def test_a_whole_run_measures_every_peer(modules, tmp_path, monkeypatch, capsys):
     peers = modules[0]
     words = ["--model", "tiny=none", "--ours", fake(tmp_path, 0.01), "--peer", f"vllm-slow={fake(tmp_path, 0.03)}"]
