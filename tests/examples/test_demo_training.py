@@ -104,6 +104,7 @@ def test_the_config_and_the_weights_agree():
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
 
 
+@pytest.mark.seeds
 def test_a_tiny_network_learns():
     torch.manual_seed(0)
     network = Network(TINY)

@@ -70,6 +70,7 @@ def test_binomial_bounds_equal_known_values() -> None:
     assert binomial_bounds(1, 0.5) == (0, 1)
 
 
+@pytest.mark.seeds
 def test_200_aa_runs_are_called_a_difference_in_about_5_percent() -> None:
     """The whole way of a report: rows, Holm over one metric, verdicts."""
     rng = random.Random(2)
