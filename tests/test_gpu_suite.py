@@ -1,4 +1,4 @@
-"""The GPU tests can be run as docs/gpu.md says, on a machine that has pytest and none of its plugins."""
+"""The GPU tests can be run as docs/guides/gpu.md says, on a machine that has pytest and none of its plugins."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "n
 
 
 def documented() -> list[str]:
-    """The arguments of the command in docs/gpu.md."""
-    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    """The arguments of the command in docs/guides/gpu.md."""
+    lines = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith("python -m pytest")]
     return shlex.split(line)[1:]
 
