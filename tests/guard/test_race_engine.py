@@ -130,7 +130,7 @@ def one_line_buffer_for_all_steps(loop: Loop, checker: RaceChecker) -> None:
 
 
 def small_packet_ring_retired_at_the_start_of_its_step(loop: Loop, checker: RaceChecker) -> None:
-    # With as many slots as there are now, the outbox ring alone keeps packets apart: see docs/notes/2026-11-proof-race.md.
+    # The outbox ring alone keeps packets apart if there are more slots: see docs/notes/2026-11-proof-race.md.
     executor, compute = loop.launcher.executor, loop.device.compute
     ring = executor.packets = loop.device.ring(1, executor.packets.slots[0].tensor.numel())
     checker.register("small packet", ring)
