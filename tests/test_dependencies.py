@@ -26,8 +26,6 @@ def imported(source: str) -> Iterator[str]:
 
 OTHER_ENVIRONMENTS = {
     ROOT / "tests/clients/scenarios": "played by hand, each in an environment that tests/clients/record.py makes",
-    ROOT / "tests/guard/real/titan_step.py": "runs where torchtitan is installed; its test is skipped else",
-    ROOT / "tests/guard/real/vllm_request.py": "runs where vLLM's CPU build is installed; its test is skipped else",
 }
 """Places whose imports need not be declared, each with its reason."""
 
