@@ -40,7 +40,7 @@ def wanted(paths, tmp_path_factory):
         for tensor, added in additions(paths[name]).items() if name else ():
             weights[tensor] = weights[tensor].float() + added
         save_file(weights, directory / SINGLE)
-        with LLM(str(directory), **OPTIONS) as llm:
+        with LLM(str(directory), **OPTIONS, enforce_eager=True) as llm:
             outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         found[name] = [output.outputs[0].token_ids for output in outputs]
     assert len({str(tokens) for tokens in found.values()}) == len(NAMES), "the adapters were meant to change tokens"

@@ -47,7 +47,7 @@ def answers(llm: LLM, **asked: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def reference():
-    with LLM("demo", **SMALL, depth="1") as llm:
+    with LLM("demo", **SMALL, depth="1", enforce_eager=True) as llm:
         return answers(llm)
 
 

@@ -43,7 +43,7 @@ def no_hurry(monkeypatch):
 
 @pytest.fixture(scope="module")
 def expected():
-    with LLM("demo", **OPTIONS) as llm:
+    with LLM("demo", **OPTIONS, enforce_eager=True) as llm:
         return token_ids(answers(llm, PROMPTS))
 
 
@@ -130,6 +130,7 @@ def test_a_decoder_takes_pages_of_a_prefiller_over_tls(tmp_path, expected):
     assert 0 < stats.lower_read_bytes[0] <= used <= size <= 64 << 20 and stats.lower_read_ns[0] > 0
 
 
+@pytest.mark.seeds
 def test_another_engine_loads_pages_of_the_first_from_disk(tmp_path, expected):
     tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
     with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:

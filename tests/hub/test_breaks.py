@@ -95,6 +95,7 @@ def test_a_hub_that_never_gets_beyond_a_point_is_given_up(small):
     assert len(begins(small)) == 3
 
 
+@pytest.mark.seeds
 def test_a_hub_that_ignores_the_range_gives_the_file_all_the_same(small):
     small.trouble = [f"cut:{THIRD}", "whole"]
     assert weights() == WEIGHTS
@@ -158,6 +159,7 @@ def test_a_disk_that_fills_up_is_named(small, cache):
         weights()
 
 
+@pytest.mark.seeds
 def test_a_hub_that_is_too_slow_is_a_server_error(small, monkeypatch, caplog):
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     small.delay = 0.3
@@ -172,7 +174,7 @@ def test_a_hub_that_is_too_slow_is_a_server_error(small, monkeypatch, caplog):
 OFFLINE = "model: HF_HUB_OFFLINE is set, so the hub is not asked for org/tiny: unset it"
 
 
-@pytest.mark.parametrize("how", ["down", "offline", "busy", "closed", "private"])
+@pytest.mark.parametrize("how", sharpest(["down", "private", "offline", "busy", "closed"], keep=2))
 def test_a_start_without_the_hub_uses_the_cache_and_says_why(hub, tiny, nowhere, monkeypatch, how, caplog):
     commit = hub.add(NAME, tiny)
     config = EngineConfig(model=NAME, load_format="dummy")
@@ -249,7 +251,7 @@ def test_a_model_that_is_not_there_is_refused(hub):
         locate(EngineConfig(tokenizer="org/none"))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("name", sharpest(["model.safetensors", "tokenizer.json", "config.json"]))
 def test_a_cached_file_that_was_cut_off_is_fetched_again(hub, tiny, name):
     hub.add(NAME, tiny)
     file = Path(locate(CONFIG).config.model) / name
@@ -259,6 +261,7 @@ def test_a_cached_file_that_was_cut_off_is_fetched_again(hub, tiny, name):
     assert hub.fetched() == [name] and file.read_bytes() == tiny[name]
 
 
+@pytest.mark.seeds
 def test_a_start_that_waits_for_the_fetch_of_another_says_so(small, monkeypatch, caplog):
     caplog.set_level("INFO", "gapless.hub")
     monkeypatch.setattr(repo, "LOCK_SECONDS", 0.05)
@@ -314,7 +317,7 @@ def test_a_model_without_safetensors_is_refused(hub, tiny):
     assert set(hub.fetched()) <= set(tiny)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", sharpest(["config.json", "tokenizer.json"]))
 def test_a_model_without_a_file_that_is_needed_is_refused(hub, tiny, name):
     del tiny[name]
     commit = hub.add(NAME, tiny)
