@@ -19,7 +19,7 @@ from gapless.tiers.frames import (
     KEY_BYTES,
     LEASE,
     LENT,
-    PAGE,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -225,12 +225,12 @@ class WrongPeer:
             data, checksum = self.pages[key]
             second = number == 1
             if second and self.mood == "torn page":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[: len(data) // 2])
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")
             if second and self.mood == "dies":
                 raise PeerError("dead")
             if second and self.mood == "stuck":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[:9])
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[:9])
                 self._closed.wait(60)
                 raise PeerError("stuck")
             if second and self.mood == "long page":
@@ -250,4 +250,4 @@ class WrongPeer:
                 data = flipped(data)
             if self.mood == "slow":
                 time.sleep(0.02)
-            peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data)
+            peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data)

@@ -264,7 +264,7 @@ def test_a_cached_file_that_was_cut_off_is_fetched_again(hub, tiny, name):
 @pytest.mark.seeds
 def test_a_start_that_waits_for_the_fetch_of_another_says_so(small, monkeypatch, caplog):
     caplog.set_level("INFO", "gapless.hub")
-    monkeypatch.setattr(repo, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(repo, "UNLOGGED_SECONDS", 0.05)
     text = "org/tiny: model.safetensors: another start fetches it; waiting for that"
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 60)
     small.trouble = [f"stall:{THIRD}"]

@@ -13,7 +13,7 @@ from tier_servers import needs
 
 from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.nixl import NixlTier
-from gapless.tiers.redis import PREFIX, RedisTier
+from gapless.tiers.redis import KEY_PREFIX, RedisTier
 from gapless.tiers.sealed import HEAD_BYTES
 from gapless.tiers.seam import Namespace
 
@@ -28,7 +28,7 @@ MOODS = {
 @pytest.fixture
 def store(request, opened, monkeypatch):
     """(what stands for a store, and what opens a tier over it: the tier and its setup)"""
-    monkeypatch.setattr("gapless.tiers.lmcache.LOOKUP_SECONDS", 5.0)
+    monkeypatch.setattr("gapless.tiers.lmcache.LOWER_LOOKUP_SECONDS", 5.0)
     if request.param == "nixl":
         needs("nixl")
     fake_of, tier_of = KINDS[request.param]
@@ -100,7 +100,7 @@ def planted(fake, tier, setup):
         os.pwrite(fake.pool, bytes(HEAD_BYTES), at[5])
         return
     if isinstance(fake, FakeResp):
-        kept, names, head, page = fake.values, [PREFIX + key(number) for number in range(6)], 0, -1
+        kept, names, head, page = fake.values, [KEY_PREFIX + key(number) for number in range(6)], 0, -1
     else:  # the page comes first, the sealed head after it
         kept, head, page = fake.objects, -1, 0
         names = [next(name for name in kept if key(number)[:-4].hex() in name) for number in range(6)]

@@ -146,7 +146,7 @@ def test_connections_of_peers_are_bounded(giver, setup, path, monkeypatch, caplo
 
 def test_a_peer_gets_in_while_strangers_connect_and_say_nothing(opened, giver, setup, path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.ADMIT_SECONDS", 1e6)
-    monkeypatch.setattr("gapless.tiers.frames.SECONDS", 1e6)  # strangers stay for as long as they may
+    monkeypatch.setattr("gapless.tiers.frames.FRAME_SECONDS", 1e6)  # strangers stay for as long as they may
     stored(giver, setup, 0)
     strangers = [connected(path) for _ in range(MAX_CONNECTIONS + MAX_STRANGERS)]
     assert strangers[MAX_CONNECTIONS - 1].recv(1) == b"", "only the latest are waited for"
@@ -162,7 +162,7 @@ def test_a_peer_gets_in_while_strangers_connect_and_say_nothing(opened, giver, s
 @pytest.mark.seeds
 def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(giver, setup, path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.ADMIT_SECONDS", 1.0)
-    monkeypatch.setattr("gapless.tiers.frames.SECONDS", 1e6)
+    monkeypatch.setattr("gapless.tiers.frames.FRAME_SECONDS", 1e6)
     peer = FrameSocket(connected(path))
     peer.send(FrameKind.HELLO, b"gaplessP6" + bytes(32) + setup.namespace.digest)
     peer.receive(FrameKind.CHALLENGE)

@@ -109,7 +109,7 @@ def test_the_peer_that_has_most_is_taken_of_several(opened, setup, tmp_path):
 
 
 def test_memory_of_a_peer_that_has_gone_is_let_go_though_nothing_is_asked(giver, opened, setup, path, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
     closed, plan = list[bool](), PeerPlan(None, (PeerAddress(path=str(path)),), KEY)
     taker = opened(open_peer_tier(setup, plan, lambda data: lambda: closed.append(True)))
     stored(giver, setup, 0)
@@ -181,7 +181,7 @@ def test_a_flipped_byte_comes_with_the_checksum_of_what_was_stored(wrong, setup)
 
 def test_pages_of_a_process_of_this_host_are_read_in_place(giver, taker, setup, monkeypatch):
     stored(giver, setup, 0, 1, 2)
-    monkeypatch.setattr(frames, "PAGE", None)  # no page goes through the socket
+    monkeypatch.setattr(frames, "PAGE_HEAD", None)  # no page goes through the socket
     assert has(taker, 0, 1, 2) == [True] * 3
     end, got = loaded(taker, setup, 0, 1, 2)
     assert got == [content(number) for number in range(3)] and not end.failed

@@ -9,7 +9,7 @@ from fake_resp import FakeResp, free_port
 from tier_rig import SLOT, content, key, loaded, setup_of, stored, until
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.redis import PREFIX, RedisTier
+from gapless.tiers.redis import KEY_PREFIX, RedisTier
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_pages_that_came_before_a_failure_stay(fake, redis, mood):
     answer = fake.answer
 
     def turns(words):
-        if words[0] == b"GET" and words[1] == PREFIX + key(2):
+        if words[0] == b"GET" and words[1] == KEY_PREFIX + key(2):
             fake.mood = mood
         return answer(words)
 
@@ -96,7 +96,7 @@ def test_name_password_and_database_are_sent_first(fake):
 def test_a_value_has_its_length_and_checksum_in_front(fake, redis):
     tier, setup = redis
     (sum_,) = stored(tier, setup, 0).checksums
-    value = fake.values[PREFIX + key(0)]
+    value = fake.values[KEY_PREFIX + key(0)]
     assert struct.unpack("<8sQq", value[:24]) == (b"gaplesK1", SLOT, sum_) and value[32:] == content(0)
 
 

@@ -33,7 +33,7 @@ def lmcache():
 @pytest.fixture
 def asked(lmcache, opened, monkeypatch):
     """Opens a tier over that server: the tier and its setup."""
-    monkeypatch.setattr("gapless.tiers.lmcache.LOOKUP_SECONDS", 5.0)
+    monkeypatch.setattr("gapless.tiers.lmcache.LOWER_LOOKUP_SECONDS", 5.0)
 
     def open_tier():
         setup = setup_of(lmcache.url)
@@ -159,7 +159,7 @@ def resident() -> int:
 @pytest.mark.net
 @pytest.mark.parametrize("make", [mooncake_server, lmcache_server])
 def test_a_server_that_is_killed_under_load_costs_misses_and_no_memory(make, tmp_path, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.mooncake.BACK_OFF_SECONDS", 0.5)
+    monkeypatch.setattr("gapless.tiers.mooncake.MASTER_BACK_OFF_SECONDS", 0.5)
     server = make(tmp_path)
     setup = setup_of(server.url)
     tier = server.start(setup)

@@ -22,7 +22,7 @@ KEEPING = [one for one in EVERY if KINDS[one.values[0]].keeps]
 def opening(request, tmp_path, monkeypatch, tier_servers):
     """Opens tiers of a kind, each in a namespace of its own, and closes them."""
     monkeypatch.setattr("gapless.tiers.history.GENERATIONS", 16)  # tests drop the same pages over and over
-    monkeypatch.setattr("gapless.tiers.lmcache.LOOKUP_SECONDS", 5.0)
+    monkeypatch.setattr("gapless.tiers.lmcache.LOWER_LOOKUP_SECONDS", 5.0)
     every = []
 
     def opened(name):
