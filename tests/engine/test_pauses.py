@@ -66,6 +66,7 @@ async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbro
         assert (await whole(late))[0].token_ids == wanted[:16]
 
 
+@pytest.mark.seeds
 async def test_requests_end_before_a_pause_that_waits_and_later_ones_after_it(wanted):
     engine = engine_of()
     async with engine.llm as llm:

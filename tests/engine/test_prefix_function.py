@@ -65,6 +65,7 @@ def test_the_function_gets_prompt_and_output_and_may_end_the_output(llm):
     assert seen[:4] == [[*prompt, *tokens[:count]] for count in range(4)]
 
 
+@pytest.mark.seeds
 def test_each_completion_is_followed_by_itself(llm):
     params = asking(of_its_length, n=3, temperature=1.0, seed=11)
     (output,) = llm.generate([PROMPT], params, use_tqdm=False)

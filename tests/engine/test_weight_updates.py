@@ -153,6 +153,7 @@ async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_th
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2, "at the start, and with the new weights"
 
 
+@pytest.mark.seeds
 async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(other, wanted, monkeypatch):
     read, read_weights = threading.Event(), updates.read_weights
 

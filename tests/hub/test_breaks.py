@@ -288,7 +288,8 @@ def test_a_cache_that_is_a_file_is_refused(hub, tiny, tmp_path):
 SETTINGS = ["HF_ENDPOINT=http://localhost:99999", "HF_HUB_ETAG_TIMEOUT=3s", "HF_HUB_DOWNLOAD_TIMEOUT=x"]
 
 
-@pytest.mark.parametrize("setting", sharpest(SETTINGS, mark="process"))
+@pytest.mark.process
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_huggingface_hub_cannot_read_is_an_error_that_names_it(setting):
     name, _, value = setting.partition("=")
     command = [sys.executable, "-m", "gapless", "run", "--model", NAME, "hi"]
@@ -297,19 +298,11 @@ def test_a_setting_that_huggingface_hub_cannot_read_is_an_error_that_names_it(se
     assert done.returncode == 2 and last.startswith("gapless: error: huggingface_hub cannot be loaded") and name in last
 
 
-def test_a_repository_of_other_weights_alone_is_refused_for_these(hub):
-    hub.add(NAME, {"model-Q4.gguf": b"1"})
-    with pytest.raises(CheckpointError, match=r"has neither .* it holds model-Q4.gguf, which .* with safetensors"):
-        locate(CONFIG)
-
-
 def test_a_model_without_safetensors_is_refused(hub, tiny):
     weights = tiny.pop("model.safetensors")
-    for other in ("pytorch_model.bin", "model.gguf", "consolidated.safetensors"):
-        hub.add(NAME, {**tiny, other: weights})
-        with pytest.raises(
-            CheckpointError, match=f"model: org/tiny has neither .* it holds {other}, which are not read"
-        ):
+    for other, beside in (("pytorch_model.bin", tiny), ("consolidated.safetensors", tiny), ("model-Q4.gguf", {})):
+        hub.add(NAME, {**beside, other: weights})
+        with pytest.raises(CheckpointError, match=f"org/tiny has neither .* it holds {other}, which are not read"):
             locate(CONFIG)
     hub.add(NAME, tiny)
     with pytest.raises(CheckpointError, match=r"no weights at all. Pickles are never fetched, .*--revision"):

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 from fake_resp import free_port
 from peer_rig import KEY, WrongPeer, decided, giver_of, is_found, open_giver, taker_of
-from sharpest import sharpest
 from tier_rig import SLOT, checksum, content, end_of, has, key, loaded, page, setup_of, slot_of, stored, until
 
 from gapless.base.peers import PeerAddress, PeerPlan
@@ -152,7 +151,8 @@ def test_a_wrong_answer_is_a_miss_and_ends_the_connection(mood, wrong):
     is_found(taker, key(0))
 
 
-@pytest.mark.parametrize("mood", sharpest(["silent", "mute"]))
+@pytest.mark.seeds
+@pytest.mark.parametrize("mood", ["silent", "mute"])
 def test_a_peer_that_does_not_answer_has_nothing_after_a_second(mood, wrong, opened, setup, path):
     peer, _ = wrong
     peer.mood = mood
