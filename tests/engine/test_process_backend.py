@@ -298,7 +298,7 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         backend.submit(request(1))
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
-        assert "does not follow the protocol" in str(sink.deaths[0])
+        assert "breaks the protocol" in str(sink.deaths[0])
 
 
 async def test_more_than_a_frame_holds_goes_out_in_several(monkeypatch):
@@ -315,7 +315,7 @@ async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
         monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 8)  # its next report of numbers is longer
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
-        assert "does not follow the protocol: a frame of" in str(sink.deaths[0])
+        assert "broke the protocol: a frame of" in str(sink.deaths[0])
 
 
 async def test_steps_that_waited_are_delivered_together():

@@ -151,6 +151,7 @@ def test_a_wrong_answer_is_a_miss_and_ends_the_connection(mood, wrong):
     is_found(taker, key(0))
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("mood", ["silent", "mute"])
 def test_a_peer_that_does_not_answer_has_nothing_after_a_second(mood, wrong, opened, setup, path):
     peer, _ = wrong
@@ -158,10 +159,10 @@ def test_a_peer_that_does_not_answer_has_nothing_after_a_second(mood, wrong, ope
     assert decided(opened(taker_of(setup, path)), [key(0)], "R") == [Found.MISS]
 
 
-MOODS = ["torn page", "dies", "long page", "short page", "another page", "gone", "wrong frame", "stuck"]
+MOODS = ["torn page", "dies", "long page", "short page", "another page", "gone", "wrong frame"]
 
 
-@pytest.mark.parametrize("mood", MOODS)
+@pytest.mark.parametrize("mood", [*MOODS, pytest.param("stuck", marks=pytest.mark.seeds)])
 def test_a_load_that_goes_wrong_keeps_the_pages_before(mood, wrong, setup):
     peer, taker = wrong
     assert has(taker, 0, 1, 2) == [True] * 3
