@@ -38,6 +38,8 @@ def official(server):
 
 
 CUTS = {
+    "a second call that is not passed on": (ONE + TWO, {"stop": [", Fr"], "parallel_tool_calls": False},
+     "tool_calls", "tool_use"),
     "max_tokens in a call": (ONE, {"max_tokens": 45}, "length", "max_tokens"),
     "whole calls": (ONE + TWO, {}, "tool_calls", "tool_use"),
     "a stop string in a call": (ONE, {"stop": ["slo"]}, "stop", "end_turn"),
@@ -49,8 +51,6 @@ CUTS = {
     "a stop string after a call": (f"{ONE} done", {"stop": ["one"]}, "tool_calls", "tool_use"),
     "a stop string at the end of a call": (ONE, {"stop": [END]}, "tool_calls", "tool_use"),
     "whole arguments without the last brace": (NO_BRACE, {}, "tool_calls", "tool_use"),
-    "a second call that is not passed on": (ONE + TWO, {"stop": [", Fr"], "parallel_tool_calls": False},
-     "tool_calls", "tool_use"),
 }  # fmt: skip
 """The text, the fields, and the reason of the end on OpenAI's APIs and on Anthropic's"""
 each = pytest.mark.parametrize("cut", sharpest(CUTS, keep=4))
