@@ -34,7 +34,7 @@ FENCE = re.compile(
 PRINTED = re.compile(r"\n\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORT = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8000")
 PARSERS = {"json": json.loads, "toml": tomllib.loads}
-KINDS = {"python", "sh", "text", "ini", "nginx", "yaml", *PARSERS}
+KINDS = {"python", "sh", "text", "diff", "ini", "nginx", "yaml", *PARSERS}
 
 
 class Block(NamedTuple):
