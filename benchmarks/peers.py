@@ -52,7 +52,7 @@ from gapless.lab.http import Client
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import compare_tokens
-from gapless.lab.summary import METRICS, parse_goodput, result_json, summarise
+from gapless.lab.summary import SUMMARY_METRICS, parse_goodput, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.top import Page, grown
 
@@ -270,7 +270,7 @@ class Bench:
             return
         goals = self.goals if case.kind == OPEN else None
         summary = summarise(run, prompts, percents=(99.0,), goodput=goals)
-        numbers = result_json(summary, METRICS)
+        numbers = result_json(summary, SUMMARY_METRICS)
         client = numbers.pop("client")
         own = used.pop(server.spec.name)
         numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}

@@ -19,7 +19,7 @@ from gapless.tiers.frames import (
     KEY_BYTES,
     LEASE,
     LENT,
-    PAGE,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -227,12 +227,12 @@ class WrongPeer:
             data, checksum = self.pages[key]
             second = number == 1
             if second and self.mood == "torn page":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[: len(data) // 2])
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")
             if second and self.mood == "dies":
                 raise PeerError("dead")
             if second and self.mood == "stuck":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[:9])
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[:9])
                 time.sleep(1.5)
                 raise PeerError("stuck")
             if second and self.mood == "long page":
@@ -252,4 +252,4 @@ class WrongPeer:
                 data = flipped(data)
             if self.mood == "slow":
                 time.sleep(0.02)
-            peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data)
+            peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data)

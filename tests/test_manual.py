@@ -97,7 +97,7 @@ def test_commands_and_flags_are_in_the_reference():
     page = reference("commands") + reference("flags")
     for name in COMMANDS:
         assert f"\n## {name}\n" in page, f"the reference lacks gapless {name}"
-    for name, kinds in (("bench", bench.KINDS), ("kv", kv.KINDS), ("trace", trace.KINDS)):
+    for name, kinds in (("bench", bench.BENCH_KINDS), ("kv", kv.KV_KINDS), ("trace", trace.TRACE_KINDS)):
         for kind in kinds:
             assert f"\n### {name} {kind}\n" in page, f"the reference lacks gapless {name} {kind}"
     words = set(re.findall(FLAG, page))

@@ -33,7 +33,7 @@ from gapless.server.config import ServerConfig  # noqa: E402
 from gapless.server.metrics import Metrics  # noqa: E402
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
-_KINDS = {"bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
+_KINDS = {"bench": bench.BENCH_KINDS, "kv": kv.KV_KINDS, "trace": trace.TRACE_KINDS}
 _ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 
 

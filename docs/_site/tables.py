@@ -26,7 +26,7 @@ from peers import merged  # noqa: E402
 
 from gapless.base.config import EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
-from gapless.base.variables import OTHERS, OURS  # noqa: E402
+from gapless.base.variables import OTHERS, OWN_VARIABLES  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -307,7 +307,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "sampling": sampling,
     "engine-arguments": engine_arguments,
     "recorded-clients": recorded_clients,
-    "environment-ours": lambda: environment(OURS),
+    "environment-ours": lambda: environment(OWN_VARIABLES),
     "environment-others": lambda: environment(OTHERS),
 }
 

@@ -15,7 +15,7 @@ from gapless.base.config import EngineConfig, flag
 from gapless.base.errors import ConfigError
 from gapless.base.sizes import read_size
 from gapless.base.spellings import TABLE, VALUES, Fate, Foreign
-from gapless.base.variables import OTHERS, OURS
+from gapless.base.variables import OTHERS, OWN_VARIABLES
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.bench_serve import make_plan
 from gapless.cli.errors import UsageError
@@ -303,7 +303,7 @@ def test_a_mistyped_variable_is_warned_of() -> None:
 def test_every_variable_of_the_table_says_what_it_does() -> None:
     table = variables()
     assert table["GAPLESS_MAX_NUM_SEQS"].startswith("--max-num-seqs: requests running at once")
-    assert {*OURS, *OTHERS} <= table.keys() and all(table.values())
+    assert {*OWN_VARIABLES, *OTHERS} <= table.keys() and all(table.values())
 
 
 def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.engine.core import build_core
-from gapless.tiers.disk import BLOCK, LOG, RECORD_BYTES, describe
+from gapless.tiers.disk import DISK_BLOCK, LOG, RECORD_BYTES, describe
 
 LONG = "The quick brown fox jumps over the lazy dog near the river bank. "
 OPTIONS = {"device": "cpu", "max_model_len": 512, "num_gpu_blocks_override": 40}
@@ -152,7 +152,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_a_disk_tier_that_opens(
         env = {**os.environ, "PYTHONHASHSEED": "7"}  # names of pages are the same in every process
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as child:
             assert child.stdout is not None and child.stdout.readline() == b"up\n"
-            while (tmp_path / LOG).stat().st_size < BLOCK + records * RECORD_BYTES:
+            while (tmp_path / LOG).stat().st_size < DISK_BLOCK + records * RECORD_BYTES:
                 assert child.poll() is None
                 time.sleep(0.01)
             child.send_signal(signal.SIGKILL)

@@ -21,7 +21,7 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
-from gapless.guard.marks import DEVICE
+from gapless.guard.marks import DEVICE_TENSORS
 from gapless.loop.loop import Loop
 from gapless.step.packet import Packer
 from gapless.step.program import StepProgram
@@ -209,7 +209,7 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
         run(loop, script(0, 48))
     program = loop.launcher.executor.program
     held = list(tensors_of(program))
-    assert len(held) == 11 and all(tensor in DEVICE for tensor in held)
+    assert len(held) == 11 and all(tensor in DEVICE_TENSORS for tensor in held)
     device.close()
 
 

@@ -271,7 +271,7 @@ def test_a_start_that_waits_for_the_fetch_of_another_says_so(
     small: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "gapless.hub")
-    monkeypatch.setattr(repo, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(repo, "UNLOGGED_SECONDS", 0.05)
     text = "org/tiny: model.safetensors: another start fetches it; waiting for that"
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     small.trouble = [f"stall:{THIRD}"]

@@ -61,7 +61,7 @@ def setup(a: Server, b: Server, **fields: Any) -> Setup:
 
 @pytest.fixture(autouse=True)
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(environment, "BUSY_LOOK_SECONDS", 0.01)
 
 
 def test_one_server_against_itself_gives_a_whole_report(fast: Server) -> None:

@@ -240,8 +240,8 @@ def test_words_that_are_one_token():
     async def unanswered(text):
         return None
 
-    assert play(workload.single_tokens(unanswered, workload.WORDS)) == []
-    assert len(set(workload.WORDS)) == len(workload.WORDS) > 150
+    assert play(workload.single_tokens(unanswered, workload.MADE_UP_WORDS)) == []
+    assert len(set(workload.MADE_UP_WORDS)) == len(workload.MADE_UP_WORDS) > 150
     assert Source(["x"]).draw(random.Random(0), 0) == ()
 
 

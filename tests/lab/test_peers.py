@@ -237,7 +237,7 @@ def test_the_table_says_that_the_processor_is_kept_to_avx2(modules, monkeypatch,
 def fake_servers(tmp_path, monkeypatch, *words):
     """Call peers.py with these words, without its pauses and its longer measurements."""
     (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr("gapless.lab.environment.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gapless.lab.environment.BUSY_LOOK_SECONDS", 0.01)
     common = ["--pause", "0", "--quiet", "1", "--client-priority", "none", "--starts", "--roofline", "--fill"]
     monkeypatch.setattr(sys, "argv", ["peers.py", "--out", f"{tmp_path}/out", *words, *common])
 

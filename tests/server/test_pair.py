@@ -15,7 +15,7 @@ from kills.clients import Clients, Outage, questions
 from kills.holdings import Ward, alive, settled
 from kills.pair import ANSWERS, Pair, kill, kill_side
 
-from gapless.server.pair import FOLDER, own_folder
+from gapless.server.pair import FOLDER_PREFIX, own_folder
 
 pytestmark = pytest.mark.xdist_group("pair")  # they are killed at the end
 
@@ -133,7 +133,7 @@ def test_a_side_killed_under_load_costs_no_answered_token_and_leaves_nothing_beh
 def test_all_ends_with_a_router_that_is_killed_under_load_and_the_next_one_removes_its_folder(pair, clients):
     folder, rng, failed = Path(pair.paths["decoder"]).parent, random.Random(1), len(clients.failed)
     every = [*pair.processes().values()]
-    assert len(every) == 5 and folder.name.startswith(FOLDER)
+    assert len(every) == 5 and folder.name.startswith(FOLDER_PREFIX)
     with clients.running():
         kill(pair, clients, "prefiller engine", rng)
         clients.wait(ANSWERS)

@@ -324,7 +324,7 @@ def test_a_collector_that_hangs_holds_up_no_request(traced, monkeypatch):
 
 
 async def test_closing_does_not_wait_for_a_collector(monkeypatch):
-    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.05)
     let_go, ended = threading.Event(), threading.Event()
 
     class Stuck(TracerProvider):

@@ -381,7 +381,7 @@ def test_the_work_for_a_long_reply_grows_with_its_length_alone(name: str, monkey
     text = LONG[name]
     parser = ReplyFormat(TOOL_TABLES[name]).parser()
     reply = added_up([*parser.push(text), *parser.finish()])
-    assert sum(seen) <= 2 * reply_parser.PIECE * len(text) and max(names, default=0) <= reply_parser.MAX_WORD
+    assert sum(seen) <= 2 * reply_parser.PIECE_CHARS * len(text) and max(names, default=0) <= reply_parser.MAX_WORD
     assert name == "harmony" or reply == Reply(text), "nothing in it is a call"
 
 

@@ -17,10 +17,10 @@ import pytest
 from tier_rig import SLOT, content, has, key, loaded, page, setup_of, slot_of, stored
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.disk import BLOCK, LOG, PAGES, RECORD_BYTES, DiskRecord, DiskTier, describe
+from gapless.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, RECORD_BYTES, DiskRecord, DiskTier, describe
 from gapless.tiers.seam import Namespace
 
-FOREIGN = [b"", b"\0" * 5000, b"PK\3\4 an archive", b"gapless KV pages, version 1\n{}\n".ljust(BLOCK)]
+FOREIGN = [b"", b"\0" * 5000, b"PK\3\4 an archive", b"gapless KV pages, version 1\n{}\n".ljust(DISK_BLOCK)]
 CHILD = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -74,14 +74,14 @@ def test_the_least_recently_used_page_makes_room_and_a_restart_keeps_the_order(t
     tier, setup = reopened(tmp_path, pages=3)
     stored(tier, setup, 4)
     assert has(tier, 0, 2, 3, 4) == [True, False, True, True]
-    assert (tmp_path / PAGES).stat().st_size <= 3 * SLOT
+    assert (tmp_path / PAGES_FILE).stat().st_size <= 3 * SLOT
     tier.close()
 
 
 def test_a_smaller_tier_keeps_the_pages_that_fit_it(tmp_path):
     filled(tmp_path, 4)
     tier, setup = reopened(tmp_path, pages=2)
-    assert sum(has(tier, 0, 1, 2, 3)) == 2 and (tmp_path / PAGES).stat().st_size == 2 * SLOT
+    assert sum(has(tier, 0, 1, 2, 3)) == 2 and (tmp_path / PAGES_FILE).stat().st_size == 2 * SLOT
     kept = [number for number in range(4) if has(tier, number) == [True]]
     assert loaded(tier, setup, *kept)[1] == [content(number) for number in kept]
     tier.close()
@@ -93,7 +93,7 @@ def test_a_dropped_page_stays_away_after_a_restart(tmp_path):
     tier.drop([key(0)])
     copied = shutil.copytree(tmp_path, tmp_path / "as it was when the process was killed")
     tier.close()
-    assert (copied / LOG).stat().st_size == BLOCK + 3 * RECORD_BYTES
+    assert (copied / LOG).stat().st_size == DISK_BLOCK + 3 * RECORD_BYTES
     again, setup = reopened(copied)
     assert has(again, 0, 1) == [False, True]
     again.close()
@@ -101,7 +101,7 @@ def test_a_dropped_page_stays_away_after_a_restart(tmp_path):
 
 def test_a_torn_record_is_a_page_that_is_not_there(tmp_path):
     filled(tmp_path)
-    os.truncate(tmp_path / LOG, BLOCK + 4 * RECORD_BYTES - 5)
+    os.truncate(tmp_path / LOG, DISK_BLOCK + 4 * RECORD_BYTES - 5)
     tier, setup = reopened(tmp_path)
     assert has(tier, 0, 1, 2, 3) == [True, True, True, False]
     stored(tier, setup, 7)
@@ -114,7 +114,7 @@ def test_a_torn_record_is_a_page_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("at", [0, 35, 36, 40, 48, 56, 60, RECORD_BYTES - 1])
 def test_a_changed_record_is_a_page_that_is_not_there(tmp_path, at):
     filled(tmp_path)
-    flip(tmp_path / LOG, BLOCK + RECORD_BYTES + at)
+    flip(tmp_path / LOG, DISK_BLOCK + RECORD_BYTES + at)
     tier, _ = reopened(tmp_path)
     assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
     tier.close()
@@ -123,7 +123,7 @@ def test_a_changed_record_is_a_page_that_is_not_there(tmp_path, at):
 def test_a_record_with_the_key_of_another_page_is_not_believed(tmp_path):
     filled(tmp_path)
     log = bytearray((tmp_path / LOG).read_bytes())
-    log[BLOCK : BLOCK + 36] = key(9)
+    log[DISK_BLOCK : DISK_BLOCK + 36] = key(9)
     (tmp_path / LOG).write_bytes(log)
     tier, _ = reopened(tmp_path)
     assert has(tier, 0, 9) == [False, False]
@@ -144,7 +144,7 @@ def test_two_records_of_one_slot_are_the_later_one(tmp_path):
 
 def test_pages_past_the_end_of_a_truncated_file_are_not_there(tmp_path):
     filled(tmp_path)
-    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT + 100)
     tier, _ = reopened(tmp_path)
     assert has(tier, 0, 1, 2, 3) == [True, True, False, False]
     tier.close()
@@ -153,7 +153,7 @@ def test_pages_past_the_end_of_a_truncated_file_are_not_there(tmp_path):
 def test_a_load_from_a_file_that_is_truncated_under_it_keeps_the_good_pages_in_front(tmp_path):
     tier, setup = reopened(tmp_path)
     stored(tier, setup, 0, 1, 2, 3)
-    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT + 100)
     end, data = loaded(tier, setup, 0, 1, 2, 3)
     assert end.failed and data == [content(0), content(1)]
     tier.close()
@@ -198,7 +198,7 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc/self/fd, which is Linux's")
 def test_a_tier_that_cannot_open_leaves_no_file_open(tmp_path):
-    (tmp_path / PAGES).mkdir()
+    (tmp_path / PAGES_FILE).mkdir()
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ConfigError, match="Is a directory"):
         DiskTier(setup_of(str(tmp_path)))
@@ -233,7 +233,7 @@ def test_the_log_is_rewritten_before_it_grows_without_bound(tmp_path):
     tier, setup = reopened(tmp_path, pages=2)
     for number in range(2_000):
         stored(tier, setup, number % 5, job=number)
-    assert (tmp_path / LOG).stat().st_size < BLOCK + 1_100 * RECORD_BYTES
+    assert (tmp_path / LOG).stat().st_size < DISK_BLOCK + 1_100 * RECORD_BYTES
     assert loaded(tier, setup, 4)[1] == [content(4)]
     tier.close()
 
@@ -302,13 +302,13 @@ def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_p
 
 def direct_here(folder):
     """Whether a file of this folder's filesystem can be written past the page cache."""
-    with mmap.mmap(-1, BLOCK) as block:
+    with mmap.mmap(-1, DISK_BLOCK) as block:
         try:
             file = os.open(folder / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
         except OSError:
             return False
         try:
-            return os.pwrite(file, block, 0) == BLOCK
+            return os.pwrite(file, block, 0) == DISK_BLOCK
         except OSError:
             return False
         finally:
@@ -327,10 +327,10 @@ def test_pages_pass_by_the_page_cache_where_the_filesystem_can(tmp_path):
         pytest.skip("the filesystem of temporary files has no O_DIRECT")
     for _ in range(2):  # a new file, and one that is there
         tier, setup = reopened(tmp_path)
-        assert tier.direct and passes_by_the_cache(tmp_path.resolve() / PAGES)
+        assert tier.direct and passes_by_the_cache(tmp_path.resolve() / PAGES_FILE)
         stored(tier, setup, 0, 1)
         assert loaded(tier, setup, 1, 0)[1] == [content(1), content(0)]
-        assert passes_by_the_cache(tmp_path.resolve() / PAGES)
+        assert passes_by_the_cache(tmp_path.resolve() / PAGES_FILE)
         tier.close()
 
 
@@ -385,9 +385,9 @@ def test_inspect_tells_what_a_directory_holds(tmp_path):
     facts = describe(tmp_path)
     assert facts["pages of"] == {"model": "checksum", "page_size": 4}
     assert (facts["slots"], facts["used"], facts["used_bytes"]) == (64, 3, 3 * SLOT)
-    os.truncate(tmp_path / PAGES, 2 * SLOT)
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT)
     assert describe(tmp_path)["used"] == 2, "what a tier finds there when it opens it"
-    (tmp_path / PAGES).unlink()
+    (tmp_path / PAGES_FILE).unlink()
     assert describe(tmp_path)["used"] == 0
     (tmp_path / LOG).write_bytes(b"something else")
     with pytest.raises(ConfigError, match="is no index of a disk tier"):

@@ -36,7 +36,7 @@ def hanging(monkeypatch):
         return look_up(host, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    monkeypatch.setattr("gapless.tiers.link.SECONDS", 0.3)
+    monkeypatch.setattr("gapless.tiers.link.FRAME_SECONDS", 0.3)
     yield answers
     answers.set()
 

@@ -123,7 +123,7 @@ def test_of_several_peers_the_one_that_has_most_is_taken(opened, tmp_path):
 
 
 def test_memory_of_a_peer_that_has_gone_is_let_go_though_nothing_is_asked(opened, path, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
     setup, closed = setup_of(""), list[bool]()
     giver, plan = giver_of(setup, path), PeerPlan(None, (PeerAddress(path=str(path)),), KEY)
     taker = opened(open_peer_tier(setup, plan, lambda data: lambda: closed.append(True)))
@@ -218,7 +218,7 @@ def test_pages_of_a_process_of_this_host_are_read_in_place(opened, path, monkeyp
     setup = setup_of("")
     giver, taker = opened(giver_of(setup, path)), opened(taker_of(setup, path))
     stored(giver, setup, 0, 1, 2)
-    monkeypatch.setattr(frames, "PAGE", None)  # no page goes through the socket
+    monkeypatch.setattr(frames, "PAGE_HEAD", None)  # no page goes through the socket
     assert has(taker, 0, 1, 2) == [True] * 3
     end, got = loaded(taker, setup, 0, 1, 2)
     assert got == [content(number) for number in range(3)] and not end.failed

@@ -168,7 +168,7 @@ STALLED = [b"", b"\x16\x03\x01\x02\x00"]
 
 @pytest.mark.parametrize("said", STALLED)
 def test_a_handshake_that_does_not_end_delays_no_other_peer(said, opened, address, files, monkeypatch):
-    monkeypatch.setattr(frames, "SECONDS", 60.0)
+    monkeypatch.setattr(frames, "FRAME_SECONDS", 60.0)
     setup = setup_of("")
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
@@ -205,7 +205,7 @@ def test_a_giver_that_never_answers_has_nothing_and_closing_does_not_wait_for_it
     with socket.create_server((HOST, 0)) as silent:
         address = PeerAddress(*silent.getsockname())
         assert has(opened(taker_of(setup, address, files=files)), 0) == [False]
-        monkeypatch.setattr(frames, "SECONDS", 60.0)
+        monkeypatch.setattr(frames, "FRAME_SECONDS", 60.0)
         taker = taker_of(setup, address, files=files)
         silent.accept()[0].close()  # that of the first taker
         begin, (waits, _) = time.monotonic(), silent.accept()
@@ -221,7 +221,7 @@ def test_a_page_that_is_read_slowly_ends_the_connection(tls, files):
 
     def give():
         with pytest.raises(OSError):
-            giver.send(FrameKind.PAGE, frames.PAGE.pack(b"", 0, len(page)), page=page, seconds=0.4)
+            giver.send(FrameKind.PAGE, frames.PAGE_HEAD.pack(b"", 0, len(page)), page=page, seconds=0.4)
         failed.set()
 
     thread = threading.Thread(target=give)

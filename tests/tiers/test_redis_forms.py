@@ -18,7 +18,7 @@ from tier_rig import content, has, key, loaded, setup_of, stored
 from tier_servers import redis_program, redis_server
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.redis import PREFIX, RedisTier
+from gapless.tiers.redis import KEY_PREFIX, RedisTier
 
 BACK_OFF = 0.2
 
@@ -133,7 +133,7 @@ def test_slots_that_have_moved_are_found_at_their_new_server(cluster, opened):
     (_, one), (_, two) = cluster
     tier, setup = tier_at(opened, f"redis+cluster://127.0.0.1:{port_of(two)}")
     to = two.execute_command("CLUSTER MYID")
-    for slot in {two.execute_command("CLUSTER KEYSLOT", PREFIX + key(number)) for number in range(8)}:
+    for slot in {two.execute_command("CLUSTER KEYSLOT", KEY_PREFIX + key(number)) for number in range(8)}:
         for client in (two, one):
             client.execute_command("CLUSTER SETSLOT", slot, "NODE", to)
     end = time.monotonic() + 10

@@ -10,7 +10,7 @@ from fake_resp import FakeResp, free_port
 from tier_rig import SLOT, content, has, key, loaded, setup_of, stored
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.redis import PREFIX, RedisTier
+from gapless.tiers.redis import KEY_PREFIX, RedisTier
 from gapless.tiers.seam import Namespace
 
 BACK_OFF = 0.3
@@ -75,7 +75,7 @@ def test_pages_that_came_before_a_failure_stay(fake, mood):
     answer = fake.answer
 
     def turns(words):
-        if words[0] == b"GET" and words[1] == PREFIX + key(2):
+        if words[0] == b"GET" and words[1] == KEY_PREFIX + key(2):
             fake.mood = mood
         return answer(words)
 
@@ -93,10 +93,10 @@ def test_values_that_are_not_ours_are_not_there(fake):
     tier, setup = opened(fake)
     stored(tier, setup, 0, 1, 2, 3, 4)
     values = fake.values
-    values[PREFIX + key(0)] = b"short"
-    values[PREFIX + key(1)] = bytes(len(values[PREFIX + key(1)]))
-    values[PREFIX + key(2)] = values[PREFIX + key(3)]
-    values[PREFIX + key(4)] += b"more"
+    values[KEY_PREFIX + key(0)] = b"short"
+    values[KEY_PREFIX + key(1)] = bytes(len(values[KEY_PREFIX + key(1)]))
+    values[KEY_PREFIX + key(2)] = values[KEY_PREFIX + key(3)]
+    values[KEY_PREFIX + key(4)] += b"more"
     for number in (0, 1, 2, 4):
         end, _ = loaded(tier, setup, number)
         assert end.failed and end.checksums == (), number
@@ -118,8 +118,8 @@ def test_an_answer_without_a_bound_is_not_read(fake, monkeypatch, answer):
 def test_a_flipped_byte_keeps_the_checksum_of_what_was_stored(fake):
     tier, setup = opened(fake)
     sums = stored(tier, setup, 0).checksums
-    value = fake.values[PREFIX + key(0)]
-    fake.values[PREFIX + key(0)] = value[:-1] + b"!"
+    value = fake.values[KEY_PREFIX + key(0)]
+    fake.values[KEY_PREFIX + key(0)] = value[:-1] + b"!"
     end, data = loaded(tier, setup, 0)
     assert end.checksums == sums and data != [content(0)], "the device compares"
     tier.close()
@@ -173,7 +173,7 @@ def test_name_password_and_database_are_sent_first(fake):
 def test_a_value_has_its_length_and_checksum_in_front(fake):
     tier, setup = opened(fake)
     (sum_,) = stored(tier, setup, 0).checksums
-    value = fake.values[PREFIX + key(0)]
+    value = fake.values[KEY_PREFIX + key(0)]
     assert struct.unpack("<8sQq", value[:24]) == (b"gaplesK1", SLOT, sum_) and value[32:] == content(0)
     tier.close()
 
