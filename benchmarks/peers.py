@@ -4,9 +4,9 @@
         --peer 'vllm-uni1@tiny=COMMAND' --peer 'vllm-uni2@small=COMMAND' --peer 'llama@tiny,small:1=COMMAND or URL'
 
 A command may hold {model} (the directory), {name}, {port}, {kv_gib}, {kv_bytes}, {device} and {prefix_caching} (the
-flag for what the row needs). peer_work.py says what the kinds of rows are; `--rows` chooses among them. docs/peers.md
-says how to get the peers and the models, what the figures mean, and which of them compare. `--read FILE...` shows
-results again, several runs as one.
+flag for what the row needs). peer_work.py says what the kinds of rows are; `--rows` chooses among them.
+docs/notes/2026-11-peers.md says how to get the peers and the models, what the figures mean, and which of them compare.
+`--read FILE...` shows results again, several runs as one.
 """
 
 from __future__ import annotations

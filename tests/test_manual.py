@@ -27,7 +27,7 @@ from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-MOST_WORDS, MOST_EVIDENCE_LINES = 72_000, 400
+MOST_WORDS, MOST_EVIDENCE_LINES = 40_000, 400
 MADE = re.compile(r"<!-- table: \S+ -->.*?<!-- end -->|^```diff\n.*?^```$", re.DOTALL | re.MULTILINE)
 """Parts of a page that nobody reads as prose: generated tables, and diffs that tests apply"""
 FLAG = r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)"

@@ -53,8 +53,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return the page with links that leave docs/ as plain text: the site has no copy of what they name."""
+    """Return the page with links that leave docs/ as plain text: the site has no copy of what they name.
+
+    The search does not find notes.
+    """
     folder = posixpath.dirname(page.file.src_uri)
+    if folder == "notes":
+        page.meta["search"] = {"exclude": True}
 
     def kept(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))

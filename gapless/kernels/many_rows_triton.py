@@ -181,8 +181,7 @@ def launch(
 
 
 MOST_WEIGHT = 8 << 20
-"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there (docs/gpu.md,
-"Larger models")."""
+"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there."""
 LEAST_DEPTH = 128
 """Inputs held by a tile at a time."""
 

@@ -53,7 +53,7 @@ def test_a_compilation_without_end_is_ended(grammars, monkeypatch):
         grammars.matcher(DEADLY["another"], (demo().eos,))
 
 
-def test_what_a_grammar_may_name_is_known_to_the_trial(grammars):
+def test_the_trial_knows_the_names_that_a_grammar_may_use(grammars):
     """Tokens by their ids, and special ones by their texts."""
     text, token = next((text, token) for text, token in demo().vocabulary.added.items() if text.startswith("<|"))
     grammar = f'start: <[{token}]> {text} LONG\nLONG: "{"x" * trial.SMALL["grammar"]}"'
@@ -67,7 +67,7 @@ def test_a_small_form_needs_no_trial(grammars, monkeypatch, form):
     assert len(demo().allowed(grammars.matcher(form, (demo().eos,))))
 
 
-def test_where_no_process_can_be_started_large_forms_are_refused(monkeypatch):
+def test_large_forms_are_refused_when_no_process_can_be_started(monkeypatch):
     def fails(*_, **__):
         raise OSError("no more processes")
 

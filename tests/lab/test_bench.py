@@ -76,7 +76,7 @@ def fails(message, model=None, kind=ServerError, **fields):
         bench(model or Model(), **fields)
 
 
-def test_what_may_be_wrong_with_a_server():
+def test_a_server_that_cannot_be_measured_is_reported_with_the_mend():
     fails("has no model 'x'; it has m", target=replace(TARGET, model="x"))
     locked = Model()
     locked.key = "k"

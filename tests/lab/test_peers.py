@@ -133,7 +133,7 @@ def test_the_words_of_the_command_line_are_read(modules):
             peers.parse_case(wrong)
 
 
-def test_what_a_token_reads(modules, tmp_path):
+def test_bytes_that_a_token_reads_are_counted(modules, tmp_path):
     peers = modules[0]
     header = {"a": {"data_offsets": [0, 100]}, "model.embed_tokens.weight": {"data_offsets": [100, 160]}}
     data = json.dumps(header).encode()
@@ -248,6 +248,7 @@ def fake(tmp_path, seconds, lacks=0):
     return f"{sys.executable} {tmp_path}/fake.py {flags}"
 
 
+@pytest.mark.process
 def test_open_and_shared_rows_are_measured(modules, tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 400}')
     words = ["--model", f"tiny={tmp_path}", "--ours", fake(tmp_path, 0.02), "--peer", f"vllm={fake(tmp_path, 0.04)}"]

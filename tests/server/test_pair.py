@@ -81,7 +81,7 @@ def test_chats_and_several_prompts_are_served_too(pair):
     assert alone["choices"] == choices and "kv_transfer_params" not in alone, "a name is one prompt's"
 
 
-def test_what_a_client_says_about_peers_is_replaced(pair):
+def test_peers_named_by_a_client_are_replaced(pair):
     elsewhere = {"remote_prefiller": {"kv_request_id": "x", "remote_host": "evil", "remote_port": 1}}
     assert answer(pair.client, body(30, kv_transfer_params=elsewhere))
     refused = pair.sides["decoder"].post("/v1/completions", json=body(31, kv_transfer_params=elsewhere))

@@ -38,7 +38,7 @@ def test_every_family_has_a_golden_reply() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_reply_means_what_it_should_at_once_and_by_characters(name: str) -> None:
+def test_a_golden_reply_has_its_meaning_at_once_and_by_characters(name: str) -> None:
     golden = GOLDEN[name]
     assert parsed(golden, [golden.text]) == golden.means
     assert parsed(golden, list(golden.text)) == golden.means
