@@ -235,7 +235,7 @@ async def test_a_process_that_cannot_load_the_weights_of_the_one_before_it_serve
         while not given_up:
             assert not backend.ready(), "it has other weights than the one before it"
             await asyncio.sleep(0.005)
-        assert "weights that were in use cannot be loaded again: this core has no weights" in str(given_up[0])
+        assert "the weights in use cannot be loaded again: this core has no weights" in str(given_up[0])
 
 
 async def test_weights_are_in_use_when_the_core_says_so_whether_their_caller_waits_or_not():
