@@ -90,7 +90,7 @@ async def test_a_look_gets_the_answer_with_its_number():
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.01)
     backend = Said()
     watch = StepWatcher(backend)
     with pytest.raises(EngineDeadError, match="did not answer a status request"):

@@ -226,7 +226,7 @@ def test_a_peer_that_lends_wrongly_makes_a_miss(mood, opened, setup, path):
 
 
 def test_a_load_that_is_cancelled_ends_and_writes_no_slot_after(wrong, setup, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.SECONDS", 1e6)  # the peer's silence does not end it
+    monkeypatch.setattr("gapless.tiers.link.FRAME_SECONDS", 1e6)  # the peer's silence does not end it
     peer, taker = wrong
     assert has(taker, 0, 1) == [True, True]
     peer.mood = "stuck"
@@ -269,7 +269,7 @@ def test_a_load_of_a_page_that_no_peer_said_it_had_fails(wrong, opened, setup, p
 
 
 def test_closing_ends_every_load(wrong, setup, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.SECONDS", 1e6)
+    monkeypatch.setattr("gapless.tiers.link.FRAME_SECONDS", 1e6)
     peer, taker = wrong
     assert has(taker, 0, 1) == [True, True]
     peer.mood = "stuck"
