@@ -376,7 +376,7 @@ async def test_traces_are_written_one_at_a_time(monkeypatch):
 
 
 async def test_an_engine_that_says_nothing_is_503(monkeypatch):
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.05)
     engine = silent_engine()
     for response in await answer(engine, "/debug/kv"):
         assert response.status_code == 503 and error_of(response)["code"] == "engine_dead"
