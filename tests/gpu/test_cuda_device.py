@@ -49,7 +49,7 @@ def test_ring_memory_is_pinned(device: CudaDevice) -> None:
     assert all(slot.tensor.is_pinned() for slot in device.ring(slots=2, nbytes=100).slots)
 
 
-def test_what_was_reserved_stays_after_a_refused_capture(device: CudaDevice) -> None:
+def test_reserved_memory_stays_after_a_refused_capture(device: CudaDevice) -> None:
     size, ran = 64 << 20, []
 
     def reads() -> None:

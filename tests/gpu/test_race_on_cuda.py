@@ -127,7 +127,7 @@ def test_reading_a_result_orders_the_host() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_a_kernel_fills_on_one_stream_is_read_on_another(waits: bool) -> None:
+def test_memory_filled_on_one_stream_is_read_on_another(waits: bool) -> None:
     other = torch.cuda.Stream()
     torch.cuda.synchronize()
     with no_race("record", track="all") as checker:
