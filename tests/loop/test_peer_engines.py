@@ -181,7 +181,7 @@ def test_what_comes_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_pat
 
 
 def test_what_a_peer_has_lent_is_unmapped_when_it_has_gone_whenever_garbage_is_collected(pair, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
     prefiller, decoder = pair
     gc.disable()
     try:

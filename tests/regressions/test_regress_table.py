@@ -35,8 +35,8 @@ def test_every_scenario_says_what_broke_and_what_holds():
 
 
 def test_the_document_is_current():
-    assert (ROOT / "docs" / "regressions.md").read_text() == document(), (
-        "run python tests/regressions/not_yet.py --document > docs/regressions.md"
+    assert (ROOT / "docs" / "reference" / "regressions.md").read_text() == document(), (
+        "run python tests/regressions/not_yet.py --document > docs/reference/regressions.md"
     )
 
 
