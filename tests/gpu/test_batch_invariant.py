@@ -8,19 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_models import tiny_config
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 from invariant_runs import Outcome, differing, engine, jobs, play
 
-pytestmark = [
-    # Triton 3.9 says once how its next version will differ.
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
 LAYERS_06B = tiny_config(
     vocab_size=32_768,
     hidden_size=1024,

@@ -24,13 +24,6 @@ from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.tables import Tables
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-    # Triton 3.9 says once how its next version will differ.
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
-]
-
 
 def outboxes(where: str, rows: int) -> Tensor:
     if where == "pinned":

@@ -18,11 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 
 from device_contract import Contract
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 LONG_CYCLES = 2_000_000_000
 """Keeps a GPU busy for about a second."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
@@ -22,12 +21,6 @@ from test_draft_oracle import play
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
 from gapless.step.speculation import PLAIN, Gate, Verify
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 4}
 ITSELF = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 4}

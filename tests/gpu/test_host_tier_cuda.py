@@ -10,11 +10,6 @@ from gapless.base.shared import SharedMemory, mapped
 from gapless.device import CudaDevice
 from gapless.memory.gate import LoadGate
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
     device = CudaDevice()

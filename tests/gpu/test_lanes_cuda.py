@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
@@ -19,11 +18,6 @@ from gapless.base.config import EngineConfig
 from gapless.base.records import Request
 from gapless.engine.core import EngineCore, build_core
 from gapless.model.config import read_model_config, resolve_model_dir
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
 
 OPTIONS = {"device": "cuda", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 256, "batch_invariant": True}
 QUESTIONS = [f"Question: {name} has {n} pens and buys 7 more." for n in (14, 25) for name in ("Mia", "Tom", "Ada")]

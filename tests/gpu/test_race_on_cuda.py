@@ -11,11 +11,6 @@ import torch
 from gapless.device import CudaDevice
 from gapless.guard.race import RaceChecker, no_race
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 SLOTS, STEPS = 2, 6
 
 

@@ -48,6 +48,11 @@ SETTINGS = [
 HOT = [setting for setting in SETTINGS if setting.get("temperature") != 0.0]
 
 
+@pytest.fixture
+def kernels(implementation):
+    return implementation.kernels
+
+
 def normal(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -90,8 +95,7 @@ def kept_by_hand(logits, asked, slack):
 
 @pytest.mark.parametrize("setting", HOT)
 @runs(on=CPU)
-def test_filters_keep_the_set_of_the_definition(implementation, setting):
-    kernels = implementation.kernels
+def test_filters_keep_the_set_of_the_definition(kernels, setting):
     asked = Setting(**setting)
     for vocab in (3, 97, 1000):
         for spread in (0.1, 2.0, 8.0):
@@ -104,8 +108,7 @@ def test_filters_keep_the_set_of_the_definition(implementation, setting):
 
 
 @runs(on=CPU)
-def test_top_p_cuts_before_the_first_token_that_is_not_needed(implementation):
-    kernels = implementation.kernels
+def test_top_p_cuts_before_the_first_token_that_is_not_needed(kernels):
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     assert left(kernels, logits, Setting(top_p=0.5)) == {0}
     assert left(kernels, logits, Setting(top_p=0.51)) == {0, 1}
@@ -114,8 +117,7 @@ def test_top_p_cuts_before_the_first_token_that_is_not_needed(implementation):
 
 
 @runs(on=CPU)
-def test_top_k_breaks_ties_by_the_smaller_id(implementation):
-    kernels = implementation.kernels
+def test_top_k_breaks_ties_by_the_smaller_id(kernels):
     logits = torch.zeros(97)
     logits[50] = 1.0
     assert left(kernels, logits, Setting(top_k=6)) == {50, 0, 1, 2, 3, 4}
@@ -123,8 +125,7 @@ def test_top_k_breaks_ties_by_the_smaller_id(implementation):
 
 @pytest.mark.parametrize("setting", sharpest([HOT[6], HOT[3], *HOT[:3], *HOT[4:6], *HOT[7:]], 2))
 @runs(on=CPU)
-def test_draws_follow_the_distribution(implementation, setting):
-    kernels = implementation.kernels
+def test_draws_follow_the_distribution(kernels, setting):
     vocab, rows, asked = 12, 12_000, Setting(**setting)
     logits = normal(vocab, seed=3) * 1.5
     stays = sorted(kept_by_hand(logits, asked, slack=0.0)[0])
@@ -140,8 +141,7 @@ def test_draws_follow_the_distribution(implementation, setting):
 
 
 @runs(on=CPU)
-def test_draws_of_one_seed_over_positions_follow_the_distribution_too(implementation):
-    kernels = implementation.kernels
+def test_draws_of_one_seed_over_positions_follow_the_distribution_too(kernels):
     vocab, rows = 5, 12_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
     seen = np.bincount(
@@ -171,8 +171,7 @@ def mixed_batch(seed, vocab, rounding):
 @pytest.mark.parametrize("rounding", [0, 1, 6])
 @pytest.mark.parametrize("vocab", [13, 97, 2500])
 @runs(on=CPU)
-def test_a_row_gets_its_own_token_in_any_company(implementation, vocab, rounding):
-    kernels = implementation.kernels
+def test_a_row_gets_its_own_token_in_any_company(kernels, vocab, rounding):
     logits, settings = mixed_batch(vocab + rounding, vocab, rounding)
     alone = [drawn(logits[i], settings[i], vocab) for i in range(24)]
     rng = random.Random(0)
@@ -182,8 +181,7 @@ def test_a_row_gets_its_own_token_in_any_company(implementation, vocab, rounding
 
 
 @runs(on=CPU)
-def test_greedy_rows_stay_greedy_beside_random_ones(implementation):
-    kernels = implementation.kernels
+def test_greedy_rows_stay_greedy_beside_random_ones(kernels):
     logits = normal(40, 97, seed=2)
     tokens = draw(kernels, logits, [Setting(seed=i, temperature=float(i % 2), top_k=i % 3) for i in range(40)])
     assert tokens[::2] == logits.argmax(-1)[::2].tolist()
@@ -193,16 +191,14 @@ def test_greedy_rows_stay_greedy_beside_random_ones(implementation):
 @pytest.mark.parametrize("setting", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40, 1e-45])
 @runs(on=CPU)
-def test_a_tiny_temperature_is_as_good_as_greedy(implementation, temperature, setting):
-    kernels = implementation.kernels
+def test_a_tiny_temperature_is_as_good_as_greedy(kernels, temperature, setting):
     logits = normal(20, 97, seed=4) * 5
     settings = [Setting(seed=i, temperature=temperature, **setting) for i in range(20)]
     assert draw(kernels, logits, settings) == logits.argmax(-1).tolist()
 
 
 @runs(on=CPU)
-def test_infinite_and_missing_logits_disturb_no_other_row(implementation):
-    kernels = implementation.kernels
+def test_infinite_and_missing_logits_disturb_no_other_row(kernels):
     logits = normal(6, 97, seed=6)
     settings = [Setting(seed=i, **SETTINGS[i]) for i in range(6)]
     good = draw(kernels, logits, settings)
@@ -216,8 +212,7 @@ def test_infinite_and_missing_logits_disturb_no_other_row(implementation):
 
 
 @runs(on=CPU)
-def test_minus_infinity_is_never_drawn(implementation):
-    kernels = implementation.kernels
+def test_minus_infinity_is_never_drawn(kernels):
     logits = torch.full((500, 97), -torch.inf)
     logits[:, 10:14] = normal(500, 4, seed=7)
     for setting in SETTINGS:
@@ -225,8 +220,7 @@ def test_minus_infinity_is_never_drawn(implementation):
 
 
 @runs(on=CPU)
-def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(implementation):
-    kernels = implementation.kernels
+def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(kernels):
     logits = torch.tensor([[0.0, 9.0, 1.0, 8.0, 2.0]]).repeat(4, 1)
     for temperature in (0.0, 1e-3):
         settings = [Setting(temperature, min_len=6, stop_ids=(1, 3), length=length) for length in (4, 5, 6, 7)]
@@ -234,8 +228,7 @@ def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(implementation):
 
 
 @runs(on=CPU)
-def test_banning_touches_only_the_stop_ids(implementation):
-    kernels = implementation.kernels
+def test_banning_touches_only_the_stop_ids(kernels):
     logits = torch.zeros(3, 8)
     settings = [Setting(min_len=9, stop_ids=(0, 7)), Setting(stop_ids=(0,)), Setting(min_len=9)]
     seen = [set() for _ in settings]
@@ -248,15 +241,13 @@ def test_banning_touches_only_the_stop_ids(implementation):
 
 
 @runs(on=CPU)
-def test_a_stop_id_outside_the_vocabulary_bans_nothing(implementation):
-    kernels = implementation.kernels
+def test_a_stop_id_outside_the_vocabulary_bans_nothing(kernels):
     settings = [Setting(seed=seed, min_len=9, stop_ids=(8, 2**31 - 1)) for seed in range(200)]
     assert set(draw(kernels, torch.zeros(200, 8), settings)) == set(range(8))
 
 
 @runs(on=CPU)
-def test_equal_seeds_and_positions_give_equal_tokens_and_others_do_not(implementation):
-    kernels = implementation.kernels
+def test_equal_seeds_and_positions_give_equal_tokens_and_others_do_not(kernels):
     logits = torch.zeros(200, 97)
     assert len(set(draw(kernels, logits, [Setting(seed=4)] * 200))) == 1
     assert len(set(draw(kernels, logits, [Setting(seed=4, length=i) for i in range(200)]))) > 50
