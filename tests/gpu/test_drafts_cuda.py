@@ -20,7 +20,7 @@ from test_draft_oracle import play
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
-from gapless.step.speculation import PLAIN, Gate, Verify
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Verify
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 4}
 ITSELF = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 4}
@@ -68,7 +68,7 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
 def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without chunks run all drafts, whatever pays."""
     everything = Verify(5, drafts=True)
-    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else PLAIN)
+    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
 
 
 @pytest.mark.usefixtures("every_draft")

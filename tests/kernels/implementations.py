@@ -18,7 +18,7 @@ from gapless.kernels.seam import Kernels
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 CPU, TRITON = ("torch", "native"), ("interpreter", "cuda")
 EVERY = CPU + TRITON
-DTYPES = {"torch": (F32, BF16), "native": native.DTYPES, "interpreter": (F32, F16), "cuda": (F32, F16, BF16)}
+DTYPES = {"torch": (F32, BF16), "native": native.NATIVE_DTYPES, "interpreter": (F32, F16), "cuda": (F32, F16, BF16)}
 """The interpreter computes bfloat16 wrongly."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 QUIET = ("invalid value encountered", "overflow encountered")
@@ -76,5 +76,5 @@ def made(name: str) -> Implementation:
     if name == "cuda" or (name == "interpreter" and INTERPRETED):
         from gapless.kernels import all_triton
 
-        kernels = all_triton.KERNELS
+        kernels = all_triton.TRITON_KERNELS
     return Implementation(name, "cuda" if name == "cuda" else "cpu", kernels, DTYPES[name])

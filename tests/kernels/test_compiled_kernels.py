@@ -28,7 +28,7 @@ from gapless.kernels import (
 )
 from gapless.kernels.activation_triton import silu_mul_kernel
 from gapless.kernels.adapt_fused_triton import MOST_HELD, NORM_WARPS, adapted_norm_kernel
-from gapless.kernels.adjust_triton import BLOCK, adjust_kernel
+from gapless.kernels.adjust_triton import ADJUST_BLOCK, adjust_kernel
 from gapless.kernels.begin_triton import begin_decode_kernel
 from gapless.kernels.finish_triton import finish_kernel, stops_at_once
 from gapless.kernels.layout import line_words, score_words
@@ -164,14 +164,14 @@ def begins_and_ends() -> Iterator[tuple[str, Build]]:
             f"finish {block} {width}",
             Build(finish_kernel, own, block // 32, types, free, registers, gpus, look=header_last),
         )
-    own, free = {"BLOCK": mixed_triton.BLOCK, "COLUMNS": 64}, ("count", "writes", "admissions")
+    own, free = {"BLOCK": mixed_triton.MIXED_BLOCK, "COLUMNS": 64}, ("count", "writes", "admissions")
     yield "begin_mixed apply", Build(mixed_triton.apply_kernel, own, 2, {}, free, 64)
     for places in (1, 5):
-        own = sizes | {"BLOCK": mixed_triton.BLOCK, "ROWS": 1024, "PLACES": places}
+        own = sizes | {"BLOCK": mixed_triton.MIXED_BLOCK, "ROWS": 1024, "PLACES": places}
         free = ("count", "decode", "tokens", "sent", "splits")
         yield f"begin_mixed gather {places}", Build(mixed_triton.gather_kernel, own, 2, {"tokens": "i32"}, free)
     yield "copy_pages", Build(
-        pages_triton.copy_kernel, {"TILE": pages_triton.TILE}, 8, {"sums": "*i64", "words": "i32"},
+        pages_triton.copy_kernel, {"TILE": pages_triton.COPY_TILE}, 8, {"sums": "*i64", "words": "i32"},
         ("count", "places", "sums"),
     )  # fmt: skip
 
@@ -180,13 +180,13 @@ def sampling() -> Iterator[tuple[str, Build]]:
     few, many = sampling_triton.CHUNKS[0][1], sampling_triton.MANY_ROWS_BLOCKS
     numbers = {"slots": "i32"}
     for kind, blocks in (("*bf16", many), ("*fp32", few), ("*bf16", few), ("*fp32", many)):
-        own = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": sampling_triton.BLOCK, "LANES": 256, "SPLITS": 149}
+        own = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": sampling_triton.SAMPLING_BLOCK, "LANES": 256, "SPLITS": 149}
         types, free = {"logits": kind} | numbers, ("rows", "slots", "batch")
         yield f"best {kind} {blocks}", Build(sampling_triton.best_kernel, own, 4, types, free, 80)
         yield f"drawn {kind} {blocks}", Build(sampling_triton.drawn_kernel, own, 4, types, free)
     own, types = {"VOCAB": VOCAB, "SPLITS": 149, "LANES": 256}, {"tokens": "*i64"}
     yield "choose", Build(sampling_triton.choose_kernel, own, 1, types, ("rows", "batch"), 96)
-    for kind, tile in product(("*bf16", "*fp32"), (cut_triton.TILE, cut_triton.FEW_ROWS_TILE)):
+    for kind, tile in product(("*bf16", "*fp32"), (cut_triton.CUT_TILE, cut_triton.FEW_ROWS_TILE)):
         own = {"VOCAB": VOCAB, "ROOM": 1, "TILE": tile, "BITS": 32 if kind == "*fp32" else 16, "LANES": 256}
         own |= {"CLEARED": 2048, "EARLY": True}
         types = {"logits": kind, "search": "*i64", "tops": "*i64", "parts": "*i16", "counts": "i32"} | numbers
@@ -198,7 +198,7 @@ def sampling() -> Iterator[tuple[str, Build]]:
                 look=lambda ptx, name=name, tile=tile: few_exponentials(ptx, name, tile),
             )  # fmt: skip
     for kind, width in (("*bf16", 5), ("*fp32", 20), ("*bf16", 0)):
-        own = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": score_triton.TILE, "SPLITS": SPLITS, "WIDTH": width, "LANES": 128}
+        own = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": score_triton.SCORE_TILE, "SPLITS": SPLITS, "WIDTH": width, "LANES": 128}
         line = score_words(width)
         own |= {"BEST_LANES": 1 << (SPLITS * max(width, 1)).bit_length(), "LINE": line}
         own |= {"LINE_LANES": 1 << line.bit_length()}
@@ -215,7 +215,7 @@ def few_exponentials(ptx: str, name: str, tile: int) -> bool:
 
 def lanes() -> Iterator[tuple[str, Build]]:
     for kind, drafts, gpus in (("*bf16", 0, (90,)), ("*fp32", 0, GPUS), ("*bf16", 1, GPUS)):
-        own = {"VOCAB": VOCAB, "HISTORY": HISTORY, "BLOCK": BLOCK, "DRAFTS": drafts}
+        own = {"VOCAB": VOCAB, "HISTORY": HISTORY, "BLOCK": ADJUST_BLOCK, "DRAFTS": drafts}
         free, types = ("rows", "batch", "slots"), {"logits": kind, "slots": "i32"}
         yield f"adjust {kind} {drafts}", Build(adjust_kernel, own, 4, types, free, gpus=gpus)
     shape, looks = {"HISTORY": 4096}, masks_triton.LOOKS
@@ -230,7 +230,7 @@ def lanes() -> Iterator[tuple[str, Build]]:
         yield f"mask {name}", Build(kernel, own, warps, {}, ("rows",))
     own, types = {"HISTORY": HISTORY, "PLACES": 5, "WIDTH": 5, "BLOCK": 64}, {"tokens": "*i64", "out": "*i64"}
     yield "accept", Build(drafts_triton.accept_kernel, own, 2, types, ("rows", "count"), 96)
-    own = {"HISTORY": HISTORY, "MOST": 4, "SHORTEST": 2, "LONGEST": 4, "BLOCK": drafts_triton.BLOCK}
+    own = {"HISTORY": HISTORY, "MOST": 4, "SHORTEST": 2, "LONGEST": 4, "BLOCK": drafts_triton.MATCH_BLOCK}
     yield "look_up", Build(drafts_triton.look_up_kernel, own, 4, {}, ("rows",))
     sizes = {"HISTORY": HISTORY, "ENTRIES": 1 << 18}
     own = sizes | {"WIDTH": 5, "LONGEST": 8, "BLOCK": 64}

@@ -284,7 +284,7 @@ def test_tokens_that_followed_before_are_drafted(implementation, lengths):
 def test_tokens_that_followed_before_are_drafted_by_blocks(implementation, monkeypatch):
     from gapless.kernels import drafts_triton
 
-    monkeypatch.setattr(drafts_triton, "BLOCK", 8)
+    monkeypatch.setattr(drafts_triton, "MATCH_BLOCK", 8)
     assert sum(check_look_up(implementation.kernels, "cpu", seed, 4, (2, 4)) for seed in range(5)) > 3
 
 

@@ -10,7 +10,7 @@ from kernels.native_kernels import load_native, load_plain_variant
 from kernels.paged import Heads, paged, queries
 
 from gapless.kernels.choose import choose
-from gapless.kernels.native import DTYPES, NativeLinear
+from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
 from gapless.kernels.views import RowBatch
 
 
@@ -20,13 +20,13 @@ def here():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
     linear = choose("cpu", dtype, batch_invariant=True).linear
     assert isinstance(linear(torch.randn(4, 8).to(dtype), None), NativeLinear)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize(
     "heads", [Heads(2, 1, 64), Heads(1, 1, 128), Heads(7, 1, 80), Heads(8, 2, 32), Heads(6, 2, 16)]
 )
@@ -44,7 +44,7 @@ def test_a_query_has_the_same_bits_without_the_bfloat16_dot_product(tmp_path):
         decode_attention=unpack.decode_attention(ops.decode_attention.default),
         prefill_attention=unpack.prefill_attention(ops.invariant_prefill_attention.default),
     )
-    for dtype in DTYPES:
+    for dtype in NATIVE_DTYPES:
         check_any_chunk(kernels, Heads(2, 1, 64), dtype)
 
 

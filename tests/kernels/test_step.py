@@ -253,7 +253,7 @@ def test_a_step_with_chunks_begins_in_small_programs(implementation, monkeypatch
     """So that each goes over its row's tokens several times."""
     from gapless.kernels import mixed_triton
 
-    monkeypatch.setattr(mixed_triton, "BLOCK", 8)
+    monkeypatch.setattr(mixed_triton, "MIXED_BLOCK", 8)
     monkeypatch.setattr(mixed_triton, "SPLITS", 2)
     check_begin_mixed(implementation, 0, 50, 3, [40, 33, 17], 50, 2)
 
