@@ -18,7 +18,7 @@ from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
 from gapless.model.draft_model import DraftModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import PLAIN, Gate, Speculation, Verify
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Speculation, Verify
 from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
@@ -131,7 +131,7 @@ def numbers_at_random(seed: int, speculation: Speculation) -> Iterator[Counter[i
 
     def draw(gate: Gate, decode: tuple[int, ...]) -> Verify:
         if decide(gate, decode) and not decode:
-            return PLAIN
+            return WITHOUT_DRAFTS
         found[places := rng.choice((1, *speculation.sizes))] += 1
         return Verify(places, drafts=True)
 

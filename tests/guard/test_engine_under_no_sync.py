@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 from harness import capture_all, captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from sharpest import sharpest
 from steps_under_guard import PLAIN, filed, steps_under_no_sync, tensors_of
 from tiny_models import tiny_config
 
@@ -58,7 +59,7 @@ def test_steps_of_the_checksum_model_pass_under_no_sync(kind, depth):
     assert checked.steps == steps > 100 and captured > 20 * device.captures and checked.trouble() == []
 
 
-@pytest.mark.parametrize("kind", ["cpu", "sim"])
+@pytest.mark.parametrize("kind", sharpest(["cpu", "sim"]))
 def test_a_dense_model_passes_with_every_way_of_sampling(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     alone = generate(str(tmp_path), kind)

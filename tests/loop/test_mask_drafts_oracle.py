@@ -148,7 +148,7 @@ def test_masked_rows_with_drafts_run_in_chains(chain, guarded_steps):
 @pytest.mark.parametrize("polls", [None, True, False])
 @pytest.mark.parametrize("depth", [1, 4, None])
 def test_masks_after_drafts_are_made_by_threads_too(depth, polls, guarded_steps):
-    assert mask_threads.load() is not None, build.outcomes[mask_threads.NAME].reason
+    assert mask_threads.load() is not None, build.outcomes[mask_threads.MASKS_EXTENSION].reason
     accepted = 0
     for seed in range(300, 304):
         device = CpuDevice(threads=1)

@@ -113,7 +113,7 @@ def test_a_step_with_masked_rows_reads_nothing_on_the_host(guarded_steps):
 @pytest.mark.parametrize(("depth", "chain"), [(1, None), (None, None), (4, 8)])
 def test_native_matchers_give_the_tokens_of_a_direct_computation(depth, chain, polls, guarded_steps):
     """Some of them, beside others; with threads that look for tokens, and with threads that are rung."""
-    assert mask_threads.load() is not None, build.outcomes[mask_threads.NAME].reason
+    assert mask_threads.load() is not None, build.outcomes[mask_threads.MASKS_EXTENSION].reason
     written = preempted = 0
     for seed in range(300, 306):
         device = CpuDevice(threads=1)

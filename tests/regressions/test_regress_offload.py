@@ -12,7 +12,7 @@ from simulation.lower import LateLine
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.below import LowerTiers
 from gapless.memory.ledger import Clock
-from gapless.memory.pages import PASSED, PagePool, Pin
+from gapless.memory.pages import ALREADY_PASSED, PagePool, Pin
 from gapless.plan.planner import Planner
 from gapless.testing.sim import SimDevice, SimStream
 
@@ -64,8 +64,8 @@ def pages_free_while_steps_run():
     """Pages wait for transfers, and not for the steps that use them."""
     unpin = PagePool.unpin
 
-    def at_once(pool, pages, at=PASSED, kind=Pin.REQUEST):
-        unpin(pool, pages, PASSED if at[0] is Clock.COMPUTE else at, kind)
+    def at_once(pool, pages, at=ALREADY_PASSED, kind=Pin.REQUEST):
+        unpin(pool, pages, ALREADY_PASSED if at[0] is Clock.COMPUTE else at, kind)
 
     return broken(PagePool, "unpin", at_once)
 
