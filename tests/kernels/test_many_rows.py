@@ -226,6 +226,12 @@ def test_torch_multiplies_matrices_that_are_large_or_odd() -> None:
     not wider than the matrix."""
     found = [
         many_rows_triton.serves(torch.empty(*shape, dtype=torch.bfloat16, device="meta"))
-        for shape in ((6144, 1024), (many_rows_triton.MOST_MANY_WEIGHT // 1024 + 1, 1024), (64, 1000), (64, 1001), (64, 64))
+        for shape in (
+            (6144, 1024),
+            (many_rows_triton.MOST_MANY_WEIGHT // 1024 + 1, 1024),
+            (64, 1000),
+            (64, 1001),
+            (64, 64),
+        )
     ]
     assert found == [True, False, True, False, False]
