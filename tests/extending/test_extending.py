@@ -37,7 +37,7 @@ class Tree:
     def run(self, *command: str) -> str:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self.paths)}
         done = subprocess.run(
-            [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
+            [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=1500
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -47,6 +47,7 @@ class Tree:
         assert self.run("-c", before + self.blocks["python"]) == self.blocks["text"]
 
 
+@pytest.mark.timeout(1800)  # the C++ is compiled
 @pytest.mark.parametrize("before", ["", PLAIN], ids=["native", "plain"])
 def test_an_added_sampling_parameter_changes_tokens(tmp_path, before):
     Tree(tmp_path, "sampling-parameter").check_program(before)

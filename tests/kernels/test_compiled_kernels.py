@@ -180,7 +180,8 @@ def sampling() -> Iterator[tuple[str, Build]]:
     few, many = sampling_triton.CHUNKS[0][1], sampling_triton.MANY_ROWS_BLOCKS
     numbers = {"slots": "i32"}
     for kind, blocks in (("*bf16", many), ("*fp32", few), ("*bf16", few), ("*fp32", many)):
-        own = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": sampling_triton.SAMPLING_BLOCK, "LANES": 256, "SPLITS": 149}
+        own = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "LANES": 256, "SPLITS": 149}
+        own |= {"BLOCK": sampling_triton.SAMPLING_BLOCK}
         types, free = {"logits": kind} | numbers, ("rows", "slots", "batch")
         yield f"best {kind} {blocks}", Build(sampling_triton.best_kernel, own, 4, types, free, 80)
         yield f"drawn {kind} {blocks}", Build(sampling_triton.drawn_kernel, own, 4, types, free)
@@ -198,7 +199,8 @@ def sampling() -> Iterator[tuple[str, Build]]:
                 look=lambda ptx, name=name, tile=tile: few_exponentials(ptx, name, tile),
             )  # fmt: skip
     for kind, width in (("*bf16", 5), ("*fp32", 20), ("*bf16", 0)):
-        own = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": score_triton.SCORE_TILE, "SPLITS": SPLITS, "WIDTH": width, "LANES": 128}
+        own = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": score_triton.SCORE_TILE, "SPLITS": SPLITS, "WIDTH": width}
+        own |= {"LANES": 128}
         line = score_words(width)
         own |= {"BEST_LANES": 1 << (SPLITS * max(width, 1)).bit_length(), "LINE": line}
         own |= {"LINE_LANES": 1 << line.bit_length()}

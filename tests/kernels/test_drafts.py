@@ -254,7 +254,7 @@ def test_a_step_with_drafts_begins_with_every_place_of_its_rows(implementation, 
 
 @runs("places, width", [(1, 5), (5, 5)], cpu=[(1, 1), (3, 3), (3, 9)], cuda=[(2, 5)])
 def test_a_row_keeps_the_tokens_after_its_right_drafts(implementation, places, width):
-    for seed in range(12):
+    for seed in range(6 if implementation.name == "interpreter" else 12):
         check_accept(implementation.kernels, implementation.device, seed, places, width)
 
 

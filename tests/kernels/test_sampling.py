@@ -181,37 +181,6 @@ def test_greedy_rows_stay_greedy_beside_random_ones(kernels):
     assert tokens[1::2] != logits.argmax(-1)[1::2].tolist()
 
 
-@pytest.mark.parametrize("setting", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
-@pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40, 1e-45])
-@runs(on=CPU)
-def test_a_tiny_temperature_is_as_good_as_greedy(kernels, temperature, setting):
-    logits = normal(20, 97, seed=4) * 5
-    settings = [Setting(seed=i, temperature=temperature, **setting) for i in range(20)]
-    assert draw(kernels, logits, settings) == logits.argmax(-1).tolist()
-
-
-@runs(on=CPU)
-def test_infinite_and_missing_logits_disturb_no_other_row(kernels):
-    logits = normal(6, 97, seed=6)
-    settings = [Setting(seed=i, **SETTINGS[i]) for i in range(6)]
-    good = draw(kernels, logits, settings)
-    broken = logits.clone()
-    broken[1] = torch.nan
-    broken[3, 5] = torch.inf
-    broken[4] = -torch.inf
-    tokens = draw(kernels, broken, settings)
-    assert [tokens[i] for i in (0, 2, 5)] == [good[i] for i in (0, 2, 5)]
-    assert all(0 <= token < 97 for token in tokens), "a token of a failed row must still be a token"
-
-
-@runs(on=CPU)
-def test_minus_infinity_is_never_drawn(kernels):
-    logits = torch.full((500, 97), -torch.inf)
-    logits[:, 10:14] = normal(500, 4, seed=7)
-    for setting in SETTINGS:
-        assert set(draw(kernels, logits, [Setting(seed=i, **setting) for i in range(500)])) <= {10, 11, 12, 13}
-
-
 @runs(on=CPU)
 def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(kernels):
     logits = torch.tensor([[0.0, 9.0, 1.0, 8.0, 2.0]]).repeat(4, 1)
