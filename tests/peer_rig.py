@@ -112,7 +112,7 @@ class PeerPair:
         self.giver.close()
 
 
-def until(holds, seconds=5.0):
+def until(holds, seconds=60.0):
     """Wait for a condition, and fail where it does not come to hold in time."""
     late = time.monotonic() + seconds
     while not holds():

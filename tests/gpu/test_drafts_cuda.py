@@ -15,13 +15,12 @@ import torch
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "loop"))
 
 from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
 from oracle_drafter import cost
+from oracles import right_drafts
 from score_cases import check_score
 from suffix_cases import check_recall, check_remember
-from test_draft_oracle import play
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
@@ -71,8 +70,11 @@ def test_every_token_that_a_row_with_drafts_got_is_scored() -> None:
 @pytest.mark.parametrize("errs", [0.0, 0.3, 1.0])
 @pytest.mark.usefixtures("reserved_memory")
 def test_drafts_change_no_token(depth: int, errs: float) -> None:
-    loops = [play(seed, CudaDevice(), depth, errs) for seed in (0, 9, 12)]
-    assert all(loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens for loop in loops)
+    for seed in (0, 9, 12):
+        device, counts = CudaDevice(), Counter[str]()
+        loop = right_drafts(errs, 0.0, 1.0).play(seed, device, depth, counts=counts)
+        assert loop.launcher.gate is not None and loop.launcher.gate.counts.draft_tokens
+        device.close()
 
 
 @pytest.mark.parametrize("speculative", [EAGLE, ITSELF], ids=("head", "draft model"))

@@ -23,6 +23,11 @@ from gapless.device import build
 BY_NAME = {wish.name: wish for wish in WISHES}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def engines_have_no_race():
+    """Each test builds its own engines: those with the mark run under no_race."""
+
+
 @pytest.mark.parametrize(
     ("name", "arm"), [("sharp", arm) for arm in tied_model.ARMS] + [("flat", arm) for arm in tied_model.ARMS[::2]]
 )
@@ -55,6 +60,7 @@ def recorded():
     return json.loads(DEMO.read_text())
 
 
+@pytest.mark.no_race
 @pytest.mark.filterwarnings("default:.*near tie")
 @pytest.mark.parametrize("arm", demo_engines.ARMS, ids=str)
 def test_the_demo_model_says_what_it_said(arm, recorded):
