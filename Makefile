@@ -98,11 +98,12 @@ SEEDS ?= 2000
 sim: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m simulation.run --seeds $(SEEDS) $(ARGS)
 
-# One protection of the engine taken away at a time; prints the table of docs/proof.md
+# One protection of the engine taken away at a time; prints the table of docs/evidence/proof.md;
+# ARGS="--out docs/measurements/mutation.json" keeps it
 mutation: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --seeds $(SEEDS) $(ARGS)
 
-# Processes of running services killed with SIGKILL, over and over; prints the table of docs/proof.md
+# Processes of running services killed with SIGKILL, over and over; prints the table of docs/evidence/proof.md
 kills: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m kills.run $(ARGS)
 

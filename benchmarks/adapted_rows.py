@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from gapless import LLM, SamplingParams
-from gapless.model.adapters import CONFIG, WEIGHTS
+from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS
 from gapless.model.config import ModelConfig, read_model_config, resolve_model_dir
 from gapless.model.params import MODULES, sizes_of
 
@@ -38,7 +38,7 @@ def write_adapter(directory: Path, config: ModelConfig, seed: int) -> Path:
                 weights[name + "B.weight"] = torch.randn(columns, RANK, generator=generator) * 0.01
     directory.mkdir()
     save_file(weights, directory / WEIGHTS)
-    (directory / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
+    (directory / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK}))
     return directory
 
 

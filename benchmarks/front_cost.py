@@ -7,7 +7,6 @@ The fake core sleeps so long a step, then gives each stream a token. Processor t
 thread, over whole runs: `front` is the process that talks (text, JSON, HTTP), `engine` the one that computes, less what
 the fake core itself takes. `hop` is from the end of a step in the engine until its token is in the client's hands, and
 `events` how many tokens an event carried. TTFT and ITL are what the client sees; all streams begin at once.
-front_stages.py says where the front's time goes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Everything that only a GPU can show, in one call of under ten minutes: tests, kernels, captured steps, targets.
+"""What only a GPU can show, in one call of under ten minutes: tests, captured steps, targets.
 
-`PYTHONPATH=. python benchmarks/gpu_all.py [--out DIR] [--only tests,kernels,engine]` prints short tables and, with
+`PYTHONPATH=. python benchmarks/gpu_all.py [--out DIR] [--only tests,engine]` prints short tables and, with
 `--out`, leaves gpu_all.json and the logs of the tests there. The model is a dummy of Qwen3-0.6B's shape in bfloat16.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ab_depth import QWEN3_06B
+from shapes import QWEN3_06B
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -30,7 +30,6 @@ from gapless.engine.core import EngineCore, build_core
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = "tests/gpu"
-KERNELS = ("gpu_kernels.py", "gpu_attention.py")
 
 
 class Load(NamedTuple):
@@ -226,7 +225,7 @@ def all_tests(out: Path | None) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="engine,kernels,tests")
+    parser.add_argument("--only", default="engine,tests")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU here: nothing was run")
@@ -238,9 +237,6 @@ def main() -> None:
     if "engine" in chosen:
         for line in engines():
             print(line, flush=True)
-    if "kernels" in chosen:
-        for name in KERNELS:
-            failed += script([f"benchmarks/{name}"], options.out and options.out / f"{name}.txt") != 0
     if "tests" in chosen:
         failed += all_tests(options.out)
     if options.out:

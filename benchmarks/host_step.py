@@ -1,5 +1,5 @@
 """Host time of one step: plan + pack + launch + observe + commit + retire, in steady decode, with a model that does
-nothing. Steps are captured where the device can (`--no-graphs`: they are not). The README's figures are those of
+nothing. Steps are captured where the device can (`--no-graphs`: they are not). Those of docs/evidence are of
 `python benchmarks/host_step.py --chains --out docs/measurements/host-step.json`.
 
 The figure is processor time of the loop's thread, so that the stream's thread and a busy machine are left out. The
@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,12 +211,12 @@ def compare_chains(rows: int, steps: int) -> Chains:
     return Chains(rows, one, auto, ratio, statistics.median(run[1][1] for run in runs))
 
 
-def print_chains(steps: int, path: Path | None) -> None:
+def print_chains(sizes: Sequence[int], steps: int, path: Path | None) -> None:
     """The table of chains, and its figures as JSON with the processor."""
     print("| rows | one a visit, us | auto, us | ratio | steps of a visit |")
     print("|---:|---:|---:|---:|---:|")
     found = []
-    for rows in (1, 8, 32, 256):
+    for rows in sizes:
         found.append(compare_chains(rows, steps))
         _, one, auto, ratio, visit = found[-1]
         print(f"| {rows} | {one:.0f} | {auto:.0f} | {ratio:.2f} | {visit:.1f} |", flush=True)
@@ -272,13 +272,14 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--chains", action="store_true", help="one step a visit beside automatic chains, and no more")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 256], help="of --chains")
     parser.add_argument("--drafts", type=int, help="steps with this number of drafts a row beside steps without")
     parser.add_argument("--out", type=Path, help="the figures of --chains as JSON")
     args = parser.parse_args()
     if args.out and not args.chains:
         parser.error("--out writes the figures of --chains: add --chains, or leave --out away")
     if args.chains:
-        print_chains(args.steps, args.out)
+        print_chains(args.rows, args.steps, args.out)
         return
     if args.drafts:
         print_drafts(args.steps, args.drafts)

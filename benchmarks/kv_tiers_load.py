@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ab_depth import SHAPES, make_qwen
+from shapes import SHAPES, make_qwen
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig

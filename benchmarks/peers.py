@@ -4,9 +4,9 @@
         --peer 'vllm-uni1@tiny=COMMAND' --peer 'vllm-uni2@small=COMMAND' --peer 'llama@tiny,small:1=COMMAND or URL'
 
 A command may hold {model} (the directory), {name}, {port}, {kv_gib}, {kv_bytes}, {device} and {prefix_caching} (the
-flag for what the row needs). peer_work.py says what the kinds of rows are; `--rows` chooses among them. docs/peers.md
-says how to get the peers and the models, what the figures mean, and which of them compare. `--read FILE...` shows
-results again, several runs as one.
+flag for what the row needs). peer_work.py says what the kinds of rows are; `--rows` chooses among them.
+docs/notes/2026-11-peers.md says how to get the peers and the models, what the figures mean, and which of them compare.
+`--read FILE...` shows results again, several runs as one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gapless.lab.http import Client
 from gapless.lab.probe import one_reply, try_fields
 from gapless.lab.records import LoadRun
 from gapless.lab.same_tokens import compare_tokens
-from gapless.lab.summary import METRICS, parse_goodput, result_json, summarise
+from gapless.lab.summary import SUMMARY_METRICS, parse_goodput, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.top import Page, grown
 
@@ -270,7 +270,7 @@ class Bench:
             return
         goals = self.goals if case.kind == OPEN else None
         summary = summarise(run, prompts, percents=(99.0,), goodput=goals)
-        numbers = result_json(summary, METRICS)
+        numbers = result_json(summary, SUMMARY_METRICS)
         client = numbers.pop("client")
         own = used.pop(server.spec.name)
         numbers |= {"round": k, "seed": seed, "busy_before": busy, "load_before": load}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ab_depth import QWEN3_06B
+from shapes import QWEN3_06B
 
 from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
@@ -61,8 +61,8 @@ class Watch:
 def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dict[str, Any]:
     core = build_core(
         EngineConfig(
-            model=folder, load_format="dummy", device=options.device, max_num_seqs=64, max_model_len=4096,
-            enable_prefix_caching=False, max_num_batched_tokens=options.tokens,
+            model=folder, load_format="dummy", device=options.device, max_num_seqs=64,
+            max_model_len=options.max_model_len, enable_prefix_caching=False, max_num_batched_tokens=options.tokens,
             kv_cache_memory_bytes=(32 << 30) if options.device == "cuda" else (1 << 30),
         )
     )  # fmt: skip
@@ -71,7 +71,7 @@ def arm(options: argparse.Namespace, folder: str, beside: int, name: str) -> dic
         np.random.default_rng(1).uniform(np.log(options.shortest), np.log(options.longest), options.prompts)
     ).astype(int)
     for row in range(beside):
-        submit(core, row, 64, 4000)
+        submit(core, row, 64, options.max_model_len - 96)
     watch = Watch(core)
     for _ in range(50 if beside else 0):  # an engine without work waits
         watch.step()
@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=0, help="budget of a step; 0: the engine's own choice")
     parser.add_argument("--shortest", type=int, default=10)
     parser.add_argument("--longest", type=int, default=3900)
+    parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--out", type=Path, help="all times as JSON")
     options = parser.parse_args()
     layers = options.layers or (28 if options.device == "cuda" else 2)

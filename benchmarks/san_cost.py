@@ -49,35 +49,35 @@ EMPTY: dict[str, tuple[type[Any], ...]] = {
     "past the dispatch mode": (EmptyDispatch, PastDispatch),
     "both modes, empty": (EmptyDispatch, EmptyFunctions),
 }
-TOKENS = 64
 
 
-def generate(device: str, hidden: int, layers: int) -> float:
+def generate(device: str, options: argparse.Namespace) -> float:
     """Return the milliseconds that a generate took, after a short one."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
+        vocab_size=256, hidden_size=options.hidden, intermediate_size=2 * options.hidden,
+        num_hidden_layers=options.layers,
         num_attention_heads=4, num_key_value_heads=2, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(device).eval()
     prompt = torch.arange(1, 9, device=device)[None]
-    for tokens in (4, TOKENS):
+    for tokens in (4, options.tokens):
         start = time.thread_time_ns()
         model.generate(prompt, max_new_tokens=tokens, do_sample=False)
     return (time.thread_time_ns() - start) / 1e6
 
 
-def measured(name: str, hidden: int, layers: int) -> float:
+def measured(name: str, options: argparse.Namespace) -> float:
     if name in EMPTY:
         with ExitStack() as stack:
             for mode in EMPTY[name]:
                 stack.enter_context(mode())
-            return generate("cuda" if torch.cuda.is_available() else "cpu", hidden, layers)
+            return generate("cuda" if torch.cuda.is_available() else "cpu", options)
     names = DETECTORS[name]
     if not names:
-        return generate("cuda" if torch.cuda.is_available() else "cpu", hidden, layers)
+        return generate("cuda" if torch.cuda.is_available() else "cpu", options)
     with Detectors(names, emulate_cuda=True):
-        return generate("cuda", hidden, layers)
+        return generate("cuda", options)
 
 
 def main() -> None:
@@ -85,12 +85,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)
     times: dict[str, list[float]] = {name: [] for name in (*DETECTORS, *EMPTY)}
     for _ in range(options.rounds):
         for name in times:
-            times[name].append(measured(name, options.hidden, options.layers))
+            times[name].append(measured(name, options))
     off = statistics.median(times["off"])
     for name, spent in times.items():
         middle = statistics.median(spent)

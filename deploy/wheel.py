@@ -57,7 +57,10 @@ def jobs(machine: str, pythons: Sequence[str], tool: str, stubs: Path) -> Iterat
     said = [subprocess.run([python, "-c", ASKS], capture_output=True, text=True, check=True) for python in pythons]
     for tag, headers in dict(one.stdout.split(maxsplit=1) for one in said).items():
         target = compiling.Toolchain(tool, variants[-1].flags, compiling.headers(headers.strip()), links)
-        for name, sources in ((cpu_native.NAME, cpu_native.SOURCES), (mask_threads.NAME, mask_threads.SOURCES)):
+        for name, sources in (
+            (cpu_native.STREAM_NAME, cpu_native.STREAM_SOURCES),
+            (mask_threads.NAME, mask_threads.SOURCES),
+        ):
             file = prebuilt.file_name(prebuilt.of_python(name, tag), release, variants[-1])
             yield Job(file, name, sources, target)
 
@@ -91,7 +94,7 @@ def pack(libraries: Sequence[Path], machine: str, out: Path) -> Path:
         shutil.copytree(ROOT / "gapless", stage / "gapless", ignore=shutil.ignore_patterns("__pycache__"))
         for name in PACKED:
             shutil.copy(ROOT / name, stage)
-        inside = stage / "gapless" / "device" / prebuilt.FOLDER.name
+        inside = stage / "gapless" / "device" / prebuilt.PREBUILT.name
         inside.mkdir()
         for library in libraries:
             shutil.copy(library, inside)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gapless.model.adapters import CONFIG, WEIGHTS
+from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS
 from gapless.model.config import ModelConfig
 from gapless.model.params import MODULES, sizes_of
 
@@ -41,7 +41,7 @@ def write_adapter(
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights or random_weights(config, seed, rank, modules, size), directory / WEIGHTS)
     usual = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": modules, "bias": "none"}
-    (directory / CONFIG).write_text(json.dumps(usual | settings))
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(usual | settings))
     return directory
 
 
@@ -49,7 +49,7 @@ def additions(directory: Path) -> dict[str, Tensor]:
     """What the adapter adds to each weight of the model, by the weight's name."""
     from safetensors.torch import load_file
 
-    settings, tensors = json.loads((directory / CONFIG).read_text()), load_file(directory / WEIGHTS)
+    settings, tensors = json.loads((directory / ADAPTER_CONFIG).read_text()), load_file(directory / WEIGHTS)
     rank = settings["r"]
     scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return {

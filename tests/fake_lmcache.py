@@ -25,6 +25,8 @@ class FakeLMCache:
         """Requests whose chunks may not be evicted"""
         self._kept: dict[tuple[Any, ...], int] = {}
         self._began: dict[tuple[Any, ...], int] = {}
+        self.calls: list[int] = []
+        """The operations that were asked for"""
         self.sizes: dict[str, int] = {}
         """Bytes of a chunk, by the model's name"""
         self._looks: dict[str, int] = {}
@@ -56,6 +58,7 @@ class FakeLMCache:
                 continue
             identity, *frames = self._socket.recv_multipart()
             _, operation, *words = map(msgspec.msgpack.decode, frames)
+            self.calls.append(operation)
             if self.mood == "silent":
                 continue
             known, answer = self._answer(operation, words)

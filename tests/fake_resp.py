@@ -11,7 +11,7 @@ from typing import Any
 
 
 class FakeResp:
-    """Values by key. `mood` is what happens to the next commands: sound, closed, short, slow, error or noise."""
+    """Values by key. `mood` is what happens to the next commands: sound, closed, short, silent, error or noise."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.values: dict[bytes, bytes] = {}
@@ -38,8 +38,8 @@ class FakeResp:
                     answer = fake.answer(words)
                     if fake.mood == "closed":
                         return
-                    if fake.mood == "slow":
-                        time.sleep(0.8)
+                    while fake.mood == "silent":
+                        time.sleep(0.01)
                     if fake.mood == "short":
                         self.wfile.write(answer[: max(1, len(answer) // 2)])
                         return
@@ -83,6 +83,7 @@ class FakeResp:
         return b"+PONG\r\n" if name == b"PING" else b"+OK\r\n"
 
     def stop(self) -> None:
+        self.mood = "closed"
         self._server.shutdown()
         self._server.server_close()
 

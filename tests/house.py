@@ -1,13 +1,16 @@
-"""Counts how the package reads: lines by room, fragment docstrings, shared class names, private accesses, cycles."""
+"""Counts how the package reads: lines by room, habits of its texts, shared names, private accesses, cycles."""
 
 from __future__ import annotations
 
 import ast
 import re
 import statistics
+import subprocess
+import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 PACKAGE = "gapless"
@@ -24,6 +27,19 @@ FRAGMENT = re.compile(
     r"|Until|Unless|While|Who|Whose|That|Not|Those|It|They|Such)\b"
 )
 """First words of a docstring that means nothing without the line above it."""
+_PREPOSITION = "(?:of|in|to|for|at|on|by|from|with|after|before|through|under|over|into|until)"
+HABITS = {
+    "what it was": r"^What\b|\bwhat (?:it|was|were|is|are|has|have|had|comes?|they|does|do|did)\b",
+    "those": r"\b[Tt]hose\b",
+    "says, knows, learns": r"\b(?:says?|said|knows|learns|hears)\b",
+    "of which": rf"\b{_PREPOSITION} (?:which|whom)\b",
+    "where for if": r"(?:^|(?<=[.!?:;] ))Where\b|, where\b",
+    "has come": r"\b(?:has|have|had|is|are|was|were) (?:come|gone|to come|had|been had|to be had|there)\b",
+    "goes on": r"\b(?:go|goes|went|going|gone) on\b|\bon (?:its|their|the) way\b",
+}
+"""Clauses that a noun or a name replaces: how many docstrings and comments may hold each is counted."""
+ALIAS = re.compile(r"_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
+CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
 DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_C"}
 """Public names that begin with an underscore: those of named tuples, os, sys and torch."""
 
@@ -41,10 +57,28 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+def lines_before(root: Path) -> tuple[str, int] | None:
+    """The commit that this tree is compared with, and the package's lines then: the merge base with main, on main
+    itself the last commit. None without git, or if neither is known."""
+    base, head = _git(root, "merge-base", "HEAD", "main"), _git(root, "rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "--short", "HEAD~1" if base in ("", head) else base)
+    counts = _git(root, "grep", "-c", "", commit, "--", f"{PACKAGE}/*.py") if commit else ""
+    return (commit, sum(int(line.rpartition(":")[2]) for line in counts.splitlines())) if counts else None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """Return the output of git, empty if it fails or is missing."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
 def forget() -> None:
     """Drop what was parsed: millions of objects, which the garbage collector would walk in all later tests."""
     _parsed.cache_clear()
     _walked.cache_clear()
+    _comments.cache_clear()
 
 
 def nodes(path: Path) -> tuple[ast.AST, ...]:
@@ -134,13 +168,51 @@ def _strings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def shared_class_names(root: Path) -> dict[str, list[str]]:
-    """Class names that more than one file of the package defines, with the files."""
+def habits(root: Path) -> dict[str, list[str]]:
+    """`file:line: text` of each docstring and comment of the package with a clause of HABITS, by clause."""
+    found: dict[str, list[str]] = {name: [] for name in HABITS}
+    for path in python_files(root / PACKAGE):
+        for line, text in (*docstrings(path), *_comments(path.read_text(encoding="utf-8"))):
+            for name, clause in HABITS.items():
+                if re.search(clause, text):
+                    found[name].append(f"{path.relative_to(root)}:{line}: {text.splitlines()[0]}")
+    return found
+
+
+@cache
+def _comments(text: str) -> list[tuple[int, str]]:
+    tokens = tokenize.generate_tokens(StringIO(text).readline)
+    return [(token.start[0], token.string.lstrip("# ")) for token in tokens if token.type == tokenize.COMMENT]
+
+
+def class_names(path: Path) -> set[str]:
+    """Classes, and the names in their style that a module assigns: aliases, NewTypes, type variables."""
+    classes = {node.name for node in nodes(path) if isinstance(node, ast.ClassDef)}
+    return classes | {name for name in _assigned(parsed(path).body) if ALIAS.fullmatch(name)}
+
+
+def constants(path: Path) -> set[str]:
+    return {name for name in _assigned(parsed(path).body) if CONSTANT.fullmatch(name)}
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that a module assigns, below `if` and `try` too."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try):
+            yield from _assigned(node.body + node.orelse)
+        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+            for name in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(name, ast.Name):
+                    yield name.id
+
+
+def shared(root: Path, names: Callable[[Path], set[str]]) -> list[str]:
+    """`name: files` of each of the `names` that more than one file of the package defines."""
     found: dict[str, list[str]] = {}
     for path in python_files(root / PACKAGE):
-        for name in {node.name for node in nodes(path) if isinstance(node, ast.ClassDef)}:
+        for name in names(path):
             found.setdefault(name, []).append(path.relative_to(root / PACKAGE).as_posix())
-    return {name: files for name, files in sorted(found.items()) if len(files) > 1}
+    return [f"{name}: {', '.join(files)}" for name, files in sorted(found.items()) if len(files) > 1]
 
 
 def private_accesses(root: Path) -> Counter[str]:

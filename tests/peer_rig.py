@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from tier_rig import SLOT
+from tier_rig import SLOT, until
 
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import KVTransfer
@@ -19,7 +19,7 @@ from gapless.tiers.frames import (
     KEY_BYTES,
     LEASE,
     LENT,
-    PAGE,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -112,23 +112,20 @@ class PeerPair:
         self.giver.close()
 
 
-def until(holds, seconds=60.0):
-    """Wait for a condition, and fail where it does not come to hold in time."""
-    late = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < late, "it did not come to hold"
-        time.sleep(0.005)
-
-
-def decided(tier, keys, claim="", peer="", seconds=5.0):
-    """The answer of a tier when nothing is pending any more, and how long it took."""
+def decided(tier, keys, claim="", peer=""):
+    """The answer of a tier when nothing is pending any more."""
     begin = time.monotonic()
-    while True:
-        found = tier.lookup_for(begin, keys, KVTransfer(claim=claim, peer=peer), begin + seconds)
-        if Found.PENDING not in found:
-            return found, time.monotonic() - begin
-        assert time.monotonic() < begin + seconds, "no answer"
-        time.sleep(0.001)
+
+    def answer():
+        found = tier.lookup_for(begin, keys, KVTransfer(claim=claim, peer=peer), begin + 60)
+        return Found.PENDING not in found and found
+
+    return until(answer)
+
+
+def is_found(tier, *keys, claim="R"):
+    """Wait until a tier finds these pages: a peer that has failed is left alone for a while."""
+    until(lambda: decided(tier, keys, claim) == [Found.HIT] * len(keys))
 
 
 def connected(path):
@@ -150,7 +147,7 @@ def flipped(data: bytes) -> bytes:
 
 
 class WrongPeer:
-    """A peer that has the key and the given pages, and misbehaves as `mood` names it."""
+    """A peer that has the key and the given pages, and misbehaves as `mood` names it, until it is closed."""
 
     def __init__(self, path, namespace, pages, key: bytes = KEY) -> None:
         self.mood = "sound"
@@ -159,13 +156,14 @@ class WrongPeer:
         self.asked = 0
         self.fd, self.lends = -1, False
         """The file of its shared memory, and whether it answers with places in it instead of bytes"""
-        self._namespace, self._key = namespace, key
+        self._namespace, self._key, self._closed = namespace, key, threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(8)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -181,7 +179,7 @@ class WrongPeer:
         peer = FrameSocket(raw)
         try:
             if self.mood == "mute":
-                time.sleep(1.5)
+                self._closed.wait(60)
                 return
             admit(peer, self._key, self._namespace)
             while peer.wait():
@@ -207,10 +205,10 @@ class WrongPeer:
         if self.mood == "closes":
             raise PeerError("closed")
         if self.mood == "silent":
-            time.sleep(1.5)
+            self._closed.wait(60)
         if self.mood == "huge":
             raw.sendall(bytes([FrameKind.ANSWER]) + (2**31).to_bytes(4, "little"))
-            time.sleep(0.5)
+            self._closed.wait(60)
         peer.send(FrameKind.ANSWER, moods.get(self.mood, answer))
 
     def _give(self, raw, peer, body):
@@ -227,13 +225,13 @@ class WrongPeer:
             data, checksum = self.pages[key]
             second = number == 1
             if second and self.mood == "torn page":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[: len(data) // 2])
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[: len(data) // 2])
                 raise PeerError("torn")
             if second and self.mood == "dies":
                 raise PeerError("dead")
             if second and self.mood == "stuck":
-                peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data[:9])
-                time.sleep(1.5)
+                peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data[:9])
+                self._closed.wait(60)
                 raise PeerError("stuck")
             if second and self.mood == "long page":
                 data += bytes(8)
@@ -252,4 +250,4 @@ class WrongPeer:
                 data = flipped(data)
             if self.mood == "slow":
                 time.sleep(0.02)
-            peer.send(FrameKind.PAGE, PAGE.pack(key, checksum, len(data)), page=data)
+            peer.send(FrameKind.PAGE, PAGE_HEAD.pack(key, checksum, len(data)), page=data)

@@ -39,6 +39,7 @@ def tool() -> str:
     return compiling.compiler() or pytest.skip("there is no C++ compiler")
 
 
+@pytest.mark.process
 def test_a_library_of_the_wheel_is_loaded_beside_the_torch_that_is_here(wheels: ModuleType, tmp_path: Path) -> None:
     """It is linked with empty libraries of torch's names, and calls torch."""
     stubs, made, source = tmp_path / "stubs", tmp_path / "made", tmp_path / "small.cpp"
@@ -64,6 +65,7 @@ def test_the_wheel_has_kernels_for_each_level_and_extensions_for_each_python(whe
     ]
 
 
+@pytest.mark.process
 def test_a_wheel_is_whole_and_asks_for_the_torch_of_its_libraries(wheels: ModuleType, tmp_path: Path) -> None:
     library = tmp_path / f"kernels.torch{RELEASE}.x86-64-v3.so"
     library.write_bytes(b"compiled")

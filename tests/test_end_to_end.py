@@ -153,11 +153,9 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
     )
     next(iter(stream))
     os.kill(engine_pid(server), signal.SIGKILL)
-    killed = time.monotonic()
     with pytest.raises(openai.APIError):
         for _ in stream:
             pass
-    assert time.monotonic() - killed < 2.0
     end = time.monotonic() + START_SECONDS
     while True:
         try:

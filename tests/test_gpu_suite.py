@@ -1,4 +1,4 @@
-"""The GPU tests can be run as docs/gpu.md says, on a machine that has pytest and none of its plugins."""
+"""The GPU tests can be run as docs/guides/gpu.md says, on a machine that has pytest and none of its plugins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 NO_PLUGINS = ["-p", "no:asyncio", "-p", "no:timeout", "-p", "no:xdist", "-p", "no:hypothesispytest"]
 
 
 def documented() -> list[str]:
-    """The arguments of the command in docs/gpu.md."""
-    lines = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").splitlines()
+    """The arguments of the command in docs/guides/gpu.md."""
+    lines = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith("python -m pytest")]
     return shlex.split(line)[1:]
 
@@ -23,6 +25,7 @@ def collect(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.process
 def test_the_documented_command_finds_the_tests():
     done = collect(documented())
     assert done.returncode == 0, done.stdout + done.stderr

@@ -66,7 +66,7 @@ def test_every_command_and_every_flag_is_in_the_reference():
     page = reference("commands") + reference("flags")
     for name in COMMANDS:
         assert f"\n## {name}\n" in page, f"the reference lacks gapless {name}"
-    for name, kinds in (("bench", bench.KINDS), ("kv", kv.KINDS), ("trace", trace.KINDS)):
+    for name, kinds in (("bench", bench.BENCH_KINDS), ("kv", kv.KV_KINDS), ("trace", trace.TRACE_KINDS)):
         for kind in kinds:
             assert f"\n### {name} {kind}\n" in page, f"the reference lacks gapless {name} {kind}"
     words = set(re.findall(FLAG, page))
@@ -140,7 +140,7 @@ def test_a_sampling_parameter_that_is_added_is_in_the_table(tables):
 
 def test_every_table_is_what_the_measurements_and_registries_make(tables):
     pages = list(tables.pages())
-    assert {page.name for page in pages} >= {"README.md", "peers.md", "gpu.md"}
+    assert {page.name for page in pages} >= {"README.md", "beside-peers.md", "gpu.md"}
     marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]
     assert sorted(marked) == sorted(tables.TABLES), "each table is shown once"
     for page in pages:

@@ -50,9 +50,9 @@ def spoil(home: TierHome, keys: Sequence[bytes], page_bytes: int, fault: Fault) 
         names = [name for name in kept if len(kept[name]) == HEAD_BYTES + page_bytes][::EVERY]
         kept |= dict(zip(names, fault([kept[name] for name in names]), strict=True))
     elif urlsplit(home.target).scheme == "redis":
-        _spoil_redis(home.target, [redis.PREFIX + key for key in keys[::EVERY]], fault)
+        _spoil_redis(home.target, [redis.KEY_PREFIX + key for key in keys[::EVERY]], fault)
     elif urlsplit(home.target).scheme == "mooncake":
-        _spoil_mooncake(home.target, [mooncake.PREFIX + key.hex() for key in keys[::EVERY]], fault)
+        _spoil_mooncake(home.target, [mooncake.OBJECT_PREFIX + key.hex() for key in keys[::EVERY]], fault)
     else:
         pool = home.fake.path if isinstance(home.fake, FakeLMCache) else pool_of(home.target)
         _spoil_pool(Path(pool), HEAD_BYTES + page_bytes, fault)

@@ -20,12 +20,17 @@ from tier_rig import SLOTS, checksum, content, has, key, page, slot_of
 
 from gapless.tiers.seam import JobEnd, Namespace
 
-END_SECONDS = 10.0
+END_SECONDS = 60.0
 """How long the jobs of a sound tier may take to end"""
 QUIET_SECONDS = 0.02
 """How long slots are watched after a tier was closed"""
 STRANGE_JOB = 10**6
 MOST_JOBS = 5
+
+
+def quiet() -> None:
+    """Wait for what a tier may still do after it was closed."""
+    time.sleep(QUIET_SECONDS)
 
 
 @dataclass(eq=False)
@@ -225,7 +230,7 @@ class TierModel:
         for end in tier.poll():
             self._ended(end)
         assert not self.jobs, f"jobs {[*self.jobs]} have not ended with the tier"
-        time.sleep(QUIET_SECONDS)
+        quiet()
         assert closed == [self._bytes(slot) for slot in range(SLOTS)], "a slot was written after the tier was closed"
 
     def _bytes(self, slot: int) -> bytes:

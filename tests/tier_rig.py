@@ -55,15 +55,20 @@ def page(setup: TierSetup, number: int, slot: int, version: int | None = None) -
     return TierPage(key(number), memory, checksum(memory) if version is not None else 0)
 
 
-def end_of(tier, job: int, seconds: float = 5.0) -> JobEnd:
+def until(holds, seconds: float = 60.0):
+    """Wait for a condition; return what it gives. The bound is for what hangs."""
+    late = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < late, "it did not come to hold"
+        time.sleep(0.0005)
+    return found
+
+
+def end_of(tier, job: int) -> JobEnd:
     """The end of the only job of a tier."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for end in tier.poll():
-            assert end.job == job
-            return end
-        time.sleep(0)
-    raise AssertionError(f"job {job} does not end")
+    (end,) = until(tier.poll)
+    assert end.job == job
+    return end
 
 
 def stored(tier, setup: TierSetup, *numbers: int, version: int = 0, job: int = 1) -> JobEnd:

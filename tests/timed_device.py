@@ -9,7 +9,7 @@ from gapless.testing.sim import SimDevice, SimStream
 
 
 class Times(NamedTuple):
-    """What the device takes, ns. The defaults are those of a model of 0.6B on an H100 (docs/gpu.md)."""
+    """What the device takes, ns. The defaults are those of a model of 0.6B on an H100 (docs/notes/2026-11-gpu.md)."""
 
     step: int = 700_000
     token: float = 5_300

@@ -33,7 +33,7 @@ from gapless.server.config import ServerConfig  # noqa: E402
 from gapless.server.metrics import Metrics  # noqa: E402
 
 _RECORDS = (("Engine", EngineConfig), ("Server", ServerConfig))
-_KINDS = {"bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
+_KINDS = {"bench": bench.BENCH_KINDS, "kv": kv.KV_KINDS, "trace": trace.TRACE_KINDS}
 _ACCESS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 
 
@@ -53,8 +53,13 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return the page with links that leave docs/ as plain text: the site has no copy of what they name."""
+    """Return the page with links that leave docs/ as plain text: the site has no copy of what they name.
+
+    The search does not find notes.
+    """
     folder = posixpath.dirname(page.file.src_uri)
+    if folder == "notes":
+        page.meta["search"] = {"exclude": True}
 
     def kept(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))

@@ -13,6 +13,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from types import UnionType
@@ -21,21 +22,27 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(DOCS.parent), str(DOCS.parent / "benchmarks")]
 
-from peer_table import aims_table, figures_table, latency_table, ratio_table, row  # noqa: E402
+from peer_table import aims_table, ratio_table, row  # noqa: E402
 from peers import merged  # noqa: E402
 
 from gapless.base.config import EngineConfig  # noqa: E402
 from gapless.base.params import PARAMS, Param  # noqa: E402
-from gapless.base.variables import OTHERS, OURS  # noqa: E402
+from gapless.base.variables import OTHERS, OWN_VARIABLES  # noqa: E402
 from gapless.cli.spec import Spec, specs  # noqa: E402
 
-_MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"<!-- table: (\S+) -->\n(\n?).*?<!-- end -->", re.DOTALL)
 Lines = list[str]
 
 
 def refreshed(page: str) -> str:
     """Return the text of a page with every marked table made again."""
-    return _MARKED.sub(lambda found: f"{found[1]}\n" + "\n".join(TABLES[found[2]]()).strip() + f"\n\n{found[3]}", page)
+    return _MARKED.sub(lambda found: _marked(found[1], found[2]), page)
+
+
+def _marked(name: str, blank: str) -> str:
+    """Return a table between its marks, with or without blank lines beside them, as the page has it."""
+    text = "\n".join(TABLES[name]()).strip()
+    return f"<!-- table: {name} -->\n{blank}{text}\n{blank}<!-- end -->"
 
 
 def pages() -> Iterator[Path]:
@@ -50,32 +57,55 @@ def _load(*names: str) -> Any:
     return found[0] if len(found) == 1 else merged(found)
 
 
-def peers_cuda() -> Lines:
-    """Served beside vLLM on a GPU: medians of the rounds, times in milliseconds."""
-    load, sides = next(iter(_load("peers-cuda").items()))
-    ours, peer = sides.values()
-    figures = (("ttft_ms", "p50"), ("ttft_ms", "p99"), ("itl_ms", "p50"), ("itl_ms", "p99"))
-    times = [_pair(ours, peer, lambda run, name=name, at=at: run[name][at]) for name, at in figures]
-    rate = itemgetter("output_tok_s")
-    return [*_served_head(), row(load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *times, len(ours))]
+def record(name: str) -> Lines:
+    """A table that was measured once, under it the machine, the date and the command."""
+    kept = _load(name)
+    return [*_head(*kept["head"]), *(row(*cells) for cells in kept["rows"]), "", _under(kept)]
+
+
+def _under(kept: Any) -> str:
+    """Return the line under a table: machine, date, command."""
+    return f"{kept['machine'][0].upper()}{kept['machine'][1:]}; {kept['date']}; `{kept['command']}`."
+
+
+def mutation() -> Lines:
+    """The protections of the engine, three in a line, each with its hazard and the seeds until it is noticed."""
+    kept = _load("mutation")
+    cells = [f"{name} ({hazard}; {seeds})" for name, hazard, seeds in kept["rows"]]
+    third = -(-len(cells) // 3)
+    lines = _head(*["protection (hazard; seeds)"] * 3)
+    columns = (cells[at : at + third] for at in range(0, len(cells), third))
+    lines += [row(*found) for found in itertools.zip_longest(*columns, fillvalue="")]
+    return [*lines, "", _under(kept)]
+
+
+def peers_newest() -> Lines:
+    """Beside vLLM on a GPU, the newest run: medians of the rounds, times in milliseconds."""
+    kept = _load("peers-gpu-newest")
+    wanted = ("tokens/s", "TTFT p50", "TTFT p99", "ITL p99")
+    lines = _head("model", "load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p99", "rounds")
+    for model, load, rounds, figures in kept["loads"]:
+        found = (figures.get(name) for name in wanted)
+        pairs = [f"{_short(both[0])} : {_short(both[1])}" if both else "" for both in found]
+        lines.append(row(model, load, pairs[0], figures["tokens/s"][2], *pairs[1:], rounds))
+    return [*lines, "", _under(kept)]
 
 
 def peers_served(*names: str) -> Lines:
-    """Beside vLLM: medians of the rounds, times in milliseconds."""
+    """Beside vLLM, and llama.cpp where it took part: medians of the rounds, times in milliseconds."""
     figures = ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
-    lines = _served_head()
+    lines = _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
     for measured in map(_load, names):
         for case in measured["cases"]:
-            ours, peer = case["runs"].values()
-            times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
-            rate = itemgetter("output_throughput")
-            load = _named(case, measured["lengths"])
-            lines.append(row(load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *times, len(ours)))
+            ours = case["runs"]["ours"]
+            for side, peer in case["runs"].items():
+                if side == "ours":
+                    continue
+                times = (_pair(ours, peer, itemgetter(figure)) for figure in figures)
+                rate = itemgetter("output_throughput")
+                load = _named(case, measured["lengths"]) + ", beside llama.cpp" * (side == "llama")
+                lines.append(row(load, _pair(ours, peer, rate), _ratio(ours, peer, rate), *times, len(ours)))
     return lines
-
-
-def _served_head() -> Lines:
-    return _head("load", "tokens/s", "ratio", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99", "rounds")
 
 
 def _named(case: Any, lengths: Sequence[int]) -> str:
@@ -87,28 +117,35 @@ def _named(case: Any, lengths: Sequence[int]) -> str:
 def readme_peers() -> Lines:
     """The README's table: one line for each machine, load and figure, beside vLLM."""
     lines = _head("machine", "load", "gapless", "vLLM", "ratio")
+    for model, load, _, figures in _load("peers-gpu-newest")["loads"]:
+        for figure in _NEWEST.get((model, load), ("tokens/s",)):
+            ours, peer, ratio = figures[figure]
+            unit = figure if figure == "tokens/s" else f"{figure}, ms"
+            lines.append(row(f"one H200, {model}", f"{load}, {unit}", _short(ours), _short(peer), ratio))
     machines = (
-        ("one H200", _load("peers-gpu"), _GPU_FIGURES),
-        ("one H200", _load("peers-gpu-256"), _GPU_FIGURES),
-        ("12 Intel Xeon cores with AMX", _load("peers-amx"), _CPU_FIGURES),
-        ("two AMD EPYC cores", _small_on_amd(), _CPU_FIGURES),
-        ("two Intel Xeon cores, kept to AVX2", _load("peers-avx2"), _CPU_FIGURES),
+        ("12 Intel Xeon cores with AMX", _load("peers-amx")),
+        ("two Intel Xeon cores with AMX", _load("peers-amx-two-cores")),
+        ("two AMD EPYC cores", _small_on_amd()),
+        ("two Intel Xeon cores, kept to AVX2", _load("peers-avx2")),
     )
-    for machine, measured, wanted in machines:
+    for machine, measured in machines:
         for case in sorted(measured["cases"], key=itemgetter("concurrency")):
             ours, peer = (case["runs"][side] for side in ("ours", _vllm(case)))
-            if case.get("kind") == "open":
-                continue
-            for figure, unit in wanted[case["concurrency"]]:
+            for figure, unit in _CPU_FIGURES[case["concurrency"]]:
                 load = f"{_named(case, measured['lengths'])}, {unit}"
                 lines.append(_beside(machine, load, ours, peer, itemgetter(figure)))
     return lines
 
 
+_NEWEST = {
+    ("0.6B", "1 at a time, 128 in, 256 out"): ("tokens/s", "TTFT p50"),
+    ("0.6B", "256 at a time, 64 in, 256 out"): ("tokens/s", "TTFT p99"),
+    ("8B", "256 at a time, 128 in, 256 out"): ("tokens/s", "ITL p99"),
+}
+"""Figures of the newest run on a GPU that stand in the README, where they are not tokens/s alone"""
 _RATE = ("output_throughput", "tokens/s")
 _TTFT = ("median_ttft_ms", "TTFT, ms")
 _CPU_FIGURES = {1: (_RATE, _TTFT), 8: (_RATE,), 32: (_RATE, ("p99_itl_ms", "ITL p99, ms"))}
-_GPU_FIGURES = {1: (_RATE, _TTFT), 32: (_RATE,), 256: (_RATE, ("p99_ttft_ms", "TTFT p99, ms"))}
 
 
 def _small_on_amd() -> Any:
@@ -178,7 +215,7 @@ def structured_cuda() -> Lines:
     """Tokens/s of a batch in which some answers have a form, divided by those of the batch without any."""
     asked = ("rows", "tokens out", "with a form")
     lines = _head(*asked, "tokens/s without", "with", "ratio", "step, us", "rows held", "to a mask, us")
-    for line in _load("gpu_structured")["batches"]:
+    for line in (batch for batch in _load("gpu_structured")["batches"] if batch["output"] == 512):
         none, some, (low, high) = line["none"], line["some"], line["range"]
         rates = (f"{arm['tokens_per_s']:,.0f}" for arm in (none, some))
         ratio, steps = (
@@ -284,18 +321,19 @@ def recorded_clients() -> Lines:
     return lines
 
 
+RECORDS = (
+    "adapters", "front-cost", "kills", "kv-tiers", "load-client", "prefill-decode", "prompt-lookup", "race-faults",
+    "sanitizer-program",
+)  # fmt: skip
+"""Tables that were measured once, by the names of their files in docs/measurements"""
 TABLES: dict[str, Callable[[], Lines]] = {
     "peers-aims": lambda: aims_table(_load("peers", "peers-small-32")),
-    "peers-figures": lambda: figures_table(_load("peers", "peers-small-32")),
-    "peers-rows": lambda: latency_table(_load("peers-rows-32", "peers-rows-8")),
     "peers-rows-ratios": lambda: ratio_table(_load("peers-rows-32", "peers-rows-8")),
-    "peers-avx2": lambda: figures_table(_load("peers-avx2")),
-    "peers-avx2-demo": lambda: figures_table(_load("peers-avx2-demo")),
-    "peers-avx2-long": lambda: figures_table(_load("peers-avx2-long")),
-    "peers-avx2-tiny": lambda: figures_table(_load("peers-avx2-tiny")),
-    "peers-cuda": peers_cuda,
+    "peers-avx2": lambda: peers_served("peers-avx2"),
+    "peers-newest": peers_newest,
     "peers-gpu": lambda: peers_served("peers-gpu", "peers-gpu-256"),
     "peers-amx": lambda: peers_served("peers-amx", "peers-amx-mixed"),
+    "peers-amx-two": lambda: peers_served("peers-amx-two-cores"),
     "readme-peers": readme_peers,
     "depth-cuda": depth_cuda,
     "prompts-cuda": prompts_cuda,
@@ -303,12 +341,14 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "structured-cuda": structured_cuda,
     "speculation-cpu": speculation_cpu,
     "lanes-cuda": lambda: lanes_cuda("gpu_lanes"),
-    "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust"),
+    "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust")[:4],
     "sampling": sampling,
     "engine-arguments": engine_arguments,
     "recorded-clients": recorded_clients,
-    "environment-ours": lambda: environment(OURS),
+    "environment-ours": lambda: environment(OWN_VARIABLES),
     "environment-others": lambda: environment(OTHERS),
+    "mutation": mutation,
+    **{name: partial(record, name) for name in RECORDS},
 }
 
 

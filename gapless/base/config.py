@@ -16,7 +16,7 @@ from gapless.base.speculative import SpeculativeConfig
 from gapless.base.tiers import TierConfig, parse_tiers
 
 DEMO_MODEL = "demo"
-"""The name under which the model embedded in the package is served."""
+"""Served name of the model embedded in the package."""
 
 MAX_DEPTH = 8
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -82,7 +82,7 @@ _EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", st
 
 
 def read_adapter(text: str) -> tuple[str, str]:
-    """Return name and directory of `name=directory`, or of JSON as vLLM and SGLang have it; "" for what is missing."""
+    """Return name and directory of `name=directory`, or of JSON as in vLLM and SGLang; "" for a missing part."""
     name, _, path = text.partition("=")
     if text.startswith("{"):
         try:
@@ -319,7 +319,7 @@ class EngineConfig:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """The directory of each adapter, by name. Raises ConfigError for what is no name=directory."""
+        """The directory of each adapter, by name. Raises ConfigError for anything but name=directory."""
         found: dict[str, str] = {}
         for text in self.lora_modules:
             name, path = read_adapter(text)

@@ -45,11 +45,11 @@ class ServerError(GaplessError):
 
 
 class EngineError(GaplessError, RuntimeError):
-    """The engine cannot go on."""
+    """The engine cannot continue."""
 
 
 class DeviceError(EngineError):
-    """A program raised on a device stream; `__cause__` holds what it raised."""
+    """A program raised on a device stream; `__cause__` holds its exception."""
 
 
 class CaptureError(EngineError):
@@ -64,4 +64,4 @@ class StalledError(EngineError):
 
 
 class EngineDeadError(EngineError):
-    """The engine is gone; open requests end with this."""
+    """The engine has stopped; open requests end with this."""

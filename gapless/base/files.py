@@ -9,7 +9,7 @@ from typing import Any
 from gapless.base.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Names under which a model directory holds its weights: one file, or the index of several."""
+"""File names of the weights in a model directory: one file, or the index of several."""
 
 
 def read_text(path: Path) -> str | None:

@@ -43,9 +43,9 @@ def processor_says(name: str) -> str:
 
 
 def is_python_optimized() -> bool:
-    """Return whether this interpreter was built with its optimizations, as far as it knows how it was built.
+    """Return whether this interpreter was built with its optimizations, by the arguments of its build.
 
-    A build of one's own, or of pyenv, has the flag among its arguments. Those of distributions, under /usr, count as
+    A build of one's own, or of pyenv, has the flag among its arguments. Distributions' builds, under /usr, count as
     optimized: Debian has another way to ask for it.
     """
     arguments = sysconfig.get_config_var("CONFIG_ARGS")

@@ -15,7 +15,7 @@ from gapless.base.errors import ServerError
 MAX_HEAD = 64 << 10
 MAX_CHUNK = 64 << 20
 MAX_BODY = 512 << 20
-"""Limits in bytes; a larger answer is refused, or, where it is passed on, goes by in parts."""
+"""Limits in bytes; a larger answer is refused, or forwarded in parts."""
 MANY_PARTS = 16
 
 Headers = list[tuple[bytes, bytes]]
@@ -69,18 +69,18 @@ def parse_head(head: bytes) -> tuple[int, Headers]:
 
 
 class HttpStream:
-    """An answer whose head has come. While much of its body waits to be taken, the server is made to wait."""
+    """An answer whose head was read. If much of its body waits to be taken, reading from the server pauses."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self.status = 0
         self.headers: Headers = []
         self.ended: asyncio.Future[HttpAnswer]
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """An empty one for the head, those of the body, and None for the end"""
+        """An empty chunk for the head, the chunks of the body, and None for the end"""
         self._transport = transport
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield what comes. Raises HttpError where it breaks off."""
+        """Yield the chunks as they arrive. Raises HttpError if the answer breaks off."""
         while (part := await self.parts.get()) is not None:
             yield part
             if self.parts.empty() and not self._transport.is_closing():
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
     async def stream(self, data: bytes) -> HttpStream:
-        """Write a request, and return its answer as soon as the head is there. Raises HttpError."""
+        """Write a request, and return its answer as soon as the head is read. Raises HttpError."""
         assert self._transport is not None
         stream = HttpStream(self._transport)
         stream.ended = self.send(data, stream=stream)

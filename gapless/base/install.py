@@ -1,4 +1,4 @@
-"""What installs gapless, for messages. It is on no package index: who asks one for its name gets another's."""
+"""The command that installs gapless, for messages. No package index has it: the name there is another project's."""
 
 from __future__ import annotations
 

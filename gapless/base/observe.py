@@ -13,12 +13,12 @@ from gapless.base.errors import CaptureError
 
 Program = Callable[..., None]
 CaptureCheck = Callable[[str], AbstractContextManager[object]]
-"""Gives the context in which the program of this name is recorded. The context raises CaptureError when the program
+"""Returns the context around the recording of the program of this name. The context raises CaptureError if the program
 would make the host wait for the device."""
 
 
 class Mark(Protocol):
-    """What a fence keeps of the moment at which it was recorded."""
+    """The moment of a fence's recording, kept by the fence."""
 
     def passed(self) -> None:
         """The calling host thread has learnt that the fence was passed."""
@@ -26,7 +26,7 @@ class Mark(Protocol):
 
 
 class Watcher(Protocol):
-    """What a checker hears of a device. `stream` is any object with a `name`; its identity is the stream's."""
+    """A checker of devices. `stream` is any object with a `name`; its identity is the stream's."""
 
     def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
         """A program is enqueued; the returned one is to run in its place."""
@@ -49,7 +49,7 @@ class Watcher(Protocol):
         ...
 
     def closed(self, streams: Sequence[Any]) -> None:
-        """Nothing runs on these streams any more, and the calling thread knows it."""
+        """Nothing runs on these streams any more, as the calling thread has waited for."""
         ...
 
 

@@ -78,7 +78,7 @@ class Param(NamedTuple):
     words: Words | None = None
     """How its column of the device table is typed; None when kernels do not read it."""
     lane: Lane | None = None
-    """What a row needs whose value is not the default."""
+    """Device resource of a row whose value is not the default."""
     wire: bool = True
     """Whether it is a field of the server's requests under this name."""
 
@@ -238,7 +238,7 @@ class SamplingParams(metaclass=_Named):
 
     @property
     def masked_by(self) -> str:
-        """The parameter that has masks made, which say which tokens may come next; empty where none has."""
+        """The parameter that asks for masks of the allowed next tokens; empty if none does."""
         by_form = self.structured_outputs is not None
         return "structured_outputs" if by_form else PREFIX_FUNCTION * (self.prefix_allowed_tokens_fn is not None)
 
@@ -250,7 +250,7 @@ class SamplingParams(metaclass=_Named):
 
     @property
     def leases(self) -> tuple[str, ...]:
-        """What a row with these settings leases slots of: each such parameter, and the lane that adjusts logits."""
+        """Slot pools that a row with these settings leases from: such parameters, and the lane that adjusts logits."""
         adjusts = (Lane.ADJUST.value,) if self.needs(Lane.ADJUST) else ()
         return (*self._asked(Words.SLOT), *adjusts)
 
@@ -310,7 +310,7 @@ def check_logprobs(name: str, value: object) -> None:
 
 
 def _check_int(name: str, value: object, low: int, high: int, field: str = "") -> None:
-    """`field` is that of the request, where the name is of a part."""
+    """`field` is the request's field if `name` is a part of it."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise RequestError(f"{name} must be a whole number from {low} to {high}, got {_short(value)}", field or name)
 

@@ -12,13 +12,13 @@ from gapless.base.errors import ConfigError
 ROLES = ("prefill", "decode", "both")
 LISTEN = "127.0.0.1:5600"
 PEER_TIERS = ("host:1GiB", "peer:1GiB")
-"""What an engine with peers has, where the user gives no size"""
+"""Bytes of host memory of an engine with peers if the user gives no size"""
 KEY_VARIABLE = "GAPLESS_KV_PEER_KEY"
 LEAST_KEY_BYTES = 16
 
 
 class PeerAddress(NamedTuple):
-    """The address at which a peer listens: host and port, or the path of a unix socket."""
+    """A peer's listening address: host and port, or the path of a unix socket."""
 
     host: str = ""
     port: int = 0
@@ -62,7 +62,7 @@ class PeerAddress(NamedTuple):
 
 
 class PeerFiles(NamedTuple):
-    """Files in PEM form for TLS: this engine's certificate and its key, and who signs those of peers."""
+    """Files in PEM form for TLS: this engine's certificate and key, and the authority of the peers' certificates."""
 
     certfile: str
     keyfile: str
@@ -70,15 +70,15 @@ class PeerFiles(NamedTuple):
 
 
 class PeerPlan(NamedTuple):
-    """What an engine gives to its peers, and takes from them."""
+    """Settings of an engine that gives pages to peers or takes theirs."""
 
     listen: PeerAddress | None = None
-    """The address at which it gives; None where it does not"""
+    """Listening address for peers that take pages; None if it gives none"""
     peers: tuple[PeerAddress, ...] = ()
     """The peers that it takes pages from"""
     key: bytes = b""
     tls: PeerFiles | None = None
-    """What connections over TCP are secured with; unix sockets never are"""
+    """TLS files of connections over TCP; unix sockets have no TLS"""
 
     def __bool__(self) -> bool:
         """Return whether there are peers."""
@@ -94,7 +94,7 @@ class PeerPlan(NamedTuple):
 def role_plan(
     role: str | None, listen: str | None, peers: Sequence[str], files: Sequence[str | None] = ()
 ) -> PeerPlan:  # fmt: skip
-    """Return who talks to whom, without the key; `files` are for PeerFiles. Raises ConfigError naming the field."""
+    """Return the plan of connections, without the key; `files` are for PeerFiles. Raises ConfigError."""
     if role == "decode" and (listen or not peers):
         field, text = ("kv_peer_listen", "is for prefill and both") if listen else ("kv_peers", "must name prefillers")
         raise ConfigError(f"{field} {text}: role is decode, which takes pages and gives none")

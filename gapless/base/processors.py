@@ -65,7 +65,7 @@ def _arguments(args: object) -> tuple[float, ...]:
 
 
 def numbered(calls: Sequence[ProcessorCall], known: Sequence[str]) -> tuple[tuple[int, tuple[float, ...]], ...]:
-    """Return the place of each processor among those that are `known`, and its numbers. Raises RequestError."""
+    """Return the place of each processor in `known`, and its numbers. Raises RequestError."""
     for call in calls:
         if call.qualname not in known:
             names = ", ".join(known) or "none"

@@ -21,10 +21,10 @@ REWRITE_SECONDS = 0.1
 LINE_SECONDS = 10.0
 PROGRESS = 5
 """Level of the records between two lines, which a terminal alone shows: below DEBUG."""
-CLEAR = "\r\x1b[K"
+CLEAR_LINE = "\r\x1b[K"
 """Erases the line of a terminal."""
 Count = Callable[[int], None]
-"""Called with what was done since the last call."""
+"""Called with the amount done since the last call."""
 
 
 class Phase(NamedTuple):
@@ -54,7 +54,7 @@ class Phase(NamedTuple):
 
 
 def tell(what: str, total: int = 0, unit: str = "") -> Count:
-    """Say that `what` begins; the function that comes back is called with what has been done of `total`."""
+    """Say that `what` begins; the returned function is called with the amounts done of `total`."""
     began = told = lined = time.monotonic()
     done = 0
 
@@ -83,7 +83,7 @@ def log_phase(phase: Phase) -> None:
 
 
 show: Callable[[Phase], None] = log_phase
-"""What becomes of a phase; the engine's process has another."""
+"""Receiver of a phase's progress in this process; the engine's process sets its own."""
 
 
 def in_bytes(count: float) -> str:
@@ -105,7 +105,7 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
             return
         # The cursor goes back to the start of the line: whatever else is printed there begins there.
         text = f"gapless: {record.getMessage()}"[: self._columns() - 1]
-        self._write(f"{CLEAR}{text}\r")
+        self._write(f"{CLEAR_LINE}{text}\r")
         self._drawn = True
 
     def close(self) -> None:
@@ -114,11 +114,11 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
 
     def _erase(self) -> None:
         if self._drawn:
-            self._write(CLEAR)
+            self._write(CLEAR_LINE)
             self._drawn = False
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # the terminal has gone
+        with suppress(OSError):  # the terminal was closed
             self.stream.write(text)
             self.stream.flush()
 

@@ -22,7 +22,7 @@ class Flag(IntEnum):
     """State of a row after a step, as the device reports it."""
 
     LIVE = 0
-    """A token was sampled and the row goes on."""
+    """A token was sampled and the row continues."""
     STOP = 1
     """A token was sampled and it is an end-of-sequence or stop id."""
     LENGTH = 2
@@ -32,11 +32,11 @@ class Flag(IntEnum):
     INERT = 4
     """The row had finished before this step; no token."""
     HELD = 5
-    """The row got no token in this step and goes on in the next."""
+    """The row got no token in this step and continues in the next."""
 
 
 class Cause(StrEnum):
-    """Why the device was idle (loop/timeline.py says by which rule); metrics, dashboards and page use the names."""
+    """Causes of an idle device, by the rules in loop/timeline.py; metrics, dashboards and page use the names."""
 
     HOST_LATE = "host_late"
     NO_WORK = "no_work"
@@ -60,7 +60,7 @@ class TokenTexts(NamedTuple):
     """uint32 [vocab], the end of each token's bytes in `joined`"""
 
     def longest(self, tokens: Sequence[int]) -> int | None:
-        """Return the token whose bytes those of all these tokens begin, which ascend; None where there is none."""
+        """Return the token whose bytes begin with the bytes of all these ascending tokens; None if there is none."""
         if tokens[-1] >= len(self.ends):
             return None
         texts = [self.joined[self.ends[token - 1] if token else 0 : self.ends[token]] for token in tokens]
@@ -69,7 +69,7 @@ class TokenTexts(NamedTuple):
 
 
 class Matcher(Protocol):
-    """Follows one request's output and says which tokens may come next. One thread at a time calls it."""
+    """A matcher of one request's output against its form: it allows the next tokens. One thread at a time calls it."""
 
     texts: TokenTexts | None
     """Texts of the tokens of its vocabulary; None where an output has no text"""
@@ -92,7 +92,7 @@ class Matcher(Protocol):
 
 
 class MatcherFunctions(NamedTuple):
-    """Addresses of the C functions of a matcher, each of which takes it first, as a void*."""
+    """Addresses of the C functions of a matcher; the first argument of each is the matcher, as a void*."""
 
     consume: int
     """int32 (matcher, uint32 token): 0 when the token was allowed"""
@@ -111,12 +111,11 @@ class MatcherFunctions(NamedTuple):
 
 
 class NativeMatcher(Protocol):
-    """A Matcher that needs no interpreter; where it accepts, the request's `stop_ids` may come too."""
+    """A Matcher that needs no interpreter; if it accepts, the request's `stop_ids` are allowed too."""
 
     texts: TokenTexts | None
     lexer: tuple[int, int]
-    """What it shares with others, and one thread at a time can use: the number of its form, and one among those of the
-    form"""
+    """Shared with other matchers and used by one thread at a time: number of the form, and number within the form"""
 
     def give_away(self) -> tuple[MatcherFunctions, int]:
         """Return the functions, and the address of the matcher, which the caller now owns."""
@@ -128,12 +127,12 @@ class NativeMatcher(Protocol):
 
 
 class KVTransfer(NamedTuple):
-    """What a request says about its KV pages and other engines."""
+    """A request's settings for KV pages shared with other engines."""
 
     offer: str = ""
-    """The name under which peers are given the pages of its prompt; empty: it has none."""
+    """Name that peers ask for to get the pages of its prompt; empty: none."""
     claim: str = ""
-    """The name under which a peer gives pages of its prompt"""
+    """Name that a peer gives to pages of its prompt"""
     peer: str = ""
     """Which peer does, as base.peers.PeerAddress writes it; empty for whichever"""
 
@@ -165,7 +164,7 @@ class Request(NamedTuple):
     """The numbers of params.logits_processors among the engine's, and what each is given."""
     transfer: KVTransfer = NO_TRANSFER
     matcher: Matcher | None = None
-    """Decides which tokens may be sampled, where params.masked_by names what asks for it."""
+    """Matcher of the allowed tokens, if params.masked_by names a parameter that asks for it."""
 
 
 class Admission(NamedTuple):
@@ -205,7 +204,7 @@ NO_TOKENS: Int32s = np.zeros(0, np.int32)
 
 
 class PageChange(IntEnum):
-    """What a PageEvent says."""
+    """Kinds of PageEvent."""
 
     STORED = 0
     REMOVED = 1
@@ -214,7 +213,7 @@ class PageChange(IntEnum):
 
 
 class PageEvent(NamedTuple):
-    """One change of the prefix index; those of pages that follow each other are one event."""
+    """One change of the prefix index; changes of consecutive pages are one event."""
 
     change: PageChange
     group: int = 0
@@ -260,7 +259,7 @@ class StepPlan(NamedTuple):
 
 
 class StepLogprobs(NamedTuple):
-    """Log-probabilities that one observed step settled: M scored tokens, those of one request in ascending order.
+    """Log-probabilities that one observed step settled: M scored tokens, in ascending order within a request.
 
     They are of the raw logits, natural, and may be -inf; never NaN.
     """
@@ -285,7 +284,7 @@ class StepTokens(NamedTuple):
     step: int
     keys: Int64s
     tokens: Int32s
-    """[N], or [N, W] where rows may get several: negative after those that a row got"""
+    """[N], or [N, W] if rows may get several: negative after a row's last token"""
     flags: Int32s
     logprobs: StepLogprobs | None = None
     """Log-probabilities of the sampled tokens, and of prompt tokens that ran in the step; None if no row asked."""

@@ -20,11 +20,11 @@ Bytes = NDArray[np.uint8]
 POPULATE_READ, POPULATE_WRITE = 22, 23
 """MADV_POPULATE_READ and _WRITE of Linux, which mmap does not name"""
 SEAL_FUTURE_WRITE = 0x10
-"""F_SEAL_FUTURE_WRITE, which fcntl does not name: mappings that are there may write, later ones may not."""
+"""F_SEAL_FUTURE_WRITE, which fcntl does not name: existing mappings may write, later ones may not."""
 
 
 class SharedMemory:
-    """Memory of this process that peers of the host may map, to read. `fd` is what they map; -1 where the system has no
+    """Memory of this process that peers of the host may map, to read. `fd` is the mapped file; -1 if the system has no
     such files, or does not keep their size."""
 
     def __init__(self, nbytes: int) -> None:
@@ -50,7 +50,7 @@ class SharedMemory:
 
 class PeerMemory:
     """The memory of a peer of this host, as this process has mapped it, to read. A page that is lent may change there
-    all the same: what was read counts when its checksum is right."""
+    all the same: a copy counts if its checksum is right."""
 
     def __init__(self, data: Bytes, close: Callable[[], None] | None = None) -> None:
         """`close` ends what lets the device read it; without one, the device cannot."""

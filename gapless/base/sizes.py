@@ -9,7 +9,7 @@ _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def read_size(text: str) -> int | None:
-    """`32k` = `32KB` = 32,000, `32K` = `32KiB` = 32,768, `1.3GiB` rounded down; None for what is no such number."""
+    """`32k` = `32KB` = 32,000, `32K` = `32KiB` = 32,768, `1.3GiB` rounded down; None for any other text."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import ConfigError
 from gapless.base.json_fields import json_object
 
-METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
+DRAFT_METHODS = ("ngram", "suffix", "grammar", "eagle3", "draft_model", "mtp")
 TAKE_MODELS = ("eagle3", "draft_model")
 IN_PAGES = (*TAKE_MODELS, "mtp")
 """Methods whose drafters have keys and values of their own, in the pages of the model"""
@@ -28,11 +28,11 @@ class SpeculativeConfig(NamedTuple):
     """Tokens guessed at a time, for each row"""
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
-    """How many of a row's last tokens must have come before in its history, at least, and are looked for at most"""
+    """Bounds of the number of a row's last tokens that are looked for in its history"""
     suffix_decoding_max_tree_depth: int = 24
     """How many tokens a match and the drafts after it have together, at most"""
     suffix_decoding_max_cached_requests: int = 1000
-    """Answers of 256 tokens for which the table has room; 0 for drafts from a row's own history alone"""
+    """Room of the table, in answers of 256 tokens; 0 for drafts from a row's own history alone"""
     suffix_decoding_max_spec_factor: float = 1.0
     """Drafts for each token of the match that they follow, at most"""
     suffix_decoding_min_token_prob: float = 0.1
@@ -42,20 +42,20 @@ class SpeculativeConfig(NamedTuple):
 
     @property
     def in_pages(self) -> str:
-        """What has keys and values of its own in the model's pages; empty for nothing."""
+        """The drafter's part with keys and values of its own in the model's pages; empty for none."""
         assert self.method, "a start reads from the checkpoint what it is"
         return f"{self.method} {self.model}" if self.method in IN_PAGES else ""
 
     @classmethod
     def parse(cls, text: str) -> SpeculativeConfig:
-        """Read the JSON of the field. Raises ConfigError naming what is wrong in it."""
+        """Read the JSON of the field. Raises ConfigError naming the wrong part."""
         name = "speculative_config"
         value = _as_vllm_means(json_object(name, text, EXAMPLE))
         if unknown := sorted(set(value) - set(cls._fields)):
             raise ConfigError(f"{name}: {unknown[0]!r} is not known; fields are {', '.join(cls._fields)}")
         config = cls(**value)
-        if config.method not in (*METHODS, BY_MODEL):
-            raise ConfigError(f"{name}.method must be one of {', '.join(METHODS)}, got {config.method!r}")
+        if config.method not in (*DRAFT_METHODS, BY_MODEL):
+            raise ConfigError(f"{name}.method must be one of {', '.join(DRAFT_METHODS)}, got {config.method!r}")
         if not isinstance(config.model, str):
             raise ConfigError(f"{name}.model must name a head or a draft model, got {config.model!r}")
         if config.model and config.method not in (*TAKE_MODELS, BY_MODEL):

@@ -11,14 +11,14 @@ from gapless.base.errors import RequestError
 
 
 class Fate(Enum):
-    """What becomes of another engine's flag."""
+    """Treatment of another engine's flag."""
 
     NOTHING = "changes nothing"
     SET = "is written"
     NEEDS = "needs"
     """Nothing where the field is set, else refused"""
     INSTEAD = "is not accepted"
-    """Never needed, or written otherwise: the text says how"""
+    """Never needed, or written otherwise, as the text explains"""
     NOT_YET = "is not available in gapless yet"
 
 
@@ -33,7 +33,7 @@ class Foreign(NamedTuple):
     text: str
     """The reason, or what to write"""
     field: str = ""
-    """What SET sets, with a dot before a part of JSON; `text` is the value, {} for the one given"""
+    """Field that SET sets, with a dot before a part of JSON; `text` is the value, {} for the given one"""
 
     def __str__(self) -> str:
         values = {"": "", "*": " VALUE", "+": " VALUE ..."}.get(self.at, f" {'|'.join(self.at.split())}")
@@ -422,7 +422,7 @@ METHODS = {
 def drop_default(name: str, value: object, known: Iterable[str]) -> bool:
     """True for a sampling parameter of another engine that changes nothing at this value.
 
-    Raises RequestError for what it asks for otherwise, and for a name that is not known.
+    Raises RequestError for any other value, and for an unknown name.
     """
     value = value.value if isinstance(value, Enum) else value
     if name in UNUSED_SAMPLING or (name in SAMPLING and value in SAMPLING[name][0]):
@@ -449,7 +449,7 @@ def rows_of(name: str) -> list[Foreign]:
 
 
 def foreign(name: str, value: str | None) -> Foreign | None:
-    """The row that says what the flag comes to at this value; None for a switch without one."""
+    """The flag's row for this value; None for a switch without one."""
     return next((row for row in rows_of(name) if row.takes(value)), None)
 
 

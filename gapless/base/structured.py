@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import RequestError
 
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})"
-"""Regex of what may stand between the parts of JSON by default. Without a bound, models go on with spaces until
+"""Regex of what may stand between the parts of JSON by default. Without a bound, models write spaces until
 max_tokens ends them."""
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_FORM_BYTES = 128 << 10
@@ -21,9 +21,8 @@ MAX_WHITESPACE_BYTES = 1_000
 
 
 class Thinking(NamedTuple):
-    """What a model may write before the form: `begin`, free text, `end` and `between`, or none of these; then `answer`.
-
-    An empty `begin` says that the prompt has begun the thinking, so its end must come first.
+    """Text that a model may write before the form: `begin`, free text, `end` and `between`, or none of these; then
+    `answer`. With an empty `begin` the prompt has begun the thinking, so its end must come first.
     """
 
     begin: str
@@ -33,7 +32,7 @@ class Thinking(NamedTuple):
     budget: int | None = None
     """Tokens of the output that the thinking has at most, before its end; None for any number"""
     ids: tuple[int, ...] = ()
-    """The tokens of `end`, where there is a budget"""
+    """The tokens of `end`, if there is a budget"""
     free: bool = False
     """Whether there is no form: any token may come before the thinking, and after it"""
 
@@ -62,9 +61,9 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     """Nothing may stand there"""
     disable_additional_properties: bool = False
-    """An object of the schema has the properties that are listed, unless the schema says that it may have others"""
+    """An object has the listed properties alone, unless the schema allows others"""
     thinking: Thinking | None = None
-    """What comes before the form; set by those who know how the model writes its replies"""
+    """Text before the form; set by the reader of the model's way of replying"""
     marks: tuple[str, ...] = ()
     """Texts that count only as tokens of their own, and are no part of free text, beside the special tokens"""
     parts: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Reads what `--kv-tier` says: where copies of KV pages are kept beyond the device."""
+"""Reads `--kv-tier`: the places of KV page copies beyond the device."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TierConfig(NamedTuple):
 
     kind: str
     nbytes: int = 0
-    """0: that is not ours to say"""
+    """0 if the tier decides for itself"""
     target: str = ""
     """A path, an address, or what else follows the kind"""
 
@@ -87,7 +87,7 @@ def _parse(text: str) -> TierConfig:
 
 
 def _fault(kind: str, text: str) -> str:
-    """Return what is wrong with an address without showing it, "" for nothing."""
+    """Return the fault of an address without showing the address, "" for none."""
     host = f"the {'bucket' if kind == 'nixl' else 'host'} is missing or wrong"
     port = "the port is missing or wrong"
     scheme, _, form = text.partition(":")[0].partition("+")
@@ -120,7 +120,7 @@ def _fault(kind: str, text: str) -> str:
 
 
 def _is_option(name: str, scheme: str, form: str) -> bool:
-    """Return whether an address of Redis may say this after its `?`: how to use TLS, whom sentinels know us as."""
+    """Return whether an address of Redis may have this option after its `?`: TLS, or the login at sentinels."""
     if form == "sentinel" and name in ("sentinel_username", "sentinel_password"):
         return True
     return name == "db" if form == "unix" else scheme == "rediss" and _TLS_OPTION.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Environment variables beside those of flags: what each is for, and which of ours are mistyped."""
+"""Environment variables other than the flags': the purpose of each, and mistyped names of ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gapless.base.spellings import did_you_mean
 
 PREFIX = "GAPLESS_"
 """Our own variables begin with it. With a flag's name in capitals it sets that flag."""
-OURS = {
+OWN_VARIABLES = {
     "GAPLESS_API_KEY": "keys that a server asks for, and the key that clients of this package send",
     KEY_VARIABLE: "key of engines that give each other KV pages, where --kv-peer-key-file names no file",
     "GAPLESS_PREBUILT": "0: the C++ that a wheel brings is not used",
@@ -31,12 +31,12 @@ OTHERS = {
     "OTEL_SEMCONV_STABILITY_OPT_IN": "names of the attributes of traces",
     "NO_COLOR": "1: no colours in the terminal",
 }
-"""Variables of others that we or our libraries read -> what they do here"""
+"""Variables of other projects that we or our libraries read -> their effect here"""
 
 
 def unknown_variables(env: Mapping[str, str], of_flags: Collection[str]) -> list[str]:
     """A line for each variable that begins as ours do and is neither in `of_flags` nor known otherwise."""
-    known = {*OURS, *of_flags}
+    known = {*OWN_VARIABLES, *of_flags}
     return [
         f"{name} in the environment is not known, and changes nothing{did_you_mean(name, known)}"
         for name in sorted(env)

@@ -18,7 +18,7 @@ from gapless.lab.ab import run_experiment
 from gapless.lab.ab_plan import AbFlags, Setup
 from gapless.lab.arms import Arm, arms_from_flags, arms_from_urls, split_arms
 from gapless.lab.compare import METRICS
-from gapless.lab.report import KIND, SCHEMA
+from gapless.lab.report import REPORT_KIND, SCHEMA
 from gapless.lab.report_pages import render_html, render_markdown
 from gapless.lab.rules import apply_rules, check_rules, parse_rule
 from gapless.lab.target import key_values
@@ -33,7 +33,7 @@ NOT_OURS = frozenset(
 RULE_FAILED = 3
 """Exit code when a --fail-if holds: the comparison worked, and its answer is no."""
 ENDINGS = ("md", "json", "html")
-EPILOG = """examples:
+AB_EPILOG = """examples:
   gapless ab -- --depth 1 -- --depth auto                    two servers of the demo model, started and stopped here
   gapless ab --model DIR -- --dtype bfloat16 -- --depth 1 -- --depth auto
                                                              three groups: flags of both, of A, of B
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         greedy=True,
         without=NOT_OURS,
     )
-    command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", EPILOG
+    command.usage, command.epilog = "gapless ab [flags] -- FLAGS OF A -- FLAGS OF B", AB_EPILOG
     command.add_api_key("of servers at URLs")
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[str, Any]:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"--read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if not isinstance(report, dict) or report.get("kind") != KIND or report.get("schema") != SCHEMA:
+    if not isinstance(report, dict) or report.get("kind") != REPORT_KIND or report.get("schema") != SCHEMA:
         raise UsageError(f"--read {path}: not a report of gapless ab with schema {SCHEMA}")
     return report
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gapless.cli.kinds import Table, dispatch, usage
 
-KINDS: Table = {
+BENCH_KINDS: Table = {
     "serve": ("load on any OpenAI-compatible server", "bench_serve"),
     "throughput": ("how much one engine in this process does at full load", "bench_offline:main_throughput"),
     "latency": ("how long one batch takes in this process", "bench_offline:main_latency"),
@@ -15,4 +15,4 @@ KINDS: Table = {
 
 
 def main(argv: Sequence[str]) -> int:
-    return dispatch(argv, "bench", usage("bench", "Measure.", KINDS), KINDS)
+    return dispatch(argv, "bench", usage("bench", "Measure.", BENCH_KINDS), BENCH_KINDS)

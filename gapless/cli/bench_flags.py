@@ -27,13 +27,13 @@ DATA_SETS: dict[str, tuple[str, dict[str, Any]]] = {
     "mooncake": _TRACE,
     "trace": _TRACE,
 }
-"""The names that --dataset-name takes -> (data set, those defaults of Workload that differ for this name)."""
+"""The names that --dataset-name takes -> (data set, defaults of Workload that differ for this name)."""
 _data, _times = (partial(flag, group=group) for group in ("Data set", "Arrivals"))
 
 
 @dataclass(frozen=True)
 class BenchFlags(RequestFlags):
-    """The load, and what is written of it. A length of None is the data set's own default."""
+    """The load, and the files written of it. A length of None is the data set's own default."""
 
     port: int = server_flag(8000, "the port of a server on this machine, without --base-url", low=1, high=65535)
     endpoint: str | None = server_flag(None, "path of the API; default: by --backend")

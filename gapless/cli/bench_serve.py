@@ -13,7 +13,7 @@ from typing import Any
 import gapless
 from gapless.base.spellings import did_you_mean
 from gapless.cli.bench_flags import DATA_SETS, BenchFlags
-from gapless.cli.errors import FAILED, INTERRUPTED, UsageError
+from gapless.cli.errors import FAILED, INTERRUPTED_CODE, UsageError
 from gapless.cli.flags import Command
 from gapless.cli.output import check_writable, make_folder, say, write_text
 from gapless.engine.progress import progress
@@ -22,11 +22,11 @@ from gapless.lab.arrivals import parse_arrivals
 from gapless.lab.bench import BenchResult, LoadPlan, bench_serve, raised_priority
 from gapless.lab.datasets import Workload
 from gapless.lab.http import with_client
-from gapless.lab.summary import METRICS, QUEUE_METRICS, detailed_json, parse_goodput, parse_percentiles
+from gapless.lab.summary import QUEUE_METRICS, SUMMARY_METRICS, detailed_json, parse_goodput, parse_percentiles
 from gapless.lab.target import Target, key_values
 
 DEFAULT_CONCURRENCY = 16
-EPILOG = """examples:
+BENCH_EPILOG = """examples:
   gapless bench serve                                          a closed loop against localhost:8000
   gapless bench serve --request-rate 4 --num-prompts 500       Poisson arrivals
   gapless bench serve --backend openai-chat --dataset-name multi_turn --max-concurrency 8
@@ -38,7 +38,7 @@ Without --request-rate and --max-concurrency, 16 requests are under way at any t
 
 def main(argv: Sequence[str]) -> int:
     command = Command("bench serve", "Measure any OpenAI-compatible server.", (BenchFlags,), greedy=True, words="[URL]")
-    command.epilog = EPILOG
+    command.epilog = BENCH_EPILOG
     command.add_argument("URL", nargs="?", help="the same as --base-url URL")
     command.add_api_key()
     # No GAPLESS_ variables here: GAPLESS_MODEL and its like are meant for a server on this machine.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.out:
         save(result_path(flags.out, flags.backend, report.plan), flags, report, got)
     if report.run.interrupted:
-        return INTERRUPTED
+        return INTERRUPTED_CODE
     return 0 if report.summary.totals["completed"] else FAILED
 
 
@@ -65,8 +65,8 @@ def make_plan(flags: BenchFlags, api_key: str = "") -> LoadPlan:
     work = make_workload(flags)
     metrics = tuple(flags.percentile_metrics.split(","))
     for name in metrics:
-        if name not in METRICS + QUEUE_METRICS:
-            known = ", ".join(METRICS + QUEUE_METRICS)
+        if name not in SUMMARY_METRICS + QUEUE_METRICS:
+            known = ", ".join(SUMMARY_METRICS + QUEUE_METRICS)
             raise UsageError(f"--percentile-metrics takes {known} with commas between, got {name!r}")
     closed_loop = flags.max_concurrency is None and flags.request_rate is None and not work.own_times
     return LoadPlan(

@@ -74,7 +74,7 @@ def main_complete(argv: Sequence[str]) -> int:
 
 
 def _converse(settings: Settings, ask: Ask, commands: Conversation | None = None) -> int:
-    """Answer what is typed. At a keyboard, lines that begin with a slash are `commands`, where there are some."""
+    """Answer typed lines. At a keyboard, lines that begin with a slash are `commands`, if there are any."""
     options = settings.options
     settings.show_notes()
     patient = options.quick is None and sys.stdin.isatty()
@@ -129,7 +129,7 @@ def _typed() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _answerer(settings: Settings, runner: asyncio.Runner) -> Iterator[Answerer]:
-    """What asks the server at --url, or an engine that runs here. Raises UsageError for engine flags with a URL."""
+    """Return a client of the server at --url, or of an engine here. Raises UsageError for engine flags with a URL."""
     engine, url, insecure = settings.given(EngineConfig), settings.options.url, settings.options.insecure
     if url is not None:
         settings.refuse(EngineConfig, {"model", "seed"}, "is a matter of the server, not of a client with --url")

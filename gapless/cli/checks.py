@@ -146,7 +146,7 @@ def cuda() -> Iterator[Check]:
 
 
 def native() -> Iterator[Check]:
-    """Builds what is not built yet, so that the first engine need not."""
+    """Builds missing parts, so that the first engine need not."""
     from gapless.cli.native import build_all
     from gapless.device import compiling, prebuilt
     from gapless.kernels import native
@@ -181,7 +181,7 @@ def cpu_library(name: str, built: Outcome, without: str) -> Check:
 
 
 def cpu_products(product: Product, chosen: Sequence[str]) -> Check:
-    """What multiplies bfloat16. Something faster that this processor has, but that does not serve, is a warning."""
+    """The product of bfloat16 matrices. A faster one of this processor that is not used is a warning."""
     if product.missing:
         return Check("cpu products", "warn", f"bfloat16: {product.path}; {product.missing}")
     text = f"bfloat16: {product.path}"
@@ -206,7 +206,7 @@ def cpu_speeds() -> Iterator[Check]:
 
 
 def without_cpp() -> Check:
-    """Report which dtype torch multiplies faster, where our own products are not there."""
+    """Report which dtype torch multiplies faster, if our own products are missing."""
     import torch
 
     from gapless.kernels.dtypes import CLEAR, float32_gains
@@ -277,11 +277,11 @@ def tokenizer(config: EngineConfig, found: Tokenizer) -> Iterator[Check]:
 
 
 def fields_of(file: Fields) -> Iterator[Check]:
-    """Yield a row of the fields that are read, one of those that change nothing, and one for each unused field."""
-    from gapless.model.fields import READ, SILENT, UNUSED
+    """Yield a row of the fields that are read, one of the fields that change nothing, and one for each unused field."""
+    from gapless.model.fields import SILENT, UNUSED, WAS_READ
 
     heard = list(file.heard())
-    for use in (READ, SILENT):
+    for use in (WAS_READ, SILENT):
         fields = ", ".join(f"{one.name} = {one.value!r}" for one in heard if one.use == use)
         if fields:
             yield Check(file.path.name, "ok", f"{use}: {fields}")

@@ -10,14 +10,14 @@ from gapless.cli.sampling import SamplingFlags, checked_fields
 from gapless.cli.spec import convert, specs
 from gapless.cli.talk import Answerer, Messages, show
 
-HELP = """/help                     this list
+CHAT_HELP = """/help                     this list
 /exit                     leave; so does Ctrl-D
 /clear                    forget what was said; the system message stays
 /system TEXT              begin again with this system message, without TEXT with none
 /temperature VALUE        likewise /top-p, /top-k, /max-tokens, /stop; without VALUE the default again
 A space before the slash makes the line a question."""
 LEAVE = ("exit", "quit", "bye")
-COMMANDS = ("help", *LEAVE, "clear", "system")
+CHAT_COMMANDS = ("help", *LEAVE, "clear", "system")
 _SPECS = {spec.field: spec for spec in specs(SamplingFlags)}
 
 
@@ -40,11 +40,11 @@ class Conversation:
         return timing
 
     def command(self, line: str) -> str:
-        """Do what a line such as `/top-p 0.9` says; return what to print. Raises UsageError."""
+        """Carry out a line such as `/top-p 0.9`; return the text to print. Raises UsageError."""
         name, _, rest = line.removeprefix("/").partition(" ")
         field, rest = name.replace("-", "_"), rest.strip()
         if name == "help":
-            return HELP
+            return CHAT_HELP
         if name == "clear":
             self._messages = [message for message in self._messages if message["role"] == "system"]
             return "what was said is forgotten"
@@ -52,7 +52,7 @@ class Conversation:
             self._begin(rest)
             return "a new conversation begins"
         if field not in _SPECS:
-            near = nearest(name, [*COMMANDS, *(one.replace("_", "-") for one in _SPECS)])
+            near = nearest(name, [*CHAT_COMMANDS, *(one.replace("_", "-") for one in _SPECS)])
             raise UsageError(f"unknown command /{name}" + (f"; did you mean /{near}?" if near else "; see /help"))
         kept = {key: value for key, value in self._fields.items() if key != field}
         value = convert(_SPECS[field], rest, f"/{name}") if rest else None

@@ -1,4 +1,4 @@
-"""`gapless doctor`: looks at this machine and says what is there, what is missing, and what that means."""
+"""`gapless doctor`: looks at this machine and reports its parts, missing ones, and their effect."""
 
 from __future__ import annotations
 

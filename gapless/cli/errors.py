@@ -1,4 +1,4 @@
-"""What a command raises, and the exit code that it means."""
+"""Errors of a command, and their exit codes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from gapless.base.errors import ConfigError
 
 USAGE = 2
 FAILED = 1
-INTERRUPTED = 130
+INTERRUPTED_CODE = 130
 
 
 class UsageError(ConfigError):
-    """The command line, the environment or a config file says something that cannot be done."""
+    """The command line, the environment or a config file asks for something impossible."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.progress import starting
-from gapless.cli.errors import FAILED, INTERRUPTED, UsageError
+from gapless.cli.errors import FAILED, INTERRUPTED_CODE, UsageError
 from gapless.cli.flags import Command, Settings
 from gapless.cli.output import check_writable, say, write_text
 from gapless.engine.progress import progress
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEMO_COUNT = 300
 ANSWER_SECONDS = 600.0
-EPILOG = """examples:
+EVAL_EPILOG = """examples:
   gapless eval                                             the demo model on problems that it has not seen
   gapless eval --base-url http://localhost:8000 --data gsm8k.jsonl --shots 5 --shots-file gsm8k_train.jsonl
   gapless eval --base-url http://localhost:8000 --backend openai-chat --data mmlu_pro.jsonl --out a.json
@@ -41,7 +41,7 @@ A line of a file is {"question": ..., "answer": "... #### 42"} or {"question": .
 
 def main(argv: Sequence[str]) -> int:
     purpose = "Exact match on questions with one right answer."
-    command = Command("eval", purpose, (EvalFlags, EngineConfig), model_word=True, epilog=EPILOG)
+    command = Command("eval", purpose, (EvalFlags, EngineConfig), model_word=True, epilog=EVAL_EPILOG)
     command.add_api_key("for --base-url")
     command.add_argument("--compare", nargs=2, metavar=("A", "B"), help="compare two files that --out wrote")
     settings = command.read(argv)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if interrupted := len(answers) < len(questions):
         say(f"gapless: interrupted: {len(answers)} of {len(questions)} questions were answered, and no others count")
         if not answers:
-            return INTERRUPTED
+            return INTERRUPTED_CODE
         about["interrupted"] = True
         questions = [questions[answer.place] for answer in answers]
         contents = [contents[answer.place] for answer in answers]
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     print("\n".join([*_heading(about, flags), *report.lines()]))
     if flags.out:
         _save(flags.out, {"target": about, "data": _data(flags), **report.json()})
-    return INTERRUPTED if interrupted else _code(report, flags)
+    return INTERRUPTED_CODE if interrupted else _code(report, flags)
 
 
 def gather(flags: EvalFlags) -> tuple[list[Question], list[Question]]:
@@ -93,7 +93,7 @@ def demo_seed(data: str) -> int | None:
 
 
 def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], Sequence[Sample]]:
-    """What was asked, and the answers."""
+    """The questions, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
     if flags.base_url is not None:

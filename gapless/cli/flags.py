@@ -31,20 +31,20 @@ KEY_VARIABLES = ("GAPLESS_API_KEY", "OPENAI_API_KEY")
 
 
 class Settings(NamedTuple):
-    """What a command line asked for: `options` are the command's own, `values` belong to config records."""
+    """A parsed command line: `options` are the command's own, `values` belong to config records."""
 
     options: argparse.Namespace
     values: dict[type, dict[str, Any]]
     typed: frozenset[str]
     """Config fields that stood on the command line itself."""
     notes: list[str]
-    """What the user should hear about flags that changed nothing."""
+    """Warnings about flags that changed nothing."""
     said: Mapping[str, str]
     """The flag, variable or key as it was typed, by field."""
 
     @property
     def api_key(self) -> str:
-        """What was typed, else the first variable that is set, else nothing."""
+        """The typed value, else the first variable that is set, else nothing."""
         return self.options.api_key or next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
 
     def refuse(self, config: type, except_for: Collection[str], why: str) -> None:
@@ -213,7 +213,7 @@ class Command(argparse.ArgumentParser):
         return f"unknown flag {name}" + (near or f"; see {self.prog} --help")
 
     def _from_file(self, path: str | None) -> tuple[dict[str, Any], list[str]]:
-        """The fields that the file sets, and what to say of keys of other engines."""
+        """The fields that the file sets, and warnings about keys of other engines."""
         if path is None:
             return {}, []
         known = {s.lstrip("-").replace("-", "_"): spec for spec in self.specs.values() for s in spec.spellings}

@@ -14,12 +14,12 @@ from pathlib import Path
 from gapless.cli.serve import command
 from gapless.server.config import ServerConfig
 
-FIRST = Path("/proc/1/cmdline")
-SECONDS = 5.0
+FIRST_PROCESS = Path("/proc/1/cmdline")
+HEALTH_SECONDS = 5.0
 EVERYWHERE = ("0.0.0.0", "::", "")
 
 
-def main(command_line: Path = FIRST) -> int:
+def main(command_line: Path = FIRST_PROCESS) -> int:
     words = command_line.read_text(encoding="utf-8").split("\0")[:-1]
     if "serve" not in words:
         print(f"process 1 is no `gapless serve` but {words[0]}", file=sys.stderr)  # what follows may be a key
@@ -36,7 +36,7 @@ def status(server: ServerConfig) -> int:
     """Return the status of /health; 200 where clients need certificates and a connection is made. Raises OSError and
     HTTPException where no server answers."""
     host = "localhost" if server.host in EVERYWHERE else server.host
-    connection = HTTPConnection(host, server.port, timeout=SECONDS)
+    connection = HTTPConnection(host, server.port, timeout=HEALTH_SECONDS)
     if server.ssl_certfile and not server.uds:
         if server.ssl_cert_reqs == ssl.CERT_REQUIRED:
             connection.connect()
@@ -44,10 +44,10 @@ def status(server: ServerConfig) -> int:
             return 200
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it names the server's own host
-        connection = HTTPSConnection(host, server.port, timeout=SECONDS, context=context)
+        connection = HTTPSConnection(host, server.port, timeout=HEALTH_SECONDS, context=context)
     if server.uds:
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(SECONDS)
+        connection.sock.settimeout(HEALTH_SECONDS)
         connection.sock.connect(server.uds)
     try:
         connection.request("GET", "/health")

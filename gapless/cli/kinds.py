@@ -10,7 +10,7 @@ from gapless.base.spellings import did_you_mean
 from gapless.cli.errors import USAGE, UsageError
 
 Table = Mapping[str, tuple[str, str]]
-"""name -> (what it is for, where its `main` is: a module of this room, or MODULE:FUNCTION)."""
+"""name -> (its purpose, the place of its `main`: a module of this room, or MODULE:FUNCTION)."""
 
 
 def rows(table: Table) -> str:

@@ -32,9 +32,9 @@ def inspect(argv: Sequence[str]) -> int:
     return 0
 
 
-KINDS: Table = {"inspect": ("what a disk tier holds, and of which model", "kv:inspect")}
+KV_KINDS: Table = {"inspect": ("what a disk tier holds, and of which model", "kv:inspect")}
 
 
 def main(argv: Sequence[str]) -> int:
     about = "Look at KV pages that --kv-tier disk:PATH:SIZE has left."
-    return dispatch(argv, "kv", usage("kv", about, KINDS), KINDS)
+    return dispatch(argv, "kv", usage("kv", about, KV_KINDS), KV_KINDS)

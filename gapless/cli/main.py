@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import gapless
 from gapless.base.errors import GaplessError, exit_code
 from gapless.base.install import INSTALL
-from gapless.cli.errors import FAILED, INTERRUPTED
+from gapless.cli.errors import FAILED, INTERRUPTED_CODE
 from gapless.cli.kinds import Table, dispatch, rows
 
 COMMANDS: Table = {
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return INTERRUPTED_CODE
     except BrokenPipeError:
         # The reader went away (`gapless run ... | head`). Python must not complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

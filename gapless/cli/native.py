@@ -11,10 +11,10 @@ from gapless.loop import mask_threads
 
 
 def build_all() -> list[build.Outcome]:
-    """Build what is not built yet; what came of the CPU's streams, its kernels and the threads of masks."""
+    """Build missing parts; the outcomes for the CPU's streams, its kernels and the threads of masks."""
     with starting(), ThreadPoolExecutor() as pool:  # it may take half a minute
         list(pool.map(lambda load: load(), (cpu_native.load, native.load, mask_threads.load)))
-    return [build.outcomes[name] for name in (cpu_native.NAME, native.NAME, mask_threads.NAME)]
+    return [build.outcomes[name] for name in (cpu_native.STREAM_NAME, native.NAME, mask_threads.NAME)]
 
 
 def main() -> None:

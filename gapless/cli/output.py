@@ -1,4 +1,4 @@
-"""What commands write. A path that cannot be written is reported before the work begins."""
+"""Files that commands write. A path that cannot be written is reported before the work begins."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from gapless.lab.datasets import json_objects
 
 
 class RunPrompt(NamedTuple):
-    """A text or a conversation, and what else its JSON line said: that comes back with the answer."""
+    """A text or a conversation, and the other fields of its JSON line, which come back with the answer."""
 
     content: str | list[dict[str, Any]]
     extra: Mapping[str, Any] = {}

@@ -16,7 +16,7 @@ _GROUP = "Sampling"
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """What was not given stays None and is left to the engine or the server."""
+    """An option that was not given stays None and is left to the engine or the server."""
 
     max_tokens: int | None = flag(
         None, "new tokens at most; default: up to the context limit", group=_GROUP, aliases=("--max-new-tokens", "-n")

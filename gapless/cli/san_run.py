@@ -1,4 +1,4 @@
-"""What `gapless san` starts: guard's runner, with the devices of this package connected to it."""
+"""The program that `gapless san` starts: guard's runner, with the devices of this package connected to it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def _read_float(value: Any) -> float | None:
 
 
 def _read_str(value: Any) -> str | None:
-    # A file may say `depth = 8` where the field is text.
+    # A file may have `depth = 8` for a field of text.
     if isinstance(value, bool):
         return None
     return str(value) if isinstance(value, (str, int, float)) else None
@@ -123,4 +123,4 @@ _READERS: dict[type, tuple[typing.Callable[[Any], Any], str]] = {
     float: (_read_float, "a number"),
     str: (_read_str, "text"),
 }
-"""What reads a value of a kind, or returns None where it is none, and the words for the kind"""
+"""The reader of a kind's values, which returns None for any other, and the words for the kind"""

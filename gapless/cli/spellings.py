@@ -27,15 +27,15 @@ class Rewritten(NamedTuple):
 
     words: list[str]
     notes: list[str]
-    """What the user should hear about flags that are not ours"""
+    """Warnings about flags that are not ours"""
     said: dict[str, str]
-    """The flag as it was typed, by the name of what it sets"""
+    """The typed flag, by the name of the field that it sets"""
     needs: list[tuple[str, Foreign]]
     """Flags, as they were typed, that are in place only where another is given"""
 
 
 def rewrite(words: Sequence[str], options: Options, fields: Mapping[str, Spec]) -> Rewritten:
-    """Put flags of other engines in our words. Raises UsageError for what is not to be had, and says what is."""
+    """Put flags of other engines in our words. Raises UsageError for an unsupported one, with our way instead."""
     done, rest, parts = Rewritten([], [], {}, []), deque(words), dict[str, dict[str, Any]]()
     while rest:
         word = rest.popleft()

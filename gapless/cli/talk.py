@@ -1,4 +1,4 @@
-"""What answers a question, a server at a URL or an engine in this process, and how an answer is shown."""
+"""Sources of answers, a server at a URL or an engine in this process, and their display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gapless.lab.reply import parse_event
 
 Messages = list[dict[str, str]]
 Question = str | Messages
-"""A text to go on with, or a conversation to answer."""
+"""A text to continue, or a conversation to answer."""
 
 
 class TextPart(NamedTuple):

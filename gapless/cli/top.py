@@ -18,7 +18,7 @@ from gapless.lab.top import LABEL, Page, TopRow, TopView, block, fitted, known, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-PAGE_SECONDS = 5.0
+METRICS_SECONDS = 5.0
 """How long a server may take to send its page."""
 COLOURS = {
     "good": "green",
@@ -65,7 +65,7 @@ class Server:
 
     def __init__(self, url: str, api_key: str, insecure: bool = False) -> None:
         self.url = url.rstrip("/").removesuffix("/metrics")
-        self._target = Target(self.url, api_key=api_key, insecure=insecure, timeout=PAGE_SECONDS)
+        self._target = Target(self.url, api_key=api_key, insecure=insecure, timeout=METRICS_SECONDS)
         self._page: Page | None = None
         self._at = 0.0
         self.models: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from gapless.cli.output import check_writable, say
 from gapless.lab.target import Target
 
 MAX_SECONDS = 60
-TIMEOUT = 600.0
+TRACE_TIMEOUT = 600.0
 
 
 def record(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def record(argv: Sequence[str]) -> int:
     from gapless.lab import probe, trace
 
     say(f"gapless: recording for {options.seconds} s")
-    target = Target(options.URL, api_key=settings.api_key, insecure=options.insecure, timeout=TIMEOUT)
+    target = Target(options.URL, api_key=settings.api_key, insecure=options.insecure, timeout=TRACE_TIMEOUT)
     data = probe.fetch(target, f"/debug/trace?seconds={options.seconds}&ahead=1")
     recording = trace.read_chrome(data, options.URL)
     trace.write(path, recording)
@@ -72,7 +72,7 @@ def summary(argv: Sequence[str]) -> int:
     return 0
 
 
-KINDS: Table = {
+TRACE_KINDS: Table = {
     "record": ("record the steps of a running server", "trace:record"),
     "convert": ("raw records to Chrome trace JSON, or back", "trace:convert"),
     "summary": ("where the time of a recording went", "trace:summary"),
@@ -81,4 +81,4 @@ KINDS: Table = {
 
 def main(argv: Sequence[str]) -> int:
     more = "gapless run --trace FILE records in this process."
-    return dispatch(argv, "trace", usage("trace", "Steps of an engine, as a timeline.", KINDS, more), KINDS)
+    return dispatch(argv, "trace", usage("trace", "Steps of an engine, as a timeline.", TRACE_KINDS, more), TRACE_KINDS)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gapless.base.config import EngineConfig
-from gapless.base.variables import OTHERS, OURS, unknown_variables
+from gapless.base.variables import OTHERS, OWN_VARIABLES, unknown_variables
 from gapless.cli.spec import Spec, specs
 from gapless.server.config import ServerConfig
 
 
 def variables() -> dict[str, str]:
-    """Every variable and what it does: those of the flags of `serve`, our others, and those of libraries."""
+    """Every variable and its effect: for the flags of `serve`, our others, and libraries' ones."""
     flags = {spec.env: f"{spec.flag}: {spec.help}" for config in (EngineConfig, ServerConfig) for spec in specs(config)}
-    return flags | OURS | OTHERS
+    return flags | OWN_VARIABLES | OTHERS
 
 
 def mistyped(env: Mapping[str, str], own: Iterable[Spec]) -> list[str]:

@@ -37,11 +37,11 @@ from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedErr
 
 log = logging.getLogger("gapless.device")
 
-CACHE = "native"
+CACHE_FOLDER = "native"
 """The folder of libraries in the user's cache"""
 LOCK_SECONDS = 2 * COMPILE_SECONDS
 """The longest wait for a process that builds the same: it compiles, and links."""
-LOOK_SECONDS = 0.05
+LOCK_LOOK_SECONDS = 0.05
 """Time between two tries to take a lock that another process holds."""
 KEPT_BUILDS = 8
 """Builds of one name that stay in the cache: other versions of torch, or of the sources."""
@@ -58,12 +58,12 @@ class Outcome(NamedTuple):
     fallback: str = ""
     """Why it was not compiled for all of this processor; empty when it was."""
     notes: Path | None = None
-    """The file for what is measured with it"""
+    """The file of measurements made with it"""
 
     @property
     def brought(self) -> bool:
         """Whether it came with the wheel."""
-        return self.library is not None and self.library.parent == prebuilt.FOLDER
+        return self.library is not None and self.library.parent == prebuilt.PREBUILT
 
 
 outcomes: dict[str, Outcome] = {}
@@ -91,7 +91,7 @@ def may_have(name: str) -> bool:
 
 
 def _loaded(name: str, sources: Sequence[Path], brought: str, load: Callable[[str], None]) -> Outcome:
-    """Load what was brought by this name or else build it, once, and return the outcome. Its reason also says why a
+    """Load the prebuilt library of this name or else build it, once, and return the outcome. Its reason also says why a
     library cannot be loaded."""
     with _locks[name]:
         if name not in outcomes:
@@ -116,10 +116,10 @@ def _brought(name: str, load: Callable[[str], None]) -> Outcome | None:
 
 
 def _notes(brought: Path) -> Path:
-    """Return a file of the user's for what is measured with these bytes on this processor."""
+    """Return a file of the user's for measurements with these bytes on this processor."""
     key = hashlib.sha256(_processor().encode() + brought.read_bytes()).hexdigest()[:24]
     try:
-        return cache_folder(CACHE) / f"{brought.stem}-{key}.json"
+        return cache_folder(CACHE_FOLDER) / f"{brought.stem}-{key}.json"
     except (OSError, RuntimeError):  # no home: every start measures
         return brought.with_suffix(".json")
 
@@ -142,7 +142,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
     if os.name != "posix":
         return Outcome(None, f"nothing is built on {sys.platform}", 0.0)
     try:
-        folder = cache_folder(CACHE)
+        folder = cache_folder(CACHE_FOLDER)
         library = folder / f"{name}-{library_key(name, sources)}.so"
         if _is_whole(library):
             with suppress(OSError):  # a cache on a read-only disk serves too
@@ -158,7 +158,7 @@ def build(name: str, sources: Sequence[Path]) -> Outcome:
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether it is there up to the table that ends it: loading a library that was cut off kills the process."""
+    """Whether the file reaches the table at its end: loading a truncated library kills the process."""
     if not (library.exists() and _flags(library).exists()):
         return False
     if sys.platform != "linux":
@@ -194,7 +194,7 @@ def _processor() -> str:
 def _compile(name: str, sources: Sequence[Path], library: Path) -> str:
     """Make `library` for the most of this processor that compiles; returns what went wrong if no level does.
 
-    What is beside the library then says which flags served, and why none of those before them did.
+    The note beside the library then has the flags that served, and the reason why earlier ones did not.
     """
     tool = compiler()
     if tool is None:
@@ -225,7 +225,7 @@ def _flags(library: Path) -> Path:
 
 
 def _made(library: Path, seconds: float) -> Outcome:
-    """Return what became of a library that is there."""
+    """Return the outcome for an existing library."""
     flags, *reasons = _flags(library).read_text(encoding="utf-8").split("\n")
     return Outcome(library, "", seconds, flags, reasons[0] if reasons else "", library.with_suffix(".json"))
 
@@ -250,7 +250,7 @@ def only_one(path: Path, seconds: float) -> Iterator[None]:
                 if not told:
                     tell(f"waiting for another process, which holds {path}")
                 told = True
-                time.sleep(LOOK_SECONDS)
+                time.sleep(LOCK_LOOK_SECONDS)
         file.truncate(0)
         print(f"process {os.getpid()} on {platform.node()}", end="", file=file, flush=True)
         yield
@@ -267,7 +267,7 @@ def _forget_old(name: str, folder: Path) -> None:
     builds = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in builds[KEPT_BUILDS:]:
         path.unlink(missing_ok=True)
-        for suffix in (".flags", ".json"):  # the latter: what was measured with it
+        for suffix in (".flags", ".json"):  # the latter: its measurements
             path.with_suffix(suffix).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What devices do alike whose memory is the host's."""
+"""Common parts of devices whose memory is the host's."""
 
 from __future__ import annotations
 

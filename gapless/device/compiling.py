@@ -33,7 +33,7 @@ FLAGS = (
     "-fno-math-errno",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
-    # Where GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
+    # If GCC's tuning for a processor splits some chains of multiply-adds and not others, a row's bits would depend
     # on how many rows are beside it. Clang ignores this.
     "--param=avoid-fma-max-bits=0",
 )
@@ -44,7 +44,7 @@ NATIVE, V3, BASELINE = ("-march=native",), ("-march=x86-64-v3", "-mtune=native")
 V3_NEEDS = {"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"}
 COMPILE_SECONDS = 600
 TICK_SECONDS = 0.5
-"""Time between two moves of the line of progress, where no file is done"""
+"""Time between two moves of the line of progress while no file is done"""
 COMPILES = "compiling C++ for this machine and this torch, once"
 _INCLUDES = re.compile(r'^ *# *include +[<"]([^>"]+)[>"]', re.MULTILINE)
 _STOPPED = ("fatal error: Killed", "fatal error: Terminated", "No space left on device", "Interrupt")
@@ -60,7 +60,7 @@ class Toolchain(NamedTuple):
     headers: tuple[Path, ...]
     """Folders of torch's and Python's headers"""
     links: tuple[str, ...]
-    """What the linker gets after the objects"""
+    """The linker's arguments after the objects"""
 
 
 class UnfinishedError(Exception):
@@ -90,7 +90,7 @@ def is_capped() -> bool:
 
 
 def aim() -> str:
-    """Return what is compiled for: the first level, and why it is less than this processor has where it is."""
+    """Return the target: the first level, and the reason if it is less than this processor has."""
     first = levels()[0]
     return shown(first) + ("" if first == NATIVE else ", since ATEN_CPU_CAPABILITY keeps torch from AVX-512")
 
@@ -106,13 +106,13 @@ def here(tool: str, level: tuple[str, ...]) -> Toolchain:
 
 
 def headers(*pythons: str) -> tuple[Path, ...]:
-    """Return the folders of torch's headers, and those of Python's."""
+    """Return the folders of torch's and Python's headers."""
     torchs = Path(torch.__file__).parent / "include"
     return torchs, torchs / "torch" / "csrc" / "api" / "include", *map(Path, pythons)
 
 
 def make(chain: Toolchain, name: str, sources: Sequence[Path], library: Path) -> str:
-    """Compile the sources and link them into `library`, beside it everything that is made on the way; return what went
+    """Compile the sources and link them into `library`, with all temporary files beside it; return what went
     wrong, if anything did. Raises UnfinishedError if a compiler did not come to its end."""
     units = _units(sources, library.parent)
     flags = [*_torch_flags(name, chain.headers), *chain.level]
@@ -127,7 +127,7 @@ def make(chain: Toolchain, name: str, sources: Sequence[Path], library: Path) ->
 
 
 def _units(sources: Sequence[Path], scratch: Path) -> list[tuple[Path, tuple[str, ...]]]:
-    """Return what to compile, and with which flags of its own; what takes longest comes first.
+    """Return the units to compile with their own flags; the slowest comes first.
 
     Files that include torch or pybind11 are one unit: to parse those takes several times longer than all that they say
     themselves.
@@ -165,7 +165,7 @@ def _link_flags() -> tuple[str, ...]:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> str:
-    """Run the commands in their order, as many at once as there are cores; return what the first that failed said."""
+    """Run the commands in their order, one a core; return the output of the first that failed."""
     failed = threading.Event()
 
     def run(command: Sequence[str]) -> str:
@@ -177,7 +177,7 @@ def _run(commands: Sequence[Sequence[str]]) -> str:
             except UnfinishedError:
                 failed.set()
                 raise
-            _FILES.tick(int("-c" in command))  # not what is linked
+            _FILES.tick(int("-c" in command))  # not the linked file
             if reason:
                 failed.set()
             return reason

@@ -70,7 +70,7 @@ class CpuFence:
             self._fault.block(wait, bell)
 
     def reach(self) -> None:
-        """Note that the stream's thread has come here."""
+        """Note that the stream's thread has reached this point."""
         self._at = time.monotonic_ns()
         for wait in self._waits:
             wait.set()
@@ -126,7 +126,7 @@ def threads_of(cores: int) -> int:
 class CpuDevice(HostMemoryDevice):
     """`threads` torch threads for compute; 0 takes `threads_of` the cores that the process may use.
 
-    The streams are native, and capture graphs, where they can be built (see `cpu_native`); with `use_native` False they
+    The streams are native, and capture graphs, if they can be built (see `cpu_native`); with `use_native` False they
     are worked in Python.
     """
 

@@ -23,19 +23,19 @@ from gapless.device.ring import Fence, check_upload, copy
 from gapless.device.seam import Program, Stream
 from gapless.device.worker import Worker, attempt
 
-NAME = "gapless_stream"
-SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
+STREAM_NAME = "gapless_stream"
+STREAM_SOURCES = sorted((Path(__file__).parent / "native").glob("*.[ch]*"))
 
 
 def load() -> ModuleType | None:
     """Return the extension, built at the first call on this machine; None where it cannot be, see `reason`."""
-    return build.module(NAME, SOURCES)
+    return build.module(STREAM_NAME, STREAM_SOURCES)
 
 
 def reason() -> str:
     """Return why there is no extension; empty when there is one."""
     load()
-    return build.outcomes[NAME].reason
+    return build.outcomes[STREAM_NAME].reason
 
 
 def extension() -> Any:

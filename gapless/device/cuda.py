@@ -101,7 +101,7 @@ class CudaFence:
     def done(self) -> bool:
         if self._seen:
             return True
-        # On a failed device too: what was enqueued before the failure may have ended well.
+        # On a failed device too: work enqueued before the failure may have ended well.
         if not self._lost and self._query():
             return True
         if self._fault.error is not None:
@@ -136,7 +136,7 @@ class CudaFence:
             if not self._event.query():
                 return False
         except RuntimeError as error:
-            # A kernel failed; every later CUDA call of the process would say the same.
+            # A kernel failed; every later CUDA call of the process would raise the same error.
             self._fault.set(error, "the GPU reported")
             self._fault.check()
         self._seen = time.monotonic_ns()
@@ -240,7 +240,7 @@ class CudaGraph:
 
 
 def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tuple[Any, ...]) -> Tape:
-    """Capture on the current stream; return what was recorded. Other threads may go on using CUDA."""
+    """Capture on the current stream; return the graph. Other threads may use CUDA meanwhile."""
     collecting = gc.isenabled()
     gc.disable()  # freeing might need a call to CUDA, which a capture forbids
     try:
@@ -248,7 +248,7 @@ def _record_into(raw: Any, pool: Any, name: str, program: Program, buffers: tupl
         try:
             tape = record(name, program, buffers)
         except BaseException:
-            # The stream must leave its capture; that what it has so far is no graph says nothing more than the error.
+            # The stream must leave its capture; an error about its unfinished graph adds nothing to this one.
             with suppress(RuntimeError, UserWarning):
                 raw.capture_end()
             raise
@@ -293,7 +293,7 @@ class CudaDevice(Device):
         """Memory of the host that was pinned here, by address. It is let go before it is freed: other memory comes
         there."""
         self._first: CudaGraph | None = None
-        """Keeps the pool, and what was reserved in it: with its last graph a pool ends."""
+        """Keeps the pool and its reserved memory: a pool ends with its last graph."""
         switch_interval.shorten()
         self._attendant = CudaWorker(ATTENDANT, self.torch_device, fault)
         self._shut = weakref.finalize(self, _shut, fault, self._registered, waiter, *ringers, self._attendant)
@@ -352,10 +352,10 @@ class CudaDevice(Device):
             self._first = self._first or graph
             return graph
         except Exception as error:
-            # A kernel that failed ends the device: the fence says so. Whatever else went wrong left it whole.
+            # A failed kernel ends the device, and the fence raises. Any other failure left it whole.
             compute.record().wait()
             reason = CaptureError(str(error)) if isinstance(error, CaptureError) else failed(name, error)
-        # Where memory was short, the allocator has given all that was free back to the driver. Neither the error nor
+        # If memory was short, the allocator has given all free memory back to the driver. Neither the error nor
         # its frames hold anything now.
         if self._programs and _driver_calls(self.torch_device, "num_device_free") > freed:
             self.run(_take_again, self.torch_device, self._programs)
@@ -411,7 +411,7 @@ def take_and_give_back(device: torch.device, nbytes: int) -> None:
 
 
 def _take_again(device: torch.device, nbytes: int) -> None:
-    # Where others have it by now, a step takes what it needs piece by piece.
+    # If others have it by now, a step takes its memory piece by piece.
     with suppress(torch.OutOfMemoryError):
         take_and_give_back(device, nbytes)
 
@@ -420,5 +420,5 @@ def _shut(fault: Fault, registered: dict[int, Any], *workers: Worker) -> None:
     failed = fault.error is not None
     shut(fault, workers)
     while registered and not failed:  # after an error CUDA does nothing more in this process
-        address, _ = registered.popitem()  # another thread may take out what it has mapped
+        address, _ = registered.popitem()  # another thread may remove its own mapping
         torch_cuda.check_error(torch_cuda.cudart().cudaHostUnregister(address))

@@ -1,6 +1,6 @@
 """The few calls of CUDA's runtime that every step makes, without torch in between: they take a fraction of the time.
 
-torch loads the runtime; this finds the library that is loaded already. Where it cannot be found, torch does the calls.
+torch loads the runtime; this finds the loaded library. If it cannot be found, torch does the calls.
 """
 
 from __future__ import annotations

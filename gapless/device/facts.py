@@ -25,7 +25,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def current() -> int:
-    """Return the number of the device on which this thread launches."""
+    """Return the number of this thread's current device."""
     return torch.cuda.current_device()
 
 

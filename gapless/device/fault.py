@@ -21,7 +21,7 @@ class Fault:
         self._lock = threading.RLock()
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when the error is there: it ends the waits that do not block here."""
+        """Call `wake` once, at the error: it ends the waits that do not block here."""
         self._wake = wake
 
     def set(self, error: BaseException, where: str) -> None:

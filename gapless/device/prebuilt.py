@@ -17,12 +17,12 @@ import torch
 from gapless.base.host import processor_says
 from gapless.device import compiling
 
-FOLDER = Path(__file__).parent / "prebuilt"
+PREBUILT = Path(__file__).parent / "prebuilt"
 SWITCH = "GAPLESS_PREBUILT"
 """0 in this environment variable: what a wheel brings is not used."""
 V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
-V3 = V2 | compiling.V3_NEEDS
-V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+V3_FLAGS = V2 | compiling.V3_NEEDS
+V4 = V3_FLAGS | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
 class Variant(NamedTuple):
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
     flags: tuple[str, ...]
     """The compiler's"""
     needs: frozenset[str] = frozenset()
-    """What /proc/cpuinfo must say"""
+    """Flags that /proc/cpuinfo must have"""
 
 
 VARIANTS = (
@@ -45,7 +45,7 @@ VARIANTS = (
         V4 | {"avx512_vnni", "avx512_bf16"},
     ),
     Variant("x86-64-v4", "x86_64", ("-march=x86-64-v4", "-mtune=skylake-avx512"), V4),
-    Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3", "-mtune=haswell"), V3),
+    Variant("x86-64-v3", "x86_64", ("-march=x86-64-v3", "-mtune=haswell"), V3_FLAGS),
     Variant("x86-64-v2", "x86_64", ("-march=x86-64-v2",), V2),
     Variant(
         "armv8.2-bf16",
@@ -61,9 +61,9 @@ VARIANTS = (
 def find(name: str) -> tuple[Path, Variant] | None:
     """Return the library of this name that is the best for this processor and fits this torch."""
     release = minor(torch.__version__)
-    if not release or os.environ.get(SWITCH) == "0" or not FOLDER.is_dir():
+    if not release or os.environ.get(SWITCH) == "0" or not PREBUILT.is_dir():
         return None
-    fitting = ((FOLDER / file_name(name, release, variant), variant) for variant in VARIANTS if serves_here(variant))
+    fitting = ((PREBUILT / file_name(name, release, variant), variant) for variant in VARIANTS if serves_here(variant))
     return next((found for found in fitting if found[0].exists()), None)
 
 
@@ -75,7 +75,7 @@ def serves_here(variant: Variant) -> bool:
 
 
 def minor(version: str) -> str:
-    """Return `2.13` of `2.13.0+cpu`; nothing of what is no release."""
+    """Return `2.13` of `2.13.0+cpu`; empty for anything but a release."""
     found = re.fullmatch(r"(\d+\.\d+)\.\d+(\+\w+)?", version)
     return found[1] if found else ""
 

@@ -71,7 +71,7 @@ class Tape(NamedTuple):
 
 
 def record(name: str, program: Program, buffers: Sequence[Any]) -> Tape:
-    """Run `program(*buffers)` once, here and now, and return what it did. Raises CaptureError where it would wait for a
+    """Run `program(*buffers)` once, here and now, and return its record. Raises CaptureError if it would wait for a
     device, or moves an outside tensor."""
     recorder, line = Recorder(name), _line()
     for tensor in _all_of(Tensor, buffers):
@@ -151,7 +151,7 @@ class Recorder(PlainMode):
         return result
 
     def tape(self) -> Tape:
-        """Return what was recorded. Raises CaptureError when an outside tensor is not where it was."""
+        """Return the record. Raises CaptureError when an outside tensor has moved."""
         for found in self._outside.values():
             if _address(found.tensor) != found.address or tuple(found.tensor.shape) != found.size:
                 self.refuse("a tensor that was there before has another address or size now", found.line)
@@ -175,7 +175,7 @@ class Recorder(PlainMode):
         self._calls.append((schema, tuple(map(self._numbered, given)), self._results(result, set(map(id, new)))))
 
     def _number(self, tensor: Tensor, own: bool) -> None:
-        """Give a new tensor its place, until it is gone and its id may be given again."""
+        """Give a new tensor its place, until it is freed and its id may be given again."""
         key, storage = id(tensor), _storage(tensor)
         self._places[key] = Place(self._made)
         self._made += 1
@@ -229,7 +229,7 @@ def _line() -> tuple[str, int]:
     while frame is not None and not (line and frame.f_code is record.__code__):
         code = frame.f_code
         if code.co_name in _MODES:
-            line = None  # what was called from here is the mode's, not the program's
+            line = None  # calls from here are the mode's, not the program's
         elif line is None and not code.co_filename.startswith(_NOT_THE_PROGRAM):
             line = code.co_filename, frame.f_lineno
         frame = frame.f_back
@@ -237,7 +237,7 @@ def _line() -> tuple[str, int]:
 
 
 def _all_of(kind: type[T], value: Any) -> list[T]:
-    """Return what is of this kind in a value: itself, or parts of lists and tuples, which may be nested."""
+    """Return the objects of this kind in a value: itself, or parts of lists and tuples, which may be nested."""
     if isinstance(value, kind):
         return [value]
     return [part for item in value for part in _all_of(kind, item)] if isinstance(value, (list, tuple)) else []
@@ -301,7 +301,7 @@ class TapeGraph:
 
 def record_on(device: Device, key: Hashable, program: Program, buffers: Sequence[Any]) -> Tape:
     """Record a program on the compute stream. Raises CaptureError as `record`, and where the program raises any other
-    error, such as one of memory: the device goes on. Raises DeviceError where it has failed."""
+    error, such as one of memory: the device continues. Raises DeviceError if it has failed."""
     name = f"{getattr(program, '__qualname__', type(program).__name__)} {key}"
     outcome: list[Tape | Exception] = []
 

@@ -15,7 +15,7 @@ from gapless.base import observe
 from gapless.base.errors import ConfigError
 
 ALIGN = 64
-PAGE = 4096
+PAGE_BYTES = 4096
 
 
 class Fence(Protocol):
@@ -27,7 +27,7 @@ class Fence(Protocol):
         ...
 
     def wait(self, bell: Any = None) -> bool:
-        """Block the host until done, or until the device's `bell` is rung, where it is given. Returns whether done.
+        """Block the host until done, or until the device's `bell` is rung, if it is given. Returns whether done.
 
         Only the loop's observe and drain call it. Raises as `done`.
         """
@@ -88,7 +88,7 @@ class Ring:
         self._fences[index] = fence
 
     def in_use(self, kept: Collection[RingSlot] = ()) -> list[int]:
-        """Return the slots that are not back or whose fences have not passed, without those in `kept`."""
+        """Return the slots, other than `kept` ones, that are in use or whose fences have not passed."""
         states = zip(self.slots, self._held, self._fences, strict=True)
         late = [slot for slot, held, fence in states if held or (fence is not None and not fence.done())]
         return [slot.index for slot in late if slot not in kept]
@@ -105,24 +105,24 @@ def zeros_of_pages(nbytes: int) -> Tensor:
     """Return zeroed bytes, uint8 [nbytes], that begin with a page of the operating system, which fills it in when it is
     first used. Raises ConfigError where the host has no room for them."""
     try:
-        raw = np.zeros(nbytes + PAGE, np.uint8)
+        raw = np.zeros(nbytes + PAGE_BYTES, np.uint8)
     except MemoryError as error:
         raise ConfigError(f"the host has no {nbytes:,} bytes of memory: ask for less") from error
-    start = -raw.ctypes.data % PAGE
-    return torch.from_numpy(raw[start : start + nbytes])  # whose storage begins there: that is what is asked if pinned
+    start = -raw.ctypes.data % PAGE_BYTES
+    return torch.from_numpy(raw[start : start + nbytes])  # its storage begins there, as is_pinned needs
 
 
 def host_bytes(memory: Tensor) -> memoryview:
-    """Return host memory as bytes, for those that have no torch."""
+    """Return host memory as bytes, for rooms without torch."""
     return memory.numpy().reshape(-1).data
 
 
 def check_upload(dst: Tensor, src: Tensor) -> None:
-    """`Stream.upload` copies bytes; anything else would be a conversion on the way, or a hidden wait on CUDA."""
+    """`Stream.upload` copies bytes; anything else would be a conversion, or a hidden wait on CUDA."""
     alike = dst.dtype == src.dtype and dst.shape == src.shape
     assert alike and dst.is_contiguous() and src.is_contiguous() and src.is_cpu, "not an upload of bytes"
 
 
 def copy(dst: Tensor, src: Tensor) -> None:
-    """Copy: the program of an upload, where host and device memory are one."""
+    """Copy: the program of an upload, if host and device memory are one."""
     dst.copy_(src, non_blocking=True)

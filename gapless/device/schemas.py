@@ -1,4 +1,4 @@
-"""What the schemas of torch's operators say: the order of arguments, and which tensors a call reads and writes."""
+"""Facts from the schemas of torch's operators: the order of arguments, and which tensors a call reads and writes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 _MOVES = ("resize_", "resize_as_", "set_")
-"""Operators that give a tensor another address. Those with an out= may too, which shows at the end."""
+"""Operators that give a tensor another address. An operator with out= may too, which shows at the end."""
 _BOOKKEEPING = (*_MOVES, "record_stream", "_resize_output_", "is_pinned", "is_contiguous")
 """Operators that look at the bookkeeping of their tensors alone, or change it."""
 
 
 class OperatorSchema(NamedTuple):
-    """What is known of an operator. Read once: the questions cost more than a small operator takes to run."""
+    """Facts about an operator. Read once: the questions cost more than a small operator takes to run."""
 
     op: Any
     """Held, so that its id stays its own."""

@@ -8,7 +8,7 @@ Rules that hold on every device:
   same order, same fences, same errors. The memory that it reads and writes has fixed addresses, and the graph keeps it
   alive.
 - A program that raises poisons the device: no later program runs, and every fence not yet passed raises DeviceError.
-  A fence that had passed before stays passed; what it guards is good.
+  A fence that had passed before stays passed; the memory that it guards is good.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ class Device(Protocol):
     def capture(self, key: Hashable, program: Program, buffers: tuple[Any, ...] = ()) -> Graph:
         """Make a graph of `program(*buffers)`. Waits for compute; for start-up, or for a bucket that is new.
 
-        A device may run the program once to see what it does (cpu and sim do, cuda does not, apart from warm-up runs).
+        A device may run the program once to observe it (cpu and sim do, cuda does not, apart from warm-up runs).
         So the caller captures with inert inputs: whatever it finds in the buffers must be harmless to run.
         All that the program decides on the host is frozen: what varies from step to step comes from tensors.
 
         Raises:
             CaptureError: the program waits for the device (a host read, a size that depends on data, a blocking copy),
                 moves an outside tensor (resize_, set_, .data =), or raised an error of its own, such as for want of
-                memory. The device goes on; nothing is poisoned, and memory that was taken on the way is back.
+                memory. The device continues; nothing is poisoned, and memory taken meanwhile is freed.
             DeviceError: the device has failed.
         """
         ...
@@ -182,7 +182,7 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop what has not started, let what runs end (a grace, then an interrupt), stop all threads.
+        """Drop work that has not started, let running work end (a grace, then an interrupt), stop all threads.
 
         May be called in any state and repeatedly. Warns (RuntimeWarning) of a program that cannot be interrupted.
         """

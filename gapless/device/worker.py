@@ -43,7 +43,7 @@ class PythonQueue:
         self._queue.put((program, args))
 
     def stop(self) -> None:
-        """Let `work` end after what is queued."""
+        """Let `work` end after the queued programs."""
         self._queue.put(None)
 
     def work(self) -> None:
@@ -62,7 +62,7 @@ class PythonQueue:
 
 
 def attempt(fault: Fault, name: str, program: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Run a program on a stream's thread; what it raises goes to the fault."""
+    """Run a program on a stream's thread; its exception goes to the fault."""
     try:
         program(*args)
     except BaseException as error:
@@ -129,7 +129,7 @@ def _work(queue: PythonQueue, threads: int) -> None:
 
 
 def stop_all(workers: Iterable[Worker]) -> None:
-    """Stop the workers and wait for their threads; interrupts a program that goes on, warns of one that still does."""
+    """Stop the workers and wait for their threads; interrupts a program that keeps running, then warns of it."""
     workers = list(workers)
     for worker in workers:
         worker.stop()
@@ -149,7 +149,7 @@ def _join(workers: list[Worker], seconds: float) -> list[Worker]:
 
 
 class _SwitchInterval:
-    """The interpreter's switch interval: short while any device is open, then what it was before."""
+    """The interpreter's switch interval: short while any device is open, then as before."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

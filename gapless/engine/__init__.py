@@ -1,1 +1,1 @@
-"""The public Python API, and the boundary between the process that talks and the process that computes."""
+"""The public Python API, and the boundary between the front process and the engine process."""

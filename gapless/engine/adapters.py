@@ -1,4 +1,4 @@
-"""Adapters that come and go while an engine runs. Their files are read on a thread of their own."""
+"""Adapters loaded and unloaded while an engine runs. One thread reads their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("gapless.engine")
 
 
 class AdapterFiles(NamedTuple):
-    """Reads adapters into memory from which the device copies. From any thread."""
+    """Reads adapters into memory that the device copies from. From any thread."""
 
     config: EngineConfig
     model: ModelConfig
@@ -42,18 +42,18 @@ class AdapterFiles(NamedTuple):
         return AdapterContents(own, adapter.digest)
 
     def named(self) -> dict[str, AdapterContents]:
-        """Read those of the config."""
+        """Read the adapters of the config."""
         return {name: self.read(Path(path).expanduser()) for name, path in self.config.adapters.items()}
 
 
 class AdapterChanges:
-    """Loads and unloads the adapters of a loop, whose thread calls it. The bell rings when files have been read.
+    """Loads and unloads the adapters of a loop, on its thread. The bell rings after files have been read.
 
-    Files are read from below one directory: who holds the operator's key may not have the engine read any other.
+    Files are read from below one directory, so that the operator's key gives no access to others.
     """
 
     def __init__(self, root: str, files: AdapterFiles, loop: Loop) -> None:
-        """Raises ConfigError where there is no such directory."""
+        """Raises ConfigError if the directory is missing."""
         self._root = Path(root).expanduser().resolve()
         if not self._root.is_dir():
             raise ConfigError(f"lora_dir: {root} is no directory: make it, or leave lora_dir out")
@@ -66,11 +66,11 @@ class AdapterChanges:
 
     @property
     def waiting(self) -> int:
-        """Changes that `take` has not finished yet."""
+        """Number of unfinished changes."""
         return len(self._reads)
 
     def begin(self, change: AdapterChange, answer: Answer) -> None:
-        """Begin to load, or unload at once. `answer` is called when it is done, here or by `take`."""
+        """Begin to load, or unload at once. `answer` gets the result, here or in `take`."""
         if change.path:
             read = self._pool.submit(self._read, change.path)
             self._reads.append((change, read, answer))
@@ -82,7 +82,7 @@ class AdapterChanges:
             answer(RequestError(f"there is no adapter {change.name!r}", "lora_name", "model_not_found"))
 
     def take(self) -> bool:
-        """Finish the changes whose files are read. Returns whether there was one."""
+        """Finish changes whose files are read. Returns whether there was one."""
         before = self.waiting
         while self._reads and self._reads[0][1].done():
             change, read, answer = self._reads.popleft()
@@ -90,7 +90,7 @@ class AdapterChanges:
         return self.waiting < before
 
     def close(self) -> None:
-        """End the thread, after the file that it reads."""
+        """End the thread, after its current file."""
         self._pool.shutdown(cancel_futures=True)
 
     def _finish(self, change: AdapterChange, read: Future[AdapterContents]) -> GaplessError | None:

@@ -15,9 +15,9 @@ from gapless.base.spellings import VALUES, Fate, Foreign, did_you_mean, foreign,
 
 
 def make_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
-    """EngineConfig from keyword arguments; they may bear the names of other engines' flags.
+    """Return an EngineConfig from keyword arguments, which may be named after other engines' flags.
 
-    Raises ConfigError for a name that is not known, and for a wish that cannot be met. What changes nothing is logged.
+    Raises ConfigError for an unknown name, and for a setting that cannot be met. Settings without effect are logged.
     """
     hints = typing.get_type_hints(EngineConfig)
     ours = {alias.lstrip("-").replace("-", "_"): f.name for f in fields(EngineConfig) for alias in _aliases(f)}
@@ -36,13 +36,13 @@ def _aliases(field: Any) -> tuple[str, ...]:
 
 
 def _as_ours(field: str, value: Any) -> Any:
-    """A value as we write it: half, and torch.float16, as float16."""
+    """Return a value in our spelling: float16 for half and torch.float16."""
     text = str(value).removeprefix("torch.") if field == "dtype" else value
     return VALUES.get(field, {}).get(text, text) if isinstance(text, str) else value
 
 
 def _foreign(name: str, value: Any, ours: Mapping[str, str]) -> dict[str, Any]:
-    """What a keyword argument of another engine sets here; a switch that is off, or None, sets nothing."""
+    """Return our settings for another engine's keyword argument; a switch that is off, or None, sets nothing."""
     positive, negative = (f"--{word}{name.replace('_', '-')}" for word in ("", "no-"))
     if not rows_of(positive):
         known = did_you_mean(name, ours) or f"; known: {', '.join(f.name for f in fields(EngineConfig))}"

@@ -31,7 +31,7 @@ from gapless.text.replies import last_words
 from gapless.text.tokenizer import Tokenizer
 
 INLINE_CHARS = 4_096
-"""Longer prompts are tokenised on a thread, so that they do not hold up the tokens of other requests."""
+"""Longer prompts are tokenised on a thread, so that they do not delay the tokens of other requests."""
 POOL_THREADS = 2
 
 PAUSE_MODES = ("abort", "wait", "keep")
@@ -48,8 +48,8 @@ class AsyncLLM:
             async for output in llm.generate("1 + 1 =", SamplingParams(max_tokens=8)):
                 print(output.outputs[0].text)
 
-    All methods belong to the asyncio loop that called `start`. `front` is the model's tokenizer, its end-of-sequence
-    ids and default sampling parameters; `seed` is where requests without one draw theirs from.
+    All methods belong to the asyncio loop that called `start`. `front` is the model's tokenizer, end-of-sequence ids
+    and default sampling parameters; `seed` gives seeds to requests without one.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class AsyncLLM:
         self.front = front
         self.config = config
         self.watch = StepWatcher(backend)
-        self._on_page_events: OnPageEvents = lambda events: None  # none come where none are asked for
+        self._on_page_events: OnPageEvents = lambda events: None  # replaced by send_page_events
         self._seed = seed
         self._idle = asyncio.Event()
         self._tracker = Tracker(front.tokenizer, backend.abort, self._idle.set)
@@ -72,10 +72,10 @@ class AsyncLLM:
 
     @classmethod
     def from_config(cls, config: EngineConfig, backend: MessageBackend | None = None) -> Self:
-        """An engine on a thread of this process, or on the backend given.
+        """Return an engine on a thread of this process, or on the given backend.
 
-        A model that is named by its name on the hub is fetched now, before this returns. Raises CheckpointError,
-        ConfigError, and ServerError where the hub cannot be reached.
+        A model named by its hub name is fetched before this returns. Raises CheckpointError, ConfigError, and
+        ServerError if the hub cannot be reached.
         """
         located, commit = locate(config)
         backend = backend or ThreadBackend(partial(build_core, located))
@@ -92,7 +92,7 @@ class AsyncLLM:
     # Life
 
     async def start(self) -> None:
-        """Return when requests can be taken; raises when the engine cannot be brought up. May be called again."""
+        """Return when the engine accepts requests; raises if it cannot start. May be called again."""
         if self._start is None:
             self._start = asyncio.ensure_future(self._bring_up())
         await asyncio.shield(self._start)
@@ -111,10 +111,10 @@ class AsyncLLM:
 
     def _on_death(self, error: Exception) -> None:
         self._tracker.fail_all(lambda: dead(error))
-        self.watch.log.clear()  # the numbers of the next engine's steps begin again
+        self.watch.log.clear()  # the next engine numbers its steps from the start
 
     def send_page_events(self, take: OnPageEvents) -> None:
-        """Have `take` called, on this loop, with what enters and leaves the prefix index. Call it before `start`."""
+        """Call `take` on this loop with each change of the prefix index. Call this before `start`."""
         assert self._start is None, "page events are asked for before the start"
         self._on_page_events = take
         self.backend.send_page_events()
@@ -141,7 +141,7 @@ class AsyncLLM:
         await self.close()
 
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109 (the answer is False, not an exception)
-        """Take no more requests and wait for the open ones, `timeout` seconds at most. True when all have ended."""
+        """Take no more requests and wait for the open ones, at most `timeout` seconds. True if all have ended."""
         self._draining = True
         try:
             async with asyncio.timeout(timeout):
@@ -172,12 +172,12 @@ class AsyncLLM:
     ) -> OutputStream:
         """Check and submit a request. Raises RequestError, QueueFullError (draining) or EngineDeadError.
 
-        Without `params`, the model's own defaults. A request id that is open already is refused. The first request
-        starts the engine when `start` has not been called. `adapter` is one of the names of `info.adapters`. New
-        text goes to the `sink`, as far as it takes it, else to the stream's reader. Its times count from `arrival`,
-        monotonic nanoseconds, or else from this call. `transfer` is for engines with a role. A prompt that is the only
-        thing of interest may fill the whole context; one token is sampled beyond it. `label` is another name, which
-        `latest_requests` shows and which need not be unique. `interval` is the most tokens of a Delta.
+        Without `params`, the model's own defaults. A request id already open is refused. The first request starts the
+        engine if `start` was not called. `adapter` is one of `info.adapters`. New text goes to the `sink` while it
+        accepts it, else to the stream's reader. Times count from `arrival`, monotonic nanoseconds, or from this call.
+        `transfer` is for engines with a role. With `prompt_only` the prompt may fill the whole context; one token is
+        sampled beyond it. `label` is another name, shown by `latest_requests`, not necessarily unique. `interval` is
+        the most tokens of a Delta.
         """
         arrival = monotonic_ns() if arrival is None else arrival
         if self.resolver is None and not self._closed:
@@ -204,7 +204,8 @@ class AsyncLLM:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[Delta]:
-        """Yield only what is new, completion by completion. Closing or cancelling the iterator aborts the request."""
+        """Yield new text and tokens, completion by completion. Closing or cancelling the iterator aborts the
+        request."""
         stream = await self.open(prompt, params, request_id, **options)
         try:
             while not stream.finished:
@@ -216,9 +217,8 @@ class AsyncLLM:
     async def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[RequestOutput]:
-        """Everything so far, each time something is new; the last one is `finished`. A slow reader misses the ones
-        in between. Closing or cancelling the iterator aborts the request. `options` are priority, salt and adapter.
-        """
+        """Yield the whole output so far after each change; the last one is `finished`. A slow reader skips intermediate
+        ones. Closing or cancelling the iterator aborts the request. `options` are priority, salt and adapter."""
         stream = await self.open(prompt, params, request_id, **options)
         try:
             while not stream.finished:
@@ -228,28 +228,27 @@ class AsyncLLM:
             stream.close()
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests with finish reason "abort". Ids that are not open are ignored: they may have ended."""
+        """End requests with finish reason "abort". Unknown ids are ignored: they may have ended."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._tracker.abort(name)
 
     async def abort_all(self) -> int:
-        """End every open request with finish reason "abort"; return how many there were."""
+        """End every open request with finish reason "abort"; return their number."""
         return sum([self._tracker.abort(name) for name in list(self._tracker.requests)])
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Hold requests from now on, until `resume_generation`; return when none runs any more.
+        """Hold requests until `resume_generation`; return when none runs any more.
 
-        `mode` says what becomes of open requests: "abort" ends them, "wait" lets them end, and "keep" stops them where
-        they are. Then the prefix cache is emptied, unless they are kept or `clear_cache` is false. What comes meanwhile
-        waits in the engine's queue, as far as that takes it. Raises RequestError, EngineDeadError, QueueFullError while
-        draining.
+        `mode` is for open requests: "abort" ends them, "wait" lets them finish, and "keep" freezes them. Then the
+        prefix cache is emptied, except with "keep" or if `clear_cache` is false. New requests wait in the engine's
+        queue, up to its limit. Raises RequestError, EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
         if mode not in PAUSE_MODES:
             raise RequestError(f"mode must be {', '.join(PAUSE_MODES)}, got {str(mode)[:40]!r}", "mode")
         self.backend.paused = OperatorOrder.FREEZE if mode == "keep" else OperatorOrder.HOLD
         held = asyncio.ensure_future(self.backend.ask(partial(m.Operate, order=self.backend.paused)))
-        await asyncio.sleep(0)  # the order goes out before what it ends
+        await asyncio.sleep(0)  # send the order before the aborts
         if mode == "abort":
             await self.abort_all()
         await held
@@ -263,24 +262,23 @@ class AsyncLLM:
         await self.backend.ask(partial(m.Operate, order=OperatorOrder.RESUME))
 
     async def is_paused(self) -> bool:
-        """Return whether a pause holds requests, or begins to."""
+        """Return whether a pause holds requests, or is beginning."""
         return self.backend.paused is not None
 
     async def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache: no request finds a page that was there before, on the device or in the host tier.
+        """Empty the prefix cache on the device and in the host tier: no request finds an earlier page.
 
-        Requests that run keep their pages. Tiers below and peers keep what they have. Returns True: it always is done.
+        Running requests keep their pages. Tiers below and peers keep theirs. Returns True: it always succeeds.
         """
         self._up()
         await self.backend.ask(partial(m.Operate, order=OperatorOrder.FORGET))
         return True
 
     async def change_adapter(self, change: AdapterChange) -> None:
-        """Load an adapter from below `EngineConfig.lora_dir`, or unload one; requests that are open keep theirs.
+        """Load an adapter from below `EngineConfig.lora_dir`, or unload one; open requests keep theirs.
 
-        A name that stands for other files is refused unless the change is in place. After a restart of the engine its
-        adapters are those of `lora_modules`. Raises RequestError for what is refused, EngineDeadError, QueueFullError
-        while draining.
+        A name in use for other files is refused unless the change is in place. A restarted engine has the adapters of
+        `lora_modules` again. Raises RequestError for a refusal, EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
         await self.backend.ask(partial(m.ChangeAdapter, change=change))
@@ -288,10 +286,10 @@ class AsyncLLM:
     async def update_weights(self, path: str) -> None:
         """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
 
-        Requests that are open end with the old weights, later ones wait for the new ones, and find no KV of the old.
-        An update goes on when its caller does not wait for it any more. An engine that is restarted loads them again;
-        dtype, tokenizer, end-of-sequence ids and all else stay those of the start.
-        Raises RequestError for what is refused, which changes nothing, EngineDeadError, QueueFullError while draining.
+        Open requests end with the old weights, later ones wait for the new ones, and find no KV of the old. An update
+        continues if its caller stops waiting. A restarted engine loads the new weights again; dtype, tokenizer,
+        end-of-sequence ids and all else stay as at the start. Raises RequestError for a refusal, which changes nothing,
+        EngineDeadError, QueueFullError while draining.
         """
         self._check_up()
         await self.backend.ask(partial(m.UpdateWeights, path=path))
@@ -299,15 +297,15 @@ class AsyncLLM:
     # Text
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-        """The prompt of a conversation, ready for `generate`; options as in ChatTemplate.render. On a thread."""
+        """Return the prompt of a conversation, ready for `generate`; options as in ChatTemplate.render. On a thread."""
         return await self.in_pool(lambda: chat_prompt(self._up(), messages, **options))
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, on a thread. Raises RequestError for text far longer than the context."""
+        """Return token ids, on a thread. Raises RequestError for text far longer than the context."""
         return await self.in_pool(lambda: self._up().encode(text, add_special_tokens))
 
     async def in_pool(self, work: Callable[[], T]) -> T:
-        """Run text work on one of a few threads of this engine's own."""
+        """Run text work on one of this engine's threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     @property
@@ -318,7 +316,7 @@ class AsyncLLM:
         return self.front.tokenizer
 
     def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
-        """Return the parameters that the model's generation_config.json recommends, `otherwise` where it says none."""
+        """Return the parameters recommended by the model's generation_config.json, `otherwise` for the rest."""
         return SamplingParams(**{**otherwise, **self.front.defaults})
 
     # State
@@ -329,12 +327,12 @@ class AsyncLLM:
 
     @property
     def started(self) -> bool:
-        """Return whether the engine has come up; it may have stopped since."""
+        """Return whether the engine has started; it may have stopped since."""
         return self.resolver is not None
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a request would be taken now."""
+        """Return whether a request would be accepted now."""
         return self.resolver is not None and self.backend.ready() and not (self._draining or self._closed)
 
     @property
@@ -346,15 +344,15 @@ class AsyncLLM:
 
     @property
     def detok_seconds(self) -> float:
-        """Time spent so far on making text of tokens."""
+        """Total time of turning tokens into text."""
         return self._tracker.detok_ns / 1e9
 
     def latest_requests(self, limit: int) -> list[RequestRecord]:
-        """The newest requests, open and ended, newest last; at most 500 ended ones are remembered."""
+        """Return the newest requests, open and ended, newest last; at most 500 ended ones are kept."""
         return self._tracker.latest(limit)
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the engine cannot work."""
+        """Raises EngineDeadError if the engine cannot work."""
         if self._closed or self.resolver is None or not self.backend.ready():
             raise EngineDeadError("the engine is not running")
 
@@ -386,8 +384,8 @@ class AsyncLLM:
 
 
 def chat_prompt(resolver: Resolver, messages: Sequence[Mapping[str, Any]], **options: Any) -> dict[str, Any]:
-    """{"prompt": text, "prompt_token_ids": ids, "last_words": its end}; the template writes special tokens itself, to
-    which `add_special_tokens` adds the tokenizer's."""
+    """Return {"prompt": text, "prompt_token_ids": ids, "last_words": its end}. The template writes special tokens
+    itself; `add_special_tokens` adds the tokenizer's too."""
     special = options.pop("add_special_tokens", False)
     text = resolver.tokenizer.chat(messages, **options)
     last = last_words(text, messages, bool(options.get("continue_final_message")))

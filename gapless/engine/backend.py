@@ -1,4 +1,4 @@
-"""Common part of both backends: the front's calls become messages, the core's messages become calls of the Sink."""
+"""Common part of both backends: the front's calls become messages, the core's messages calls of the Sink."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gapless.engine import messages as m
 from gapless.engine.seam import EngineInfo, EngineView, OperatorOrder, Sink, Stats
 
 NO_QUESTION = -1
-"""The number of an order whose answer is not waited for; those of questions are above 0"""
+"""Number of orders without an awaited answer; questions have numbers above 0"""
 
 
 class MessageBackend:
-    """The front's handle on an engine, but for the life of its core. One asyncio loop uses it."""
+    """The front's handle on an engine, without the start and end of its core. One asyncio loop uses it."""
 
     info: EngineInfo
     sink: Sink
@@ -27,12 +27,12 @@ class MessageBackend:
         self._watching = self._sends_page_events = False
         self._stats = Stats()
         self._before = Stats()
-        """Counters of the cores that ran before this one."""
+        """Counters of earlier cores."""
         self._numbers = itertools.count(1)
         self.paused: OperatorOrder | None = None
-        """HOLD or FREEZE while a pause holds requests, those of a core that is started again too"""
+        """HOLD or FREEZE during a pause, also for a restarted core"""
         self.asked: dict[int, asyncio.Future[Any]] = {}
-        """Answers that the core owes, by the number of the question"""
+        """Awaited answers of the core, by question number"""
 
     def submit(self, request: Request) -> None:
         self._post(m.pack_request(request))
@@ -41,27 +41,27 @@ class MessageBackend:
         self._post(m.Abort(key))
 
     async def start(self, sink: Sink) -> None:
-        """Return when the engine can take requests; raise when it cannot be brought up."""
+        """Return when the engine accepts requests; raise if it cannot start."""
         raise NotImplementedError
 
     async def close(self) -> None:
         raise NotImplementedError
 
     def watch(self, on: bool) -> None:
-        """Send step records to the sink from now on, or no more. Costs the engine nothing while off."""
+        """Start or stop sending step records to the sink. Costs the engine nothing while off."""
         self._watching = on
         self._post(m.SetWatching(on))
 
     def send_page_events(self) -> None:
-        """Send what enters and leaves the prefix index to the sink from now on, also of later cores.
+        """Send changes of the prefix index to the sink, also of later cores.
 
-        A second call has the events begin again with a PageChange.CLEARED, since some were lost.
+        A second call restarts the events with a PageChange.CLEARED, after some were lost.
         """
         self._sends_page_events = True
         self._post(m.SendPageEvents())
 
     async def ask(self, question: Callable[[int], m.Look | m.ChangeAdapter | m.UpdateWeights | m.Operate]) -> Any:
-        """Return the core's answer to the message that `question` makes of a number; raise it where it is an error."""
+        """Return or raise the core's answer to the message that `question` makes of a number."""
         number = next(self._numbers)
         answer = self.asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -71,7 +71,7 @@ class MessageBackend:
             del self.asked[number]
 
     def _answered(self, number: int, answer: object) -> None:
-        """Take an answer. One that came too late is ignored."""
+        """Take an answer. A late one is ignored."""
         future = self.asked.get(number)
         if future is None or future.done():
             return
@@ -85,18 +85,18 @@ class MessageBackend:
         self._answered(number, refusal)
 
     def forsake(self, error: Callable[[], Exception]) -> None:
-        """Answer each question that is open with an error of its own: the core will not."""
+        """Answer each open question with its own error: the core will not."""
         for number in self.asked:
             self._answered(number, error())
 
     def died(self, error: Exception) -> None:
-        """The core is gone, and with it all that is open."""
+        """End all open requests and questions of a dead core."""
         self._ready.clear()
         self.sink.died(error)
         self.forsake(lambda: dead(error))
 
     def came_up(self) -> None:
-        """Let requests go to the core, and have it send what the one before it sent."""
+        """Open the new core for requests, and restore the pause and subscriptions of the last one."""
         if self.paused is not None:
             self._post(m.Operate(NO_QUESTION, self.paused))
         self._ready.set()
@@ -106,19 +106,19 @@ class MessageBackend:
             self._post(m.SendPageEvents())
 
     def stats(self) -> Stats:
-        """The last known numbers: gauges of the core that runs now; counters go on across restarts."""
+        """Return the last known numbers: gauges of the present core, counters of all."""
         return self._stats
 
     def ready(self) -> bool:
-        """Return whether the engine can take requests now."""
+        """Return whether the engine accepts requests now."""
         return self._ready.is_set()
 
     def _post(self, message: m.ToCore) -> bool:
-        """Pass a message to the core that runs now; false when it cannot take it."""
+        """Pass a message to the present core; False if it cannot take it."""
         raise NotImplementedError
 
     def receive(self, messages: Sequence[m.FromCore]) -> None:
-        """Deliver. Raises ValueError for a message whose parts do not fit together, and what the sink raises."""
+        """Deliver messages. Raises ValueError for an inconsistent message, and any error of the sink."""
         sink = self.sink
         tokens: list[StepTokens] = []
         try:
@@ -128,7 +128,7 @@ class MessageBackend:
                         tokens.append(settled)
                     case m.Admitted(key, cached):
                         sink.started(key, cached)
-                    case m.Refused(key, error):  # it ends its siblings too, whose tokens came before
+                    case m.Refused(key, error):  # it ends its siblings too, whose earlier tokens go first
                         before, tokens = tokens, []
                         sink.tokens(*before)
                         sink.refused(key, error)
@@ -152,7 +152,7 @@ class MessageBackend:
 
 
 def dead(error: Exception) -> EngineDeadError:
-    """Return one more exception of the engine's end: one object raised in many tasks would mix their tracebacks."""
+    """Return a new exception of the engine's end: one object raised in many tasks would mix their tracebacks."""
     another = EngineDeadError(str(error) or type(error).__name__)
     another.__cause__ = error.__cause__ or error
     return another

@@ -1,4 +1,4 @@
-"""The one way to an engine over a model. Importing this does not bring torch; building does, and says so."""
+"""Building an engine over a model. Importing this does not import torch; building does, and reports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_core(config: EngineConfig) -> EngineCore:
-    """The core that a located config describes; `gapless.engine.core` says what it raises."""
+    """Return the core of a located config; errors as in `gapless.engine.core`."""
     began = time.monotonic()
     if "torch" not in sys.modules:
         progress.tell("loading torch")

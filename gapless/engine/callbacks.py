@@ -1,4 +1,4 @@
-"""Lets a Python function of the caller's decide which tokens may come next, in the lane of masks."""
+"""Masks from a Python function of the caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gapless.base.records import Int32s, Request, TokenTexts
 
 
 class AllowedTokens:
-    """A Matcher that asks `SamplingParams.prefix_allowed_tokens_fn`. One thread at a time calls it."""
+    """A Matcher over `SamplingParams.prefix_allowed_tokens_fn`. One thread at a time calls it."""
 
     texts: TokenTexts | None = None
 
@@ -36,7 +36,7 @@ class AllowedTokens:
         return other
 
     def write_mask(self, words: Int32s) -> None:
-        """Write the tokens that the function returns. Raises RequestError when it raises, or returns none."""
+        """Write the tokens returned by the function. Raises RequestError if it raises, or returns none."""
         try:
             ids = np.array([int(token) for token in self._function(0, torch.tensor(self._ids))], np.int64)
         except Exception as error:  # whatever the caller's function raises

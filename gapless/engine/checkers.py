@@ -1,4 +1,4 @@
-"""Connects the devices with guard's checkers; neither room imports the other."""
+"""Connects devices with guard's checkers; neither room imports the other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gapless.guard.report import Finding
 
 _GROWTH = "allocator-growth"
-"""A recorded run may take memory from CUDA; a captured graph takes it from its own pool."""
+"""Finding that a capture allows: a recorded run may allocate from CUDA, a captured graph has its own pool."""
 
 
 def connect() -> None:
-    """Let devices report to every checker that is switched on, and let no_sync check captures.
+    """Let devices report to every active checker, and let no_sync check captures.
 
-    Every engine does this when it is built; a program that uses devices by themselves calls it once.
+    Every engine calls this when it is built; other programs with devices call it once.
     """
     package = Path(observe.__file__).parents[1]
     guard.connect(observe, package / "device", package / "testing" / "sim.py")
@@ -32,7 +32,7 @@ def connect() -> None:
 
 @contextmanager
 def _without_waits(name: str) -> Iterator[None]:
-    """Raises CaptureError when the program inside makes the host wait, even in a region that is silent."""
+    """Raises CaptureError if the program inside makes the host wait, even in a silenced region."""
     from gapless.guard.sync import listening, no_sync
     from gapless.guard.watch import SyncError
 
@@ -43,14 +43,14 @@ def _without_waits(name: str) -> Iterator[None]:
     except SyncError as error:
         if error.finding.rule != _GROWTH:
             raise _refusal(name, error.finding) from None
-    # A wait that a comment or an allow() excuses is one all the same.
+    # A wait excused by a comment or an allow() is still a wait.
     for entry in region.report.entries():
         if entry.finding.rule != _GROWTH:
             raise _refusal(name, entry.finding)
 
 
 def _refusal(name: str, finding: Finding) -> CaptureError:
-    """Return the finding with the program's own part of the stack, which is between two parts of the recorder's."""
+    """Return the finding with the program's own part of the stack, found between the recorder's parts."""
     from gapless.device import record
 
     inner = dropwhile(lambda frame: frame.file == record.__file__, finding.stack)

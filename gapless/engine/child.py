@@ -1,4 +1,5 @@
-"""An engine process as its parent sees it: a socket for messages, a control pipe for life, its stderr for our log."""
+"""An engine process seen by its parent: a socket for messages, a control pipe for life signs, its stderr for our
+log."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ from gapless.engine.wire import Wire
 log = logging.getLogger("gapless.engine.process")
 
 WORKER = ("gapless.engine.worker",)
-"""The module that is the engine's process, and arguments for it."""
+"""Module of the engine's process, and its arguments."""
 SILENCE_SECONDS = 10.0
-"""Heartbeats come each second; a process without any for so long is stopped or wedged, and is killed."""
+"""Silence after which a process is taken for stopped or wedged, and killed. Heartbeats come each second."""
 MAX_UNSENT = 4_096
 MAX_TOGETHER = 64
-"""Messages of a frame: prompts may be long, and a frame is bounded."""
+"""Most messages of a frame: prompts may be long, and frames are bounded."""
 _TAIL_BYTES = 4_096
 _on_control = msgspec.json.Decoder(m.OnControl).decode
 
 
 class Child:
-    """Starts one engine process, carries its messages, and tells how it ended."""
+    """Starts one engine process, carries its messages, and reports its end."""
 
     def __init__(self, receive: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._receive = receive
@@ -58,7 +59,7 @@ class Child:
         return self._process.pid if self._process else None
 
     async def start(self, config: EngineConfig, worker: Sequence[str] = WORKER) -> None:
-        """Launch the process. Its Ready message comes through `receive`, or ended() returns."""
+        """Launch the process. Its Ready message arrives through `receive`, or ended() returns."""
         module, *arguments = worker
         ours, theirs = socket.socketpair()
         self._wire = Wire(ours)
@@ -83,18 +84,18 @@ class Child:
         assert process.stdin and process.stdout and process.stderr
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
-        with contextlib.suppress(ConnectionError):  # it died already: ended() has the reason
+        with contextlib.suppress(ConnectionError):  # already dead: ended() has the reason
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             await process.stdin.drain()
 
     def watch_silence(self) -> None:
-        """Begin to kill the process when it is silent for too long; before it is ready, imports may hold it."""
+        """Start killing the process on silence; before it is ready, imports may block it."""
         self._heard = time.monotonic()
         self._starting = False
         self._tasks.append(asyncio.create_task(self._kill_when_silent()))
 
     def send(self, message: m.ToCore) -> bool:
-        """Queue a message for this turn of the event loop; false when the child is gone, or takes nothing any more."""
+        """Queue a message for this turn of the event loop; False if the child is dead, or its queue is full."""
         full = isinstance(message, m.Add) and len(self._unsent) >= MAX_UNSENT
         if self._closed or full:
             return False
@@ -105,17 +106,17 @@ class Child:
         return True
 
     async def ended(self) -> GaplessError:
-        """Wait for the end of the process; returns the root cause, in its own words where it left some."""
+        """Wait for the end of the process; returns the root cause, in its own words if it left any."""
         assert self._process is not None
         control, logs = self._tasks[:2]
         await asyncio.wait([control])
         code = await self._process.wait()
         await asyncio.wait([logs], timeout=0.5)
-        self._drain()  # tokens that it sent before it died are still good
+        self._drain()  # tokens sent before its death are still good
         return self._died or EngineDeadError(_exit_text(code, self._tail))
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Ask the process to close and exit; kill it when it does not within `grace` seconds."""
+        """Ask the process to close and exit; kill it after `grace` seconds."""
         self.send(m.Stop())
         self._flush()
         try:
@@ -131,10 +132,10 @@ class Child:
                 self._process.kill()
 
     async def close(self) -> None:
-        """Kill what is left of the process, and hang up. May be called twice."""
+        """Kill the process if it still runs, and hang up. May be called twice."""
         self.kill()
         if not self._closed:
-            # At once, so that a caller who is cancelled below leaves nothing open.
+            # Hang up first, so that a caller cancelled below leaves nothing open.
             self._closed = True
             self._hang_up()
         for task in self._tasks:
@@ -146,7 +147,7 @@ class Child:
             await self._process.wait()
 
     def _flush(self) -> None:
-        """Send what this turn of the event loop queued as one frame, unless an earlier one is still on its way."""
+        """Send the messages queued in this turn as one frame, unless an earlier frame is still unsent."""
         self._flush_planned = False
         wire = self._wire
         if wire is None or not wire.open:
@@ -158,7 +159,7 @@ class Child:
             self._loop.add_writer(wire, self._write_on, wire)
 
     def _write_on(self, wire: Wire) -> None:
-        """The child reads again."""
+        """Send the rest: the child reads again."""
         wire.flush()
         if wire.clear:
             self._loop.remove_writer(wire)
@@ -172,7 +173,7 @@ class Child:
             self._wire = None
 
     def _drain(self) -> None:
-        """Take everything that has come."""
+        """Take all received messages."""
         wire = self._wire
         if wire is None:
             return
@@ -180,7 +181,7 @@ class Child:
             frames = wire.receive()
         except ValueError as error:
             self._hang_up()
-            self.condemn(f"the engine process sent what does not follow the protocol: {error}")
+            self.condemn(f"the engine process broke the protocol: {error}")
             return
         if not wire.open:
             self._hang_up()
@@ -189,12 +190,12 @@ class Child:
             try:
                 for frame in frames:
                     messages += m.decode_from_core(frame)
-            finally:  # what came before a frame that is none is still good
+            finally:  # messages before a bad frame are still good
                 self._receive(messages)
         except ValueError as error:  # msgspec's errors are ValueErrors too
-            self.condemn(f"the engine process sent a message that does not follow the protocol: {error}")
+            self.condemn(f"the engine process sent a message that breaks the protocol: {error}")
         except Exception as error:
-            # A fault of this side. What was not delivered is lost, and its readers would wait for ever.
+            # A fault of this side. Undelivered messages are lost, and their readers would wait for ever.
             log.critical("a message of the engine process could not be delivered", exc_info=error)
             self.condemn(f"its messages could not be delivered: {type(error).__name__}: {error}")
 
@@ -204,15 +205,15 @@ class Child:
                 self._heard = time.monotonic()
                 if line.strip():
                     self.hear(_on_control(line))
-        except ValueError as error:  # also for a line without end
-            self.condemn(f"the engine process wrote something else than its life signs: {error}")
+        except ValueError as error:  # also for an endless line
+            self.condemn(f"the engine process wrote no life sign to its control pipe: {error}")
 
     def hear(self, message: m.OnControl) -> None:
         """Take a message of the control pipe."""
         match message:
             case m.Died(kind, text):
                 self._died = m.revive(kind, text)
-            case m.Doing(phase) if self._starting:  # the last ones may come after the socket's Ready
+            case m.Doing(phase) if self._starting:  # the last ones may arrive after the socket's Ready
                 progress.show(phase)
 
     async def _read_stderr(self, pipe: asyncio.StreamReader) -> None:
@@ -230,7 +231,7 @@ class Child:
 
     async def _kill_when_silent(self) -> None:
         strikes = 0
-        while strikes < 2:  # two in a row: if it was this loop that slept, one round of reading settles it
+        while strikes < 2:  # two in a row: if this loop was asleep, one round of reading settles it
             await asyncio.sleep(min(1.0, SILENCE_SECONDS / 4))
             strikes = strikes + 1 if time.monotonic() - self._heard > SILENCE_SECONDS else 0
         self.condemn(f"the engine process gave no sign of life for {SILENCE_SECONDS:g} s and was killed")
@@ -242,7 +243,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package importable from any working directory."""
+    """Return our environment, with this package importable from any working directory."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -57,24 +57,24 @@ if TYPE_CHECKING:
     from gapless.grammar.vocabulary import Vocabulary
 
 SMALL_MODEL = 50_000_000
-"""Parameters below which one CPU thread computes a step: more of them would take the core that the loop needs."""
+"""Parameters below which one CPU thread computes a step: more threads would take the loop's core."""
 SMALL_THREADS, SMALL_TIMES = 2, 128
-"""Threads that share long prompts of such a model, and from how many times the work that others share: on two cores of
-an Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
+"""Threads that share long prompts of a small model, and the multiple of the usual least shared work: on two cores of an
+Intel Xeon the demo reads 4,000 tokens in 0.49 of the time, while one row, decoded by two threads, got 0.86 of the
 tokens/s of one (`benchmarks/peers.py`)."""
 TINY_MODEL = 8_000_000
-"""Parameters below which launching a short prompt on a CPU takes longer than four prompt tokens more, of which a graph
-holds as many on average. With 12 million both take the same."""
+"""Parameters below which launching a short prompt on a CPU takes longer than the four padding tokens of an average
+graph. At 12 million both take the same."""
 FILLED_MODEL = 2_000_000_000
-"""Parameters above which launching a prompt's step on a GPU takes less than filling it up to a larger graph."""
+"""Parameters above which launching a prompt's step on a GPU takes less than padding it to a larger graph."""
 WARM_UP_KEY = -1 << 62
 WARM_UP_TOKENS = 2
-"""Tokens of a prompt of which one is scored: a slow processor takes a second for a few more of a large model."""
+"""Tokens of the warm-up prompt, one of them scored: on a slow processor a few more of a large model take a second."""
 CAPTURE_SECONDS = 2.0
-"""How long a start records steps on a CPU, where recording one takes as long as running it, and an eager one only a few
-milliseconds more than a replay. On a GPU a capture would stall all requests, for as long as many of their steps."""
+"""Time limit for recording steps at a CPU's start: recording takes as long as running, and an eager step only a few
+milliseconds more than a replay. On a GPU a later capture would stall all requests for many of their steps."""
 MATCHER_SECONDS = 1.0
-"""How long a turn without other work waits for a matcher at most: then requests that are late are refused."""
+"""Longest wait of an idle turn for a matcher; then late requests are refused."""
 
 
 class EngineCore:
@@ -100,17 +100,16 @@ class EngineCore:
         self.updates = updates
         self.pauses = Pauses(loop)
         self._matched: deque[Request] = deque()
-        """Requests that have got their matchers, or wait for new weights or the end of a pause, and are not in the
-        loop's queue yet."""
+        """Requests ready for the loop's queue, or waiting for new weights or the end of a pause."""
         self._allocations = 0
-        """What the device had counted when start-up was over."""
+        """The device's allocation count at the end of start-up."""
         self._watchdog: Watchdog | None = None
         if info.watchdog_seconds and device.kind != "sim":
             self._watchdog = Watchdog(info.watchdog_seconds, lambda: loop.counters.steps, loop.wants_steps, device.fail)
             self._watchdog.start()
 
     def ready(self, startup_seconds: tuple[tuple[str, float], ...]) -> None:
-        """Start-up is over."""
+        """Note the end of start-up."""
         self.info = self.info._replace(startup_seconds=startup_seconds)
         self._allocations = self._device.allocations()
 
@@ -156,7 +155,7 @@ class EngineCore:
 
     @property
     def held(self) -> bool:
-        """Whether requests that come have to wait in front of the loop."""
+        """Whether new requests wait outside the loop."""
         return self.updates.waits or self.pauses.waits
 
     def wakes(self, wake: Callable[[], None]) -> None:
@@ -170,7 +169,7 @@ class EngineCore:
         return self.loop.rest()
 
     def step(self) -> Turn:
-        """Run one turn of the loop, or wait for a matcher or an adapter where there is nothing else to do.
+        """Run one turn of the loop; without other work, wait for a matcher or an adapter.
 
         Raises:
             EngineError: a program failed on the device, the watchdog fired, or an invariant of ours broke.
@@ -191,7 +190,7 @@ class EngineCore:
         return turn._replace(failed=refused + turn.failed)
 
     def _admit(self) -> list[tuple[int, GaplessError]]:
-        """Queue the requests whose matchers have come, as far as the queue takes them. Returns those refused."""
+        """Queue the requests with finished matchers, up to the queue's limit. Returns the refused ones."""
         ready, refused = self._compiler.take() if self._compiler.waiting else ([], [])
         self._matched += ready
         while self._matched and not self.held:
@@ -206,7 +205,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         loop, counters = self.loop, self.loop.counters
-        # Over all groups, so that the counts add up to the total, and are those of the page map.
+        # Over all groups, so that the counts add up to the total, and match the page map.
         pages = PageCounts(*map(sum, zip(*[pool.counts() for pool in loop.pools], strict=True)))
         timeline = loop.account()
         drafts = loop.launcher.gate.counts if loop.launcher.gate else None
@@ -256,16 +255,16 @@ class EngineCore:
         if self.loop.masks is not None:
             self.loop.masks.close()
         self._tiers.close()
-        self.updates.close()  # last: files that are being read take their time
+        self.updates.close()  # last: files being read take time
         self._device.close()
 
 
 def build_core(
     config: EngineConfig, device: Device | None = None, spent: Sequence[tuple[str, float]] = ()
 ) -> EngineCore:
-    """Load the model, size the memory, warm up. `device` is one that the caller opened, for tests.
+    """Load the model, size the memory, warm up. `device` is already open, for tests.
 
-    `spent` are the parts of the start before this one, and their seconds.
+    `spent` are the earlier parts of the start, and their seconds.
 
     Raises:
         ConfigError, CheckpointError: the user can mend it.
@@ -275,7 +274,7 @@ def build_core(
     with _timed(parts, "device", "opening the device"):
         model_config = load_config(config)
         if device is None and kind_of(config.device) == "cpu":
-            Thread(target=native.load, name="gapless-build", daemon=True).start()  # beside the C++ of streams
+            Thread(target=native.load, name="gapless-build", daemon=True).start()  # while the streams' C++ builds
         device = device or open_device(config.device, _threads(config, model_config))
     try:
         return _build_on(device, config, model_config, parts)
@@ -285,7 +284,7 @@ def build_core(
 
 
 def _threads(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Return how many threads compute on a CPU; 0 for most of its cores."""
+    """Return the number of computing threads on a CPU; 0 for most of its cores."""
     if config.threads or parameters(model_config) >= SMALL_MODEL:
         return config.threads
     return min(SMALL_THREADS, host.usable_cores()) if build.may_have(native.NAME) else 1
@@ -296,7 +295,7 @@ def _build_on(
 ) -> EngineCore:
     config = on_device(device, lambda: settle_dtype(config, model_config, device.kind))
     tiers = EngineTiers(config)
-    Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # beside what follows
+    Thread(target=mask_threads.load, name="gapless-build", daemon=True).start()  # while the model loads
     kernels = choose(device.kind, dtype_of(config, model_config), config.batch_invariant)
     if not config.threads and parameters(model_config) < SMALL_MODEL:
         on_device(device, lambda: native.share_from(SMALL_TIMES))
@@ -304,7 +303,7 @@ def _build_on(
     with _timed(spent, "weights"):
         tiers.look_at_weights()
         model = on_device(device, lambda: load_model(config, device.torch_device, kernels))
-        model_config = model.config  # as its weights bear it out
+        model_config = model.config  # confirmed by its weights
         drafting = on_device(device, lambda: speculation(config, device, model, most_rows(config, device.kind)))
     files = adapters = None
     if (config.lora_modules or config.lora_dir) and model.adapters is not None:
@@ -325,7 +324,7 @@ def _build_on(
                 model_name=name,
                 prefix_caching=config.enable_prefix_caching,
                 by_priority=config.scheduling_policy == "priority",
-                # A budget that the user chose is kept. A GPU takes less than 0.1 s for a usual one.
+                # A user's budget is kept. A GPU takes less than 0.1 s for a usual one.
                 bounds_stalls=device.kind == "cpu" and not config.max_num_batched_tokens,
                 max_itl_ns=int((config.max_itl or 0) * 1e6),
                 kernels=kernels,
@@ -356,7 +355,7 @@ def _build_on(
         kv_bytes=sizes.pages * model.page_bytes(sizes.page_size),
         watchdog_seconds=patience(config.watchdog_seconds, _operations(model_config, sizes), device.kind),
     )
-    # The watchdog looks on from here: a device that hangs in its first step is a failed start, not an endless one.
+    # The watchdog runs from here: a device that hangs in its first step is a failed start, not an endless one.
     compiler = Compiler(lambda: _vocabulary(config, model.vocab_size), loop.bell.ring, sizes.queue)
     changes = AdapterChanges(config.lora_dir, files, loop) if files and config.lora_dir else None
     updates = WeightUpdates(loop, model, device, name)
@@ -365,7 +364,7 @@ def _build_on(
         if kernels.ahead is not None:
             with _timed(spent, "kernels", "loading kernels (the first start compiles them)"):
                 loop.launcher.compile()
-        if device.kind == "cuda":  # and libraries have what they keep: torch's products, 32 MiB
+        if device.kind == "cuda":  # after libraries have allocated their workspaces: torch's products, 32 MiB
             step = step_bytes(config, model, sizes.rows, sizes.step_tokens)
             device.reserve(step.eager, step.graphs)
         with _timed(spent, "warm-up", "warming up"):
@@ -399,21 +398,21 @@ def speculation(config: EngineConfig, device: Device, model: DenseModel, rows: i
 
 
 def _vocabulary(config: EngineConfig, size: int) -> Vocabulary:
-    """Read the model's tokenizer, when the first request with a form of output has come."""
-    from gapless.grammar.vocabulary import make_vocabulary  # brings llguidance, which most engines never need
+    """Read the model's tokenizer, at the first request with a form of output."""
+    from gapless.grammar.vocabulary import make_vocabulary  # imports llguidance, which most engines never need
 
     assets = open_assets(config)
     return make_vocabulary(assets.tokenizer, size, assets.eos_ids)
 
 
 def _buckets(config: EngineConfig, sizes: Sizes) -> tuple[int, ...]:
-    """Rows of captured steps."""
+    """Return the row counts of captured steps."""
     most = min(sizes.rows, config.max_cudagraph_capture_size or sizes.rows)
     return () if config.enforce_eager else buckets_up_to(most)
 
 
 def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
-    """Steps with chunks that are captured; None where none is."""
+    """Return the sizes of captured steps with chunks; None for none."""
     if kind != "cuda":
         return ALONE if kind == "cpu" and parameters < TINY_MODEL else None
     most = most_captured(step_tokens) if parameters < FILLED_MODEL else 0
@@ -421,16 +420,16 @@ def _mixed(kind: str, parameters: int, step_tokens: int) -> MixedSizes | None:
 
 
 def _operations(config: ModelConfig, sizes: Sizes) -> float:
-    """Arithmetic of the longest step: every token meets all parameters, and a whole context in attention."""
+    """Return the operations of the longest step: every token meets all parameters, and a whole context in attention."""
     attention = 2 * config.layers * config.heads * config.head_dim * sizes.max_len
     return 2.0 * sizes.step_tokens * (parameters(config) + attention)
 
 
 def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
-    """Requests through the whole loop: thread pools, libraries and kernels wake up before ready.
+    """Run requests through the whole loop, to wake thread pools, libraries and kernels before ready.
 
-    First a short one; then, if `largest`, a step of all the tokens that one may have: a GPU that has no memory for it
-    says so now. A CPU takes seconds for such a step, and waits for no device.
+    First a short one; then, if `largest`, a step of the most tokens: a GPU without the memory for it fails now. A CPU
+    would take seconds for such a step.
     """
     longest = sizes.max_len - 1
     whole, rest = divmod(sizes.step_tokens, longest)
@@ -451,7 +450,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 
 @contextmanager
 def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
-    """Add the seconds of a part of the start, and say `text`; without it, what runs inside says more."""
+    """Add the seconds of a part of the start, and show `text`; without it, the code inside reports progress."""
     if text:
         tell(text)
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""EngineDriver: messages in, one turn of the core, messages out. A thread and a process differ in the Port alone."""
+"""EngineDriver: messages in, one turn of the core, messages out. A thread and a process differ only in the Port."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from gapless.engine.seam import Core
 from gapless.memory.events import PageEvents
 
 REPORT_BUSY = 0.05
-"""How old the numbers of a busy engine may be, seconds."""
+"""Longest age of a busy engine's numbers, seconds."""
 REPORT_IDLE = 1.0
 REST_SECONDS = 0.25
-"""An engine is at rest when nothing has come for this long. A capture takes about 0.1 s, which requests that come then
-wait for: under a load of some requests a second those between two of them cost more than they bring."""
+"""Time without messages after which an engine is at rest. A capture takes about 0.1 s, which delays new requests: under
+a load of some requests a second, captures between two of them would cost more than they gain."""
 SEND_STEPS_SECONDS = 0.05
 
 
 class Port(Protocol):
-    """The core's end of its connection with the front. Belongs to the thread that drives the core."""
+    """The core's end of its connection with the front. Belongs to the core's thread."""
 
     @property
     def open(self) -> bool:
-        """False once the front is gone."""
+        """Whether the front is still connected."""
 
     @property
     def clear(self) -> bool:
-        """Whether the front has read, as far as can be seen, what was sent."""
+        """Whether the front appears to have read all sent messages."""
 
     def ring_with(self, ring: Callable[[], None]) -> None:
-        """Call `ring` for every later message that arrives between two calls of `receive`, or for more of them."""
+        """Call `ring` for every later message that arrives between two calls of `receive`, possibly more often."""
 
     def wake(self) -> None:
-        """End the wait of `receive`, the present one or the next; from any thread."""
+        """End the present or next wait of `receive`; from any thread."""
 
     def receive(self, seconds: float) -> Sequence[m.ToCore]:
-        """Everything that has come; when that is nothing, waits for something or `wake`, `seconds` at most."""
+        """Return all new messages; if there are none, wait for one or `wake`, at most `seconds`."""
 
     def send(self, messages: list[m.FromCore]) -> None:
-        """Pass these on and go on with what earlier calls left over. Never waits for the front."""
+        """Send these after the unsent rest of earlier calls. Never waits for the front."""
 
 
 class EngineDriver:
     """Serves one core on one thread.
 
-    While the core has nothing to do, this waits in the port. Else the core may wait for its device inside a step; the
-    port rings the core's bell, which ends that wait.
+    An idle driver waits in the port. A busy core may wait for its device inside a step; the port rings the core's bell,
+    which ends that wait.
     """
 
     def __init__(self, core: Core, port: Port, pulse: Pulse | None = None) -> None:
@@ -58,7 +58,7 @@ class EngineDriver:
         self._port = port
         self._pulse = pulse
         self._seen: int | None = None
-        """The last step that watchers know of; None while no client watches"""
+        """Last step sent to watchers; None while no client watches"""
         self._due = 0.0
         self._out: list[m.FromCore] = [m.Ready(core.info)]
         self._page_events: PageEvents | None = None
@@ -69,20 +69,20 @@ class EngineDriver:
         core.wakes(port.wake)
 
     def run(self) -> None:
-        """Serve until Stop arrives or the front is gone. Raises what the core raises."""
+        """Serve until Stop arrives or the front disconnects. Raises the core's errors."""
         while not self._stopped and self._port.open:
             self.turn()
 
     def turn(self) -> None:
-        """Take the messages that have come and run one step; without work, wait for a message."""
+        """Take new messages and run one step; without work, wait for a message."""
         busy = self._core.has_work()
         if not busy:
             self._report(REPORT_IDLE)
             self.show(rest=True)
         self._flush()
-        # The core's bell does not end this wait: without work, the core waits for nothing that could ring it.
+        # The core's bell does not end this wait: an idle core waits for nothing that could ring it.
         messages = self._port.receive(0.0)
-        # What has come goes before what may come of use later.
+        # Messages go before speculative work.
         if not messages and not busy:
             messages = self._rest()
         self._rested = self._rested and not messages
@@ -90,27 +90,27 @@ class EngineDriver:
             self._take(message)
         if self._core.has_work() and not self._stopped:
             if self._out:
-                self._flush()  # answers need not wait for the step
+                self._flush()  # answers do not wait for the step
             self._step()
             self._report(REPORT_BUSY)
             self.show()
 
     def _rest(self) -> Sequence[m.ToCore]:
-        """Have the core prepare what may come of use once it is at rest; wait for a message if there is nothing."""
+        """Let a core at rest prepare likely steps; if there are none, wait for a message."""
         if not self._rested:
-            if self._core.has_work():  # the wake for it may be spent
+            if self._core.has_work():  # its wake-up may be spent
                 return []
             messages = self._port.receive(REST_SECONDS)
             if messages or self._core.has_work():
                 return messages
             self._rested = True
-        # A wake that was for what has come by now may be spent.
+        # The wake-up for this work may be spent.
         return [] if self._core.has_work() or self._core.rest() else self._port.receive(REPORT_IDLE)
 
     def _flush(self) -> None:
-        """Send what there is to say. Open requests bound what gathers for a front that does not read.
+        """Send queued messages. Open requests bound their number for a front that does not read.
 
-        Events of pages stay where they are until it does: there they cannot outgrow the pages.
+        Page events stay in the index until the front reads: there they cannot outgrow the pages.
         """
         if self._page_events is not None and self._port.clear and (events := self._page_events.take()):
             self._out.append(m.PageEventList(tuple(events)))
@@ -163,7 +163,7 @@ class EngineDriver:
         self._out += [m.Refused(key, error) for key, error in turn.failed]
 
     def _report(self, every: float) -> None:
-        """Say the numbers when they are due, and at once when the last request has gone."""
+        """Send the numbers when due, and at once after the last request."""
         now = time.monotonic()
         last_gone = every == REPORT_IDLE and self._worked
         if last_gone or now - self._reported >= every:
@@ -172,7 +172,7 @@ class EngineDriver:
             self._out.append(m.StatsReport(self._core.stats()))
 
     def show(self, rest: bool = False) -> None:
-        """Say which steps watchers have not seen: now and then in small batches, and before a rest all of them."""
+        """Send the steps that watchers have not seen: periodically, and before a rest."""
         if self._seen is None or not (rest or time.monotonic() >= self._due):
             return
         self._due = time.monotonic() + SEND_STEPS_SECONDS

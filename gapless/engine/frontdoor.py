@@ -1,4 +1,4 @@
-"""Finds a model, and reads what the front needs of it: tokenizer, end-of-sequence ids, default sampling parameters."""
+"""Finds a model, and reads the front's part of it: tokenizer, end-of-sequence ids, default sampling parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.hub.names import is_hub_name
-from gapless.hub.repo import CONFIG, GENERATION, Repo, fetch_tokenizer, open_repo
+from gapless.hub.repo import CONFIG_FILE, GENERATION_FILE, Repo, fetch_tokenizer, open_repo
 from gapless.model.config import (
     drafter_method,
     load_config,
@@ -28,25 +28,25 @@ class Located(NamedTuple):
 
     config: EngineConfig
     commit: str | None = None
-    """Which commit of the hub the model is; None for a directory of the user's own."""
+    """The model's commit on the hub; None for a directory of the user."""
 
 
 class ModelAssets(NamedTuple):
-    """Everything about a model that the front needs and the back does not."""
+    """The parts of a model that only the front needs."""
 
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...] = ()
     defaults: Mapping[str, Any] = {}
-    """Sampling parameters that the model's generation_config.json recommends."""
+    """Sampling parameters recommended by the model's generation_config.json."""
     commit: str | None = None
     """Located.commit"""
 
 
 def locate(config: EngineConfig) -> Located:
-    """Find what `config` names; names on the hub are looked up there, and what the cache lacks is fetched.
+    """Find the model and tokenizer of `config`; hub names are looked up there, and missing files fetched.
 
-    This may take minutes, and only starts do it: every command that opens a model passes here, and no request does.
-    Raises ConfigError, CheckpointError or ServerError naming the model and the mend.
+    This may take minutes, and happens only at starts: every command that opens a model passes here, and no request
+    does. Raises ConfigError, CheckpointError or ServerError naming the model and the mend.
     """
     located, repos = _look(config)
     _warn(located.config)
@@ -56,7 +56,7 @@ def locate(config: EngineConfig) -> Located:
 
 
 def _warn(config: EngineConfig) -> None:
-    """Tell of the fields that are not used, once a start."""
+    """Warn of unused fields, once a start."""
     model, asked = load_config(config), config.speculation
     warn_of(model.heard)
     if asked is not None and asked.method == "draft_model":
@@ -64,20 +64,20 @@ def _warn(config: EngineConfig) -> None:
 
 
 def survey(config: EngineConfig) -> tuple[Located, int]:
-    """Find what `config` names as `locate` does, without the weights; returns how many bytes of these are missing."""
+    """Do as `locate`, without the weights; returns the number of bytes of them to fetch."""
     located, repos = _look(config)
     return located, sum(file.size for repo in repos for file in repo.missing(repo.weights()).values())
 
 
 def _look(config: EngineConfig) -> tuple[Located, list[Repo]]:
-    """Fetch all but the weights, so that a model which cannot run is refused before they are fetched."""
+    """Fetch all but the weights, so that an unsupported model is refused before its weights are fetched."""
     located, repo = _look_for_model(config)
     asked, repos = config.speculation, [] if repo is None else [repo]
     if asked is None or not asked.model:
         return located, repos
     if is_hub_name(asked.model):
         drafter = open_repo("speculative_config.model", asked.model, None, config.download_dir)
-        drafter.fetch(CONFIG)
+        drafter.fetch(CONFIG_FILE)
         asked, repos = asked._replace(model=str(drafter.folder)), [*repos, drafter]
     asked = asked._replace(method=asked.method or drafter_method(asked.model))
     if asked.method == "draft_model":
@@ -96,7 +96,7 @@ def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
     if not on_hub:
         return Located(replace(config, tokenizer=tokenizer)), None
     repo = open_repo("model", config.model, config.revision, config.download_dir)
-    repo.fetch(CONFIG, more=(GENERATION,))
+    repo.fetch(CONFIG_FILE, more=(GENERATION_FILE,))
     model_length(config, read_model_config(repo.folder))
     if tokenizer is None:
         repo.fetch_tokenizer()
@@ -105,7 +105,8 @@ def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
 
 
 def open_assets(config: EngineConfig, commit: str | None = None) -> ModelAssets:
-    """Read what a located config names; no weights, no torch. Raises CheckpointError or ConfigError naming the file."""
+    """Read the files of a located config; no weights, no torch. Raises CheckpointError or ConfigError naming the
+    file."""
     model = load_config(config)
     tokenizer = Tokenizer.from_dir(config.tokenizer or resolve_model_dir(config.model), config.chat_template)
     own = tokenizer.eos_token_id

@@ -16,7 +16,7 @@ from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.seam import EngineInfo
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (with "prompt" beside it as its text)."""
+"""Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (optionally with "prompt" as its text)."""
 
 MAX_ID_CHARS = 128
 _MASK = 2**64 - 1
@@ -32,16 +32,16 @@ class Resolved(NamedTuple):
 
 
 class Resolver:
-    """Turns prompts into requests for one engine. Keys are never reused; safe to call from several threads.
+    """Turns prompts into requests for one engine. Keys are never reused; thread-safe.
 
-    Requests without a seed draw theirs from `seed`.
+    Requests without a seed draw one from `seed`.
     """
 
     def __init__(self, front: ModelAssets, info: EngineInfo, seed: int = 0) -> None:
         self.tokenizer = front.tokenizer
         self._eos_ids = front.eos_ids
         self._own_limit = front.defaults.get("max_tokens")
-        """The model's max_new_tokens: a request that keeps to it may reach the end of the context before"""
+        """The model's max_new_tokens: a request with this default may end earlier, at the end of the context"""
         self._info = info
         self._seed = seed
         self.keys: Iterator[int] = itertools.count(1)
@@ -51,7 +51,7 @@ class Resolver:
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
         transfer: KVTransfer = NO_TRANSFER, prompt_only: bool = False,
     ) -> Resolved:  # fmt: skip
-        """Raises RequestError naming the field. Text is tokenised here, after a length test that costs nothing."""
+        """Raises RequestError naming the field. Text is tokenised here, after a cheap length test."""
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
             raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
@@ -92,7 +92,7 @@ class Resolver:
         return Resolved(text, tokens, params, requests)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt. Raises RequestError when the text is longer than the context could ever be."""
+        """Return the token ids of a prompt. Raises RequestError if the text cannot fit the context."""
         longest = self._info.max_model_len * self.tokenizer.max_token_bytes
         if len(text) * 4 > longest and (size := len(text.encode(errors="replace"))) > longest:
             least = -(-size // self.tokenizer.max_token_bytes)
@@ -103,7 +103,7 @@ class Resolver:
             raise RequestError("the prompt holds half a surrogate pair, which is not text", "prompt") from error
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of bad words: as the output may begin with them, and as they follow a space."""
+        """Return the tokens of bad words, at the beginning of the output and after a space."""
         found: list[tuple[int, ...]] = []
         for word in params.bad_words or ():
             alone, spaced = (tuple(self._word(space + word.lstrip())) for space in ("", " "))
@@ -113,7 +113,7 @@ class Resolver:
         count = sum(map(len, found))
         if count > MAX_BAD_TOKENS:
             raise RequestError(f"bad_words have {count} tokens, at most {MAX_BAD_TOKENS} are allowed", "bad_words")
-        # A tokenizer may have ids that the model has no logits for.
+        # A tokenizer may have ids beyond the model's logits.
         return tuple([tokens for tokens in found if max(tokens) < self._info.vocab_size])
 
     def _word(self, text: str) -> list[int]:
@@ -126,12 +126,12 @@ class Resolver:
         return ids
 
     def _seed_of(self, params: SamplingParams) -> int:
-        # Without a seed of its own, a request gets the next of the engine's: the same calls give the same tokens.
+        # Without a seed, a request gets the engine's next one: the same calls give the same tokens.
         return params.seed & (2**63 - 1) if params.seed is not None else mix(self._seed, next(self._draws))
 
 
 def check_adapter(adapter: str, known: Sequence[str]) -> None:
-    """Raises RequestError for an adapter that the engine has not."""
+    """Raises RequestError for an unknown adapter."""
     if adapter and adapter not in known:
         names = ", ".join(known) or "none"
         raise RequestError(
@@ -140,7 +140,7 @@ def check_adapter(adapter: str, known: Sequence[str]) -> None:
 
 
 def mix(seed: int, number: int) -> int:
-    """A seed in [0, 2**63), different for every number (splitmix64)."""
+    """Return a seed in [0, 2**63), different for every number (splitmix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -148,17 +148,17 @@ def mix(seed: int, number: int) -> int:
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Seed of completion `index`; the first keeps the request's, so that it does not depend on n."""
+    """Return the seed of completion `index`; the first keeps the request's, independent of n."""
     return seed if index == 0 else mix(seed, index)
 
 
 def stop_ids(params: SamplingParams, vocab: int, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """The ids that end a sequence, the end-of-sequence ids included unless they are ignored.
+    """Return the ids that end a sequence, with the end-of-sequence ids unless they are ignored.
 
-    With a form of output they are never ignored: they come only where the output is complete.
+    With a form of output they are never ignored: they are allowed only after a complete output.
     """
     ignored = params.ignore_eos and params.structured_outputs is None
-    # A tokenizer may have more ids than the model has logits.
+    # A tokenizer may have ids beyond the model's logits.
     ends = () if ignored else [token for token in eos_ids if token < vocab]
     ids = tuple(dict.fromkeys((*params.stop_ids, *ends)))
     if len(ids) > MAX_STOP_IDS:
@@ -170,7 +170,7 @@ def stop_ids(params: SamplingParams, vocab: int, eos_ids: Sequence[int]) -> tupl
 
 
 def _check_ids(params: SamplingParams, stops: Sequence[int], vocab: int) -> None:
-    """Check the token ids that the parameters name."""
+    """Check the token ids in the parameters."""
     for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         for token in getattr(params, name) or ():
             if token >= vocab:
@@ -182,13 +182,13 @@ def _check_ids(params: SamplingParams, stops: Sequence[int], vocab: int) -> None
 
 
 def check_request_id(request_id: str) -> None:
-    """A request id is a label of the client's: short and printable. It never indexes the engine."""
+    """Check a request id: a short, printable label of the client's. It never indexes the engine."""
     if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_ID_CHARS or not request_id.isprintable():
         raise RequestError(f"request_id must be 1 to {MAX_ID_CHARS} printable characters", "request_id")
 
 
 def _check_kinds(params: object, priority: object, salt: object) -> None:
-    """Check what a caller of the Python API may get wrong: later it would harm the whole engine."""
+    """Check types that a caller of the Python API may get wrong: later they would harm the whole engine."""
     if not isinstance(params, SamplingParams):
         raise RequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}", "sampling_params")
     if type(priority) is not int or not -(2**31) <= priority < 2**31:
@@ -198,7 +198,7 @@ def _check_kinds(params: object, priority: object, salt: object) -> None:
 
 
 def _split(prompt: Prompt) -> tuple[str | None, Any]:
-    """(text, token ids) of a prompt, one of them given."""
+    """Return (text, token ids) of a prompt, one of them given."""
     if isinstance(prompt, str):
         return prompt, None
     if not isinstance(prompt, Mapping):
@@ -212,7 +212,7 @@ def _split(prompt: Prompt) -> tuple[str | None, Any]:
 
 
 def _token_ids(ids: Any, vocab_size: int) -> Int32s:
-    """The ids as int32, at least one, and every one a whole number inside the vocabulary."""
+    """Return the ids as int32: at least one, all whole numbers inside the vocabulary."""
     if isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype.kind in "iu":
         ids = ids.tolist()
     if not isinstance(ids, (list, tuple)) or not set(map(type, ids)) <= {int}:
@@ -227,7 +227,7 @@ def _token_ids(ids: Any, vocab_size: int) -> Int32s:
 
 
 def _check_budget(params: SamplingParams) -> None:
-    """Raise RequestError for a budget that is not part of the form yet: reasoning is known of chats alone."""
+    """Raise RequestError for a budget outside a form: only chats have reasoning."""
     form = params.structured_outputs
     if params.thinking_token_budget is not None and not (form and form.thinking and form.thinking.budget is not None):
         name = "thinking_token_budget"
@@ -235,7 +235,7 @@ def _check_budget(params: SamplingParams) -> None:
 
 
 def _truncated(tokens: Int32s, params: SamplingParams, context: int, asked: int | None) -> Int32s:
-    """Return what is kept of a prompt. Raises RequestError when more is asked for than the context holds."""
+    """Return the kept part of a prompt. Raises RequestError if more is requested than the context holds."""
     most = params.truncate_prompt_tokens
     assert most is not None
     if most > context:
@@ -251,8 +251,8 @@ def _truncated(tokens: Int32s, params: SamplingParams, context: int, asked: int 
 def _check_context(length: int, least: int, asked: int | None, context: int) -> None:
     """Raise RequestError unless the prompt of `length` tokens and its output fit into the context together.
 
-    The output has at least `least` tokens. `asked` is the length that was asked for: 0 if only the prompt is wanted,
-    None if the output may end with the context.
+    The output has at least `least` tokens. `asked` is the requested length: 0 if only the prompt is wanted, None if the
+    output may end with the context.
     """
     if length >= context + (asked == 0):
         more = "" if asked == 0 else ", and at least one must be left for the completion"

@@ -1,6 +1,6 @@
 """The life of the engine's process: its control pipe, its heartbeat, and the watch over its parent.
 
-Imports nothing heavy, so that the watch over the parent covers the seconds that torch takes to import.
+Imports nothing heavy, so that the watch over the parent covers the seconds of torch's import.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ EXIT_STALLED = 3
 EXIT_ORPHANED = 4
 BEAT_SECONDS = 1.0
 GRACE_SECONDS = 5.0
-"""How much later than the core's own watchdog this one acts."""
+"""Delay of this watchdog behind the core's own."""
 
 
 class Control:
-    """The pipe to the parent that still works when the loop does not."""
+    """The pipe to the parent, which works even if the loop does not."""
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
@@ -31,24 +31,24 @@ class Control:
         os.set_blocking(self._fd, False)
 
     def say(self, line: bytes) -> None:
-        """Write one line; a line that does not fit is lost, for the parent has stopped reading."""
+        """Write one line; if it does not fit it is lost, for the parent has stopped reading."""
         with contextlib.suppress(OSError):
             os.write(self._fd, line + b"\n")
 
 
 class Pulse:
-    """Beats each second, and ends the process when one turn of the loop never comes back."""
+    """Beats each second, and ends the process if one turn of the loop never returns."""
 
     def __init__(self, control: Control) -> None:
         self.turn_began = 0.0
-        """When the turn that runs now began, monotonic seconds; 0 between turns."""
+        """Start of the present turn, monotonic seconds; 0 between turns."""
         self.watchdog: Watchdog | None = None
         self._limit = 0.0
         self._control = control
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def arm(self, watchdog_seconds: float) -> None:
-        """Let one turn take this long, and a little more; 0 means for ever."""
+        """Limit one turn to this time and GRACE_SECONDS; 0: no limit."""
         if watchdog_seconds:
             self._limit = watchdog_seconds + GRACE_SECONDS
             self.watchdog = Watchdog(self._limit, lambda: self.turn_began, lambda: self.turn_began > 0, self._give_up)
@@ -67,7 +67,7 @@ class Pulse:
 
 
 def read_settings() -> bytes:
-    """Return the first line of stdin. From then on the end of stdin, the death of the parent, ends this process."""
+    """Return the first line of stdin. Afterwards the end of stdin, the parent's death, ends this process."""
     settings = sys.stdin.buffer.readline()
     threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
     return settings

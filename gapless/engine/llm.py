@@ -43,11 +43,10 @@ class LLM:
             for output in llm.generate(["1 + 1 =", "2 + 2 ="], SamplingParams(max_tokens=8)):
                 print(output.outputs[0].text)
 
-    `model` is a directory, or a name on the hub, which is fetched where it is not in the cache. Keyword arguments are
-    the fields of EngineConfig. `tool_call_parser` and `reasoning_parser` name the form of the model's calls and of its
-    reasoning, for `chat`; by default its template decides. `close`, or leaving the `with` block, gives the memory
-    back. Raises ConfigError and CheckpointError for what the caller can mend, ServerError when the hub cannot be
-    reached.
+    `model` is a directory, or a hub name, which is fetched if the cache lacks it. Keyword arguments are the fields of
+    EngineConfig. `tool_call_parser` and `reasoning_parser` name the form of the model's calls and reasoning, for
+    `chat`; the default is the template's. `close`, or leaving the `with` block, frees the memory. Raises ConfigError
+    and CheckpointError for the caller's mistakes, ServerError if the hub cannot be reached.
     """
 
     def __init__(
@@ -81,11 +80,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; the results are in the order of the prompts.
 
-        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Sampling parameters are one for
-        all, or a list as long as the prompts, or the model's own defaults. `adapter` is a name of `lora_modules`, or a
-        list of names, where an empty one is the model alone; `lora_request` is vLLM's, read for its name. Every
-        request is checked before the first one runs: RequestError. `use_tqdm` shows progress
-        when standard error is a terminal.
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Sampling parameters are one for all,
+        or a list as long as the prompts, or the model's own defaults. `adapter` is a name of `lora_modules`, or a list
+        of names, an empty one for the model alone; `lora_request` is vLLM's, read for its name. Every request is
+        checked before the first one runs: RequestError. `use_tqdm` shows progress if standard error is a terminal.
         """
         listed = _as_prompts(prompts)
         params = self._params(sampling_params, len(listed))
@@ -117,8 +115,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, in their order.
 
-        `tools` and `tool_choice` are as in OpenAI's API; the outputs have `reasoning`, `content` and `tool_calls`
-        beside their text. A form of output begins after the reasoning.
+        `tools` and `tool_choice` are as in OpenAI's API; the outputs have `reasoning`, `content` and `tool_calls` as
+        well as text. A form of output begins after the reasoning.
         """
         use = check_tools(tools, tool_choice, parallel_tool_calls)
         if not isinstance(messages, Sequence):
@@ -146,9 +144,8 @@ class LLM:
         return [taken_apart(output, reply, use, text) for output, text in zip(outputs, begun, strict=True)]
 
     def update_weights(self, path: str) -> None:
-        """Replace the model's weights by those of a directory, of the same architecture. Raises RequestError for what
-        is refused, which changes nothing. No KV of the old weights is used any more.
-        """
+        """Replace the model's weights by a directory's, of the same architecture. KV of the old weights is used no
+        more. Raises RequestError for a refusal, which changes nothing."""
         core, answers = self._up(), list[GaplessError | None]()
         with self._turn:
             core.update_weights(path, answers.append)
@@ -158,9 +155,8 @@ class LLM:
             raise answers[0]
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache: no request finds a page that was there before, on the device or in the host tier.
-        Tiers below and peers keep what they have. Returns True: it always is done.
-        """
+        """Empty the prefix cache on the device and in the host tier: no request finds an earlier page. Tiers below and
+        peers keep theirs. Returns True: it always succeeds."""
         with self._turn:
             self._up().obey(OperatorOrder.FORGET, lambda error: None)
         return True
@@ -173,7 +169,7 @@ class LLM:
         return self._front.tokenizer
 
     def get_default_sampling_params(self, **otherwise: Any) -> SamplingParams:
-        """Return the parameters that the model's generation_config.json recommends, `otherwise` where it says none."""
+        """Return the parameters recommended by the model's generation_config.json, `otherwise` for the rest."""
         return SamplingParams(**{**otherwise, **self._front.defaults})
 
     @property
@@ -188,7 +184,7 @@ class LLM:
         return Recording(self._up().steps_after(0), self._tracker.latest(KEPT_REQUESTS))
 
     def close(self) -> None:
-        """Give back the model's memory and its threads. Harmless when closed."""
+        """Free the model's memory and threads. Harmless if closed."""
         core, self._core = self._core, None
         if core is not None:
             core.close()
@@ -210,7 +206,7 @@ class LLM:
     def _run(
         self, resolved: Sequence[Resolved], advance: Callable[[int], None], check: Callable[[], None]
     ) -> list[RequestOutput]:
-        """Submit what the queue takes, step, and again, until all have ended."""
+        """Submit up to the queue's limit, step, and repeat until all have ended."""
         core = self._up()
         requests = [OpenRequest(next(self._names), one, self._front.tokenizer, monotonic_ns()) for one in resolved]
         for request in requests:
@@ -234,7 +230,7 @@ class LLM:
         return [request.snapshot() for request in requests]
 
     def _step(self, core: Core) -> Sequence[tuple[int, GaplessError]]:
-        """Run a step, and hand out what came of it. Returns the requests that failed."""
+        """Run a step, and hand out its results. Returns the failed requests."""
         assert core.has_work(), "requests are open, but the core has nothing to do"
         started, settled, failed = core.step()
         for key, cached in started:
@@ -243,7 +239,7 @@ class LLM:
         return failed
 
     def _abandon(self, core: Core, alive: bool) -> None:
-        """End what is open and let its steps run out, so that the next call finds a quiet engine."""
+        """Abort open requests and let their steps run out, so that the next call finds a quiet engine."""
         for request_id in list(self._tracker.requests):
             self._tracker.abort(request_id)
         while alive and core.has_work():
@@ -256,7 +252,7 @@ class LLM:
 
 
 def adapter_names(adapter: str | Sequence[str], lora_request: Any) -> str | Sequence[str]:
-    """The names of adapters, of which vLLM's LoRARequest has one each. Raises RequestError."""
+    """Return the names of adapters, from names or vLLM's LoRARequests. Raises RequestError."""
     if lora_request is None:
         return adapter
     if adapter:
@@ -270,7 +266,7 @@ def adapter_names(adapter: str | Sequence[str], lora_request: Any) -> str | Sequ
 
 
 def _one_each(given: T | Sequence[T], count: int, what: str, field: str) -> list[T]:
-    """Return what each prompt is given: the one thing for all, or its own of a sequence."""
+    """Return each prompt's own value: the single one, or its item of a sequence."""
     one = isinstance(given, (str, int, SamplingParams))
     each = [cast("T", given)] * count if one else list(cast("Sequence[T]", given))
     if len(each) != count:
@@ -280,7 +276,7 @@ def _one_each(given: T | Sequence[T], count: int, what: str, field: str) -> list
 
 @contextmanager
 def _naming_prompt(index: int, count: int) -> Iterator[None]:
-    """Put the prompt's number into its error, so that it can be found among a thousand."""
+    """Put the prompt's number into its error."""
     try:
         yield
     except RequestError as error:
@@ -301,7 +297,7 @@ def _as_prompts(prompts: Any) -> list[Prompt]:
 
 @contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], None]]:
-    """Ctrl-C waits for the end of a step, where the yielded function raises it; a second one does not wait."""
+    """Defer Ctrl-C to the end of a step, when the yielded function raises it; a second one is not deferred."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: None

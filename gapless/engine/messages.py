@@ -1,8 +1,8 @@
-"""The messages between front and core. A thread is given the objects, a process the same as typed msgpack.
+"""The messages between front and core. A thread gets the objects, a process the same as typed msgpack.
 
-A frame is one msgpack array of messages, so that a turn of either side costs one write. Arrays of numbers travel as
-raw bytes, with a dtype and, beyond one dimension, a shape, which are checked. An unknown tag or an extra field is an
-error, never ignored.
+A frame is one msgpack array of messages, so that a turn of either side costs one write. Numeric arrays travel as raw
+bytes with a checked dtype and, beyond one dimension, shape. An unknown tag or an extra field is an error, never
+ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Stats
 from gapless.loop.records import STEP, ChunkRecord, StepTable
 
 MAX_REASON = 2_000
-"""Characters of an error's text that cross the boundary."""
+"""Most characters of an error's text that cross the boundary."""
 
 
 class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -41,9 +41,8 @@ class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=T
 
 
 class Add(Message, frozen=True):
-    """Front to core: serve this request. Fields as in Request, but that `params` holds what differs from defaults, and
-    the core makes the matcher.
-    """
+    """Front to core: serve this request. Fields as in Request, except that `params` has only values other than
+    defaults, and the core makes the matcher."""
 
     key: int
     tokens: Int32s
@@ -67,7 +66,7 @@ class Abort(Message, frozen=True):
 
 
 class SetWatching(Message, frozen=True):
-    """Front to core: send Steps from now on, or no more."""
+    """Front to core: start or stop sending Steps."""
 
     on: bool
 
@@ -94,14 +93,14 @@ class UpdateWeights(Message, frozen=True):
 
 
 class Operate(Message, frozen=True):
-    """Front to core: do what an operator asks, and answer with a Changed."""
+    """Front to core: carry out an operator's order, and answer with a Changed."""
 
     number: int
     order: OperatorOrder
 
 
 class SendPageEvents(Message, frozen=True):
-    """Front to core: send PageEventList from now on. A second one has it begin again with a PageChange.CLEARED."""
+    """Front to core: start sending PageEventList. A second one restarts with a PageChange.CLEARED."""
 
 
 class Stop(Message, frozen=True):
@@ -109,13 +108,13 @@ class Stop(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Core to front: requests are welcome."""
+    """Core to front: the engine accepts requests."""
 
     info: EngineInfo
 
 
 class Tokens(Message, frozen=True):
-    """Core to front: what one step settled. Raises ValueError when its columns do not agree in length."""
+    """Core to front: the settled tokens of one step. Raises ValueError if its columns differ in length."""
 
     settled: StepTokens
 
@@ -136,21 +135,21 @@ def _check_logprobs(step: int, columns: StepLogprobs) -> None:
 
 
 class Admitted(Message, frozen=True):
-    """Core to front: this request has left the queue; `cached` of its prompt tokens came from the prefix index."""
+    """Core to front: this request left the queue; `cached` of its prompt tokens came from the prefix index."""
 
     key: int
     cached: int
 
 
 class Refused(Message, frozen=True):
-    """Core to front: this request was not taken."""
+    """Core to front: this request was refused."""
 
     key: int
     error: GaplessError
 
 
 class StatsReport(Message, frozen=True):
-    """Core to front: the loop's numbers now."""
+    """Core to front: the loop's present numbers."""
 
     stats: Stats
 
@@ -158,7 +157,8 @@ class StatsReport(Message, frozen=True):
 class Steps(Message, frozen=True):
     """Core to front: a loop.records.StepTable.
 
-    `rows` are its numbers, [steps] of STEP. `runs` are steps with the same decode rows: how many, and the rows' keys.
+    `rows` are its columns, [steps] of STEP. `runs` are steps with the same decode rows: their number, and the rows'
+    keys.
     """
 
     rows: bytes
@@ -167,7 +167,7 @@ class Steps(Message, frozen=True):
 
 
 class View(Message, frozen=True):
-    """Core to front: the answer to the Look of this number; `pages` as Core.page_map."""
+    """Core to front: the answer to the Look with this number; `pages` as Core.page_map."""
 
     number: int
     steps: Steps
@@ -175,8 +175,8 @@ class View(Message, frozen=True):
 
 
 class Changed(Message, frozen=True):
-    """Core to front: the ChangeAdapter, UpdateWeights or Operate of this number is done, or refused; `names` are the
-    adapters from now on."""
+    """Core to front: the ChangeAdapter, UpdateWeights or Operate with this number is done, or refused; `names` are the
+    present adapters."""
 
     number: int
     names: tuple[str, ...]
@@ -184,7 +184,7 @@ class Changed(Message, frozen=True):
 
 
 class PageEventList(Message, frozen=True):
-    """Core to front: what has entered and left the prefix index. Raises ValueError for tokens that fill no pages."""
+    """Core to front: changes of the prefix index. Raises ValueError for tokens that do not fill pages."""
 
     events: tuple[PageEvent, ...]
 
@@ -196,7 +196,7 @@ class PageEventList(Message, frozen=True):
 
 
 class Doing(msgspec.Struct, tag=True, forbid_unknown_fields=True, frozen=True):
-    """Progress of the child's start, as one JSON line on its stdout, where an empty line is a heartbeat."""
+    """Progress of the child's start, as one JSON line on its stdout; an empty line is a heartbeat."""
 
     phase: Phase
 
@@ -229,7 +229,7 @@ def pack_request(request: Request) -> Add:
 
 
 def unpack_request(add: Add) -> Request:
-    """The request as it was before pack_request; its parameters are checked again."""
+    """Return the request given to pack_request, its parameters checked again."""
     key, tokens, params, *rest = msgspec.structs.astuple(add)
     return Request(key, tokens, SamplingParams.from_dict(params), *rest)
 
@@ -240,7 +240,7 @@ def pack_steps(steps: StepTable) -> Steps:
 
 
 def unpack_steps(message: Steps) -> StepTable:
-    """Raises ValueError when the parts do not fit together."""
+    """Return the steps. Raises ValueError for inconsistent parts."""
     rows = np.frombuffer(message.rows, STEP)
     whole = all([count > 0 and keys.ndim == 1 for count, keys in message.runs])
     if not (whole and sum([count for count, _ in message.runs]) == len(rows) == len(message.chunks)):
@@ -252,12 +252,12 @@ def unpack_steps(message: Steps) -> StepTable:
 
 
 def revive(kind: str, text: str) -> GaplessError:
-    """An error of our tree from its class name and text; EngineDeadError for a class that is not in it."""
+    """Return one of our errors from its class name and text; EngineDeadError for an unknown class."""
     return _KINDS.get(kind, EngineDeadError)(text)
 
 
 def last_words(error: BaseException) -> Died:
-    """Make the message of an error that ends the child: its text, and its first cause."""
+    """Return the message of an error that ends the child: its text, and its first cause."""
     text = str(error) if isinstance(error, GaplessError) else f"{type(error).__name__}: {error}"
     cause = error
     while cause.__cause__ is not None:
@@ -268,7 +268,7 @@ def last_words(error: BaseException) -> Died:
 
 
 def _pack(value: object) -> object:
-    """Take apart what msgpack has no type for: arrays, and errors of our tree."""
+    """Convert types unknown to msgpack: arrays, and our errors."""
     if isinstance(value, np.ndarray):
         return value.dtype.char, value.tobytes(), value.shape if value.ndim > 1 else ()
     if isinstance(value, GaplessError):
@@ -278,7 +278,7 @@ def _pack(value: object) -> object:
 
 
 def _unpack(kind: object, parts: Any) -> object:
-    """The array or the error again. Raises ValueError for parts that do not fit together, or another dtype."""
+    """Return the array or the error. Raises ValueError for inconsistent parts, or another dtype."""
     if kind is GaplessError:
         name, text, param, code = msgspec.convert(parts, tuple[str, str, str | None, str | None])
         return RequestError(text, param, code) if name == RequestError.__name__ else revive(name, text)
@@ -292,7 +292,7 @@ def _unpack(kind: object, parts: Any) -> object:
 
 @cache
 def array_dtype(kind: object) -> np.dtype[Any]:
-    """The dtype that the annotation of an array names. Its form differs between releases of numpy."""
+    """Return the dtype of an array's annotation. Its form differs between releases of numpy."""
     number: type[np.generic] = get_args(get_args(kind)[-1])[0]
     return np.dtype(number)
 

@@ -1,4 +1,4 @@
-"""Runs what start-up has to do on the device."""
+"""Runs start-up work on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def on_device(device: Device, build: Callable[[], T]) -> T:
-    """Run `build` on the compute stream, so that what it allocates is ordered before every step."""
+    """Run `build` on the compute stream, so that its allocations are ordered before every step."""
     made: list[T] = []
 
     def program() -> None:

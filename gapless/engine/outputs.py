@@ -1,4 +1,4 @@
-"""Results of a request, in the shapes that vLLM's users know."""
+"""Results of a request, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TokenLogprobs = dict[int, Logprob]
 class Delta(NamedTuple):
     """New part of a completion since the last Delta of the same index.
 
-    `stop_reason` is the stop string, or the id out of stop_token_ids, that ended it; None for end of sequence.
+    `stop_reason` is the stop string, or the one of stop_token_ids, that ended it; None for end of sequence.
     """
 
     index: int  # type: ignore[assignment]
@@ -40,21 +40,21 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """One a token of `token_ids`, when asked for."""
+    """One a token of `token_ids`, if requested."""
 
 
 class RequestMetrics(NamedTuple):
-    """Moments of one request in monotonic nanoseconds of the front; 0 where it has not come to that yet."""
+    """Moments of one request in monotonic nanoseconds of the front; 0 for a moment still ahead."""
 
     arrival: int
     started: int = 0
-    """When it left the queue of waiting requests."""
+    """The moment it left the queue."""
     first_token: int = 0
     last_token: int = 0
     generation_tokens: int = 0
     """Over all its completions."""
     preemptions: int = 0
-    """How often a completion went back to the queue."""
+    """Number of returns to the queue, over all completions."""
 
     @property
     def queue_seconds(self) -> float | None:
@@ -90,9 +90,9 @@ def _seconds(start: int, end: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """A completion. `text` leaves out the token and the stop string that ended it; `token_ids` holds every token.
+    """A completion. `text` excludes the token or stop string that ended it; `token_ids` has every token.
 
-    `logprobs` holds one entry a token, and `cumulative_logprob` the sum over the tokens, when they were asked for.
+    `logprobs` has one entry a token, and `cumulative_logprob` their sum, if requested.
     """
 
     index: int
@@ -103,9 +103,9 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     reasoning: str | None = None
-    """What the model thought before it answered; from `chat` alone, as are the fields below"""
+    """The model's reasoning before its answer; from `chat` alone, as are the fields below"""
     content: str | None = None
-    """The answer without reasoning and calls; `text` is all of it, as the model wrote it"""
+    """The answer without reasoning and calls; `text` is everything the model wrote"""
     tool_calls: tuple[ToolCall, ...] = ()
 
     def finished(self) -> bool:
@@ -114,10 +114,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The state of one request: everything so far, not only what is new.
+    """The whole output of one request so far.
 
-    `prompt` is None when the prompt came as token ids. `prompt_logprobs` holds one entry a prompt token, the first of
-    them None, when asked for.
+    `prompt` is None for a prompt of token ids. `prompt_logprobs` has one entry a prompt token, the first of them None,
+    if requested.
     """
 
     request_id: str
@@ -131,8 +131,8 @@ class RequestOutput:
 
 
 def taken_apart(output: RequestOutput, reply: ReplyFormat | None, use: ToolUse, begun: str) -> RequestOutput:
-    """Return the output of a chat with reasoning, content and calls; `use` is what the request says about tools, and
-    `begun` what the prompt has of the reply.
+    """Return the output of a chat with reasoning, content and calls; `use` has the request's tools, and `begun` the
+    part of the reply in the prompt.
 
     Without a format of replies, the content is the text.
     """

@@ -1,4 +1,4 @@
-"""Pauses of an engine: requests wait in front of the loop, or stop in it, until an operator lets them go on."""
+"""Pauses of an engine: requests wait outside the loop, or freeze in it, until an operator resumes them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from gapless.engine.seam import Answer, OperatorOrder
 from gapless.loop.loop import Loop
 
 WAIT_SECONDS = 1.0
-"""How long a turn of a frozen loop waits for the bell."""
+"""Longest wait of a frozen loop's turn for the bell."""
 
 
 class Pauses:
-    """Carries out the orders of operators; the loop's thread calls this."""
+    """Operators' orders to a loop; its thread calls this."""
 
     def __init__(self, loop: Loop) -> None:
         self.waits = False
-        """Whether requests that come have to wait"""
+        """Whether new requests have to wait"""
         self.turn: Callable[[], Turn] = loop.turn
-        """A turn of the loop, or of one that is frozen: a loop that is not pays nothing"""
+        """A turn of the loop, or of the frozen loop: an unpaused one pays nothing"""
         self._loop = loop
         self._answers: list[Answer] = []
 
     @property
     def asked(self) -> bool:
-        """Whether an order is not done yet."""
+        """Whether an order is unfinished."""
         return bool(self._answers)
 
     @property
     def keeps(self) -> bool:
-        """Whether requests in the loop stop where they are."""
+        """Whether requests in the loop are frozen."""
         return self.turn == self._frozen_turn
 
     def obey(self, order: OperatorOrder, answer: Answer) -> None:
-        """`answer` is called when it is done, here or by `rested`, or when a later order ends the pause."""
+        """Carry out an order. `answer` is called at its end, here or in `rested`, or when a later order ends the
+        pause."""
         if order is OperatorOrder.FORGET:
             if self._loop.planner.index is not None:
                 self._loop.planner.index.forget()
@@ -52,7 +53,7 @@ class Pauses:
             self.rested()
 
     def rested(self) -> bool:
-        """Answer what was asked; return whether that was something."""
+        """Answer finished orders; return whether there were any."""
         answers, self._answers = self._answers, []
         for answer in answers:
             answer(None)
@@ -61,7 +62,7 @@ class Pauses:
     def _frozen_turn(self) -> Turn:
         """Observe the steps in flight, and launch none; without any, answer and wait for the bell."""
         loop, settled = self._loop, []
-        while loop.flights:  # the watchdog looks on until these have ended
+        while loop.flights:  # the watchdog watches until they have ended
             for flight in loop.observe(launched=False):
                 tokens = loop.commit(flight)
                 if len(tokens.keys) or tokens.logprobs is not None:

@@ -14,11 +14,11 @@ from gapless.engine import messages as m
 from gapless.engine.wire import Wire
 
 MOST_UNREAD = 64
-"""Deliveries that a loop has not taken, above which it counts as not reading."""
+"""Untaken deliveries above which the asyncio loop counts as not reading."""
 
 
 class QueuePort:
-    """Hands the objects over to and from the asyncio loop of the same process; `deliver` runs on that loop."""
+    """Passes objects to and from the asyncio loop of the same process; `deliver` runs on that loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[Sequence[m.FromCore]], None]) -> None:
         self._loop = loop
@@ -64,7 +64,7 @@ class QueuePort:
         self._deliver(messages)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run something on the asyncio loop. Without that loop nothing can be said to anybody."""
+        """Run something on the asyncio loop. If that loop is closed, the port closes too."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -93,7 +93,7 @@ class WirePort:
         return self._wire.clear
 
     def ring_with(self, ring: Callable[[], None]) -> None:
-        """A thread looks at the socket, since the core's thread may wait for the device. It never reads."""
+        """Watch the socket from a thread that never reads, since the core's thread may wait for the device."""
         threading.Thread(target=self._look, args=(ring,), name="wire-look", daemon=True).start()
 
     def _look(self, ring: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class WirePort:
                 select.select((self._wire,), (), ())
             except (OSError, ValueError):  # closed meanwhile
                 return
-            self._rung = True  # before it rings: a `receive` in between has this look again
+            self._rung = True  # before it rings: a `receive` in between restarts this watch
             ring()
             self._read.wait()
 
@@ -125,7 +125,7 @@ class WirePort:
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is full: woken already
             os.write(self._pipe[1], b"w")
-        self._woken = True  # after it: what is seen can be read
+        self._woken = True  # after the write: the byte is then readable
 
     def send(self, messages: list[m.FromCore]) -> None:
         if messages:
@@ -134,7 +134,7 @@ class WirePort:
             self._wire.flush()
 
     def close(self) -> None:
-        """Hang up; the thread that looks at the socket ends with it."""
+        """Hang up; the watching thread ends too."""
         self._wire.close()
         self._read.set()
         for end in self._pipe:

@@ -1,4 +1,4 @@
-"""ProcessBackend: a Core in a supervised child process. When the child dies, open requests end and another starts."""
+"""ProcessBackend: a Core in a supervised child process. If the child dies, open requests end and another starts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
 SAME_WEIGHTS = 0
-"""The number of a backend's own change: a new process loads the weights of the one before it. Others are larger."""
+"""Number of the backend's own update, in which a new process loads its predecessor's weights. Others are larger."""
 
 
 class ProcessBackend(MessageBackend):
-    """Runs the module `worker`, with what follows its name as arguments, in a child process.
+    """Runs the module `worker`, with its arguments, in a child process.
 
     Three crashes within ten minutes end the restarts: ready() stays false and `on_give_up` is called with the cause.
     """
@@ -44,27 +44,27 @@ class ProcessBackend(MessageBackend):
         self._on_give_up = on_give_up
         self._child: Child | None = None
         self.weights: str | None = None
-        """The directory of the weights that have taken the place of the model's own: the next child gets them too."""
+        """Directory of the updated weights, also for the next child; None for the model's own."""
         self._updates: dict[int, str] = {}
-        """Weights that the child was asked to load, by the number of the question"""
+        """Directories of requested updates, by question number"""
         self._crashes: list[float] = []
         self._supervisor: asyncio.Task[None] | None = None
         self.last_death: GaplessError | None = None
-        """Why the last child died; None while none has."""
+        """Cause of the last child's death; None before any."""
 
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
     async def start(self, sink: Sink) -> None:
-        """Bring the engine up. Raises the child's own root cause (CheckpointError, ConfigError, ...)."""
+        """Start the engine. Raises the child's own root cause (CheckpointError, ConfigError, ...)."""
         self.sink = sink
         await self._launch()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         self._supervisor.add_done_callback(self._unsupervised)
 
     def submit(self, request: Request) -> None:
-        """Hand a request over. What goes wrong comes back through the sink, as it does when the core refuses."""
+        """Submit a request. Errors arrive through the sink, as refusals of the core do."""
         error: GaplessError | None = None
         if not self._ready.is_set():
             error = EngineDeadError("the engine is not running")
@@ -79,7 +79,7 @@ class ProcessBackend(MessageBackend):
             asyncio.get_running_loop().call_soon(self.sink.refused, request.key, error)
 
     def came_up(self) -> None:
-        # It has started as its first predecessor did, and gets the weights in the same way: all else stays as it was.
+        # It started like its first predecessor, and gets the new weights in the same way: all else stays the same.
         if self.weights is None:
             super().came_up()
         else:
@@ -93,7 +93,7 @@ class ProcessBackend(MessageBackend):
         elif refusal is None:
             super().came_up()
         elif self._child is not None:
-            self._child.condemn(f"the weights that were in use cannot be loaded again: {refusal}")
+            self._child.condemn(f"the weights in use cannot be loaded again: {refusal}")
 
     def _post(self, message: m.ToCore) -> bool:
         if isinstance(message, m.UpdateWeights):
@@ -125,7 +125,7 @@ class ProcessBackend(MessageBackend):
                     task.cancel()
                 await asyncio.gather(ready, ended, return_exceptions=True)
         except BaseException:
-            # A caller that gives up waiting (Ctrl-C while the model loads) leaves no process running either.
+            # If the caller stops waiting (Ctrl-C while the model loads), no process is left running.
             self._ready.clear()
             await child.close()
             self._child = None
@@ -144,7 +144,7 @@ class ProcessBackend(MessageBackend):
                 return
 
     def _unsupervised(self, task: asyncio.Task[None]) -> None:
-        """Give up if the supervisor ended by a fault of its own: the engine would not be restarted any more."""
+        """Give up after a fault of the supervisor: the engine would not be restarted any more."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.critical("the supervision of the engine failed", exc_info=error)
@@ -153,14 +153,14 @@ class ProcessBackend(MessageBackend):
                 self._on_give_up(EngineDeadError(f"the supervision of the engine failed: {error}"))
 
     async def _restart(self) -> bool:
-        """Start another child, with back-off. False when it is time to give up."""
+        """Start another child, with back-off. False after too many crashes."""
         while len(self._crashes) < MAX_CRASHES:
             delay = min(2.0 ** (len(self._crashes) - 1), MAX_BACKOFF)
             log.warning("restarting the engine in %g s", delay)
             await asyncio.sleep(delay)
             try:
                 await self._launch()
-            except Exception as error:  # also a fork that the machine refused
+            except Exception as error:  # also a failed fork
                 self._note_crash(error if isinstance(error, GaplessError) else EngineDeadError(str(error)))
             else:
                 log.info("the engine is back")

@@ -1,4 +1,4 @@
-"""Imports the logits processors that the operator names, and tries each one out before the engine is ready."""
+"""Imports the operator's logits processors, and tries each one out before the engine is ready."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gapless.step.program import StepProgram
 
 
 def import_processors(paths: Mapping[str, str], device: Device) -> tuple[Processor, ...]:
-    """Import the functions of `EngineConfig.processors`, and make one object of each class, given the torch device.
+    """Import the functions of `EngineConfig.processors`, and instantiate each class with the torch device.
 
-    Flags name them, and no request does. Raises ConfigError.
+    Only flags can name them, no request. Raises ConfigError.
     """
     return tuple(Processor(name, on_device(device, partial(_made, path, device))) for name, path in paths.items())
 
@@ -41,9 +41,9 @@ def _made(path: str, device: Device) -> Function:
 
 
 def try_out(program: StepProgram, device: Device, exact: bool = False) -> None:
-    """Run each logits processor before any request does. Raises ConfigError naming the one that no step may run.
+    """Run each logits processor before any request does. Raises ConfigError naming one that no step may run.
 
-    `exact`: what a row gets may not depend on the number of rows either, to the bit.
+    `exact`: a row's logits may not depend on the number of rows, to the bit.
     """
     if not program.processors:
         return
@@ -58,7 +58,7 @@ def try_out(program: StepProgram, device: Device, exact: bool = False) -> None:
 
 
 class Rehearsal:
-    """Rows of made-up requests, on which a processor has to show that a step may run it."""
+    """Rows of made-up requests, to show that a step may run a processor."""
 
     def __init__(self, program: StepProgram, exact: bool) -> None:
         self._tolerance = 0.0 if exact else 1e-3
@@ -72,7 +72,7 @@ class Rehearsal:
         self._tables.state[:, LENGTH] = torch.randint(1, longest + 1, (rows + 1,), generator=random).to(at)
 
     def run(self, number: int, processor: Processor) -> None:
-        """Call the processor on 1, 4 and 16 rows. Raises ConfigError for what it does wrong."""
+        """Call the processor on 1, 4 and 16 rows. Raises ConfigError for its faults."""
         try:
             alone = processor(*self.given(number, 1, 2))[0].nan_to_num()
             for rows in ROWS:
@@ -89,7 +89,7 @@ class Rehearsal:
             raise ConfigError(f"logits_processors: {processor.name} raised {type(error).__name__}: {error}") from error
 
     def given(self, number: int, rows: int, start: int) -> tuple[Tensor, ProcessorTables]:
-        """Return what the processor is given for the first row and its neighbours from `start` on."""
+        """Return the processor's arguments for the first row and its neighbours from `start` on."""
         chosen = torch.arange(start - 1, start - 1 + rows, device=self._slots.adjusted.device)
         chosen[:1].fill_(1)
         given = ProcessorTables(self._tables, self._slots, chosen, number)

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar for a person, a plain line now and then for a file or a pipe."""
+"""Progress on standard error: a bar on a terminal, an occasional line in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO
 REDRAW_SECONDS = 0.5
 LINE_SECONDS = 10.0
 Advance = Callable[[int], None]
-"""Called with the number of what is done so far."""
+"""Called with the number done so far."""
 
 
 @contextmanager
 def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None = None) -> Iterator[Advance]:
-    """Yields a function that is called with the number done so far. It draws at most twice a second."""
+    """Yield a function to call with the number done so far. It draws at most twice a second."""
     stream = stream or sys.stderr
     if not wanted or not total:
         yield lambda done: None
@@ -30,18 +30,18 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
 
 @contextmanager
 def _bar(what: str, total: int, stream: IO[str]) -> Iterator[Advance]:
-    from rich.console import Console  # only where a person looks
+    from rich.console import Console  # only for a terminal
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Drawn by hand: a thread that redraws would take the interpreter lock from the readings.
+    # Drawn by hand: a redrawing thread would take the interpreter lock from the readings.
     with Progress(*columns, console=Console(file=stream), transient=True, auto_refresh=False) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done, refresh=True)
 
 
 def _now_and_then(draw: Advance, seconds: float) -> Advance:
-    """Call `draw` once in `seconds` at most."""
+    """Call `draw` at most once in `seconds`."""
     drawn = time.monotonic()
 
     def advance(done: int) -> None:

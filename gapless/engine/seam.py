@@ -19,7 +19,7 @@ from gapless.memory.events import PageEvents
 
 
 class EngineInfo(NamedTuple):
-    """Facts about a running engine, fixed from start to end but for its adapters."""
+    """Facts about a running engine, fixed at its start except for its adapters."""
 
     model: str
     device: str
@@ -35,79 +35,79 @@ class EngineInfo(NamedTuple):
     startup_seconds: tuple[tuple[str, float], ...] = ()
     """Parts of the start and their times: (what, seconds), in order."""
     watchdog_seconds: float = 0.0
-    """How long a step may take before the engine counts as stalled; 0 for ever."""
+    """Longest time of a step before the engine counts as stalled; 0: no limit."""
     adapters: tuple[str, ...] = ()
-    """Names of the adapters that requests may ask for."""
+    """Names of the available adapters."""
     processors: tuple[str, ...] = ()
-    """Names of the logits processors that requests may ask for, in the order in which they run."""
+    """Names of the available logits processors, in the order in which they run."""
     tiers: tuple[str, ...] = ()
-    """Kinds of the tiers below the host tier, in their order"""
+    """Kinds of the tiers below the host tier, in order"""
     kv_bytes: int = 0
     """Memory of the KV pages on the device"""
 
 
 class AdapterChange(NamedTuple):
-    """An adapter to load, or to unload where `path` is empty."""
+    """An adapter to load, or to unload if `path` is empty."""
 
     name: str
     path: str = ""
-    """The directory that holds it, below EngineConfig.lora_dir"""
+    """Directory of the adapter, below EngineConfig.lora_dir"""
     in_place: bool = False
-    """Whether it may replace another one of that name"""
+    """Whether it may replace another adapter of that name"""
 
 
 class OperatorOrder(StrEnum):
-    """What an operator has a core do."""
+    """Orders of an operator to a core."""
 
     HOLD = "hold"
-    """Requests that come wait; done when those in the loop have ended"""
+    """New requests wait; done when the loop's requests have ended"""
     FREEZE = "freeze"
-    """Requests in the loop stop where they are, and those that come wait; done when no step is in flight"""
+    """The loop's requests freeze, and new ones wait; done when no step is in flight"""
     RESUME = "resume"
     FORGET = "forget"
     """Empty the prefix index, and the host tier with it"""
 
 
 Answer = Callable[[GaplessError | None], None]
-"""Takes the outcome of a change: None, or why it was not made."""
+"""Takes the outcome of a change: None, or the refusal."""
 
 
 class Stats(NamedTuple):
-    """Gauges and counters of the loop at one moment: gauges first, and from `steps` on counters, which only grow."""
+    """Gauges and counters of the loop at one moment: gauges first, then, from `steps` on, counters, which only grow."""
 
     running: int = 0
     waiting: int = 0
     in_flight: int = 0
     depth: int = 0
-    """Steps in flight allowed now."""
+    """Allowed number of steps in flight."""
     pages_total: int = 0
     """Summed over all page groups; so are the counts by state below."""
     pages_free: int = 0
     pages_cached: int = 0
-    """Hold a reusable prefix, and no request owns them."""
+    """Pages with a reusable prefix that no request owns."""
     pages_owned: int = 0
     pages_fenced: int = 0
-    """Given up by their request, still reachable by a step in flight."""
+    """Released by their request, still reachable by a step in flight."""
     grammars_waiting: int = 0
     """Requests that wait for the grammar of their form of output."""
     tier_slots: int = 0
-    """Pages of which the host tier can hold a copy, of all page groups; so are all counts of its pages."""
+    """Page copies that the host tier has room for, over all page groups, as are all its page counts."""
     tier_used: int = 0
     tier_pinned: int = 0
-    """Copies, borrowed ones too, that transfers, tiers below and peers use: they make no room."""
+    """Copies in use by transfers, tiers below and peers, borrowed ones included: they cannot be evicted."""
     tier_loading: int = 0
-    """Pages on their way from the host tier to the device."""
+    """Pages being loaded from the host tier to the device."""
     tier_storing: int = 0
     lower_used_bytes: tuple[int, ...] = ()
-    """Bytes of pages in the tiers below the host tier, a number each, 0 where it is unknown; so are those below."""
+    """Bytes of pages in the tiers below the host tier, a number each, 0 if unknown; the following fields alike."""
     lower_size_bytes: tuple[int, ...] = ()
     lower_loading: tuple[int, ...] = ()
-    """Pages that each is loading for a request."""
+    """Pages that each tier is loading for a request."""
     lower_quarantined: tuple[int, ...] = ()
-    """Pages of loads that no request waits for: their slots are not reused until the tier has ended the load."""
+    """Pages of abandoned loads: their slots are not reused until the tier has ended the load."""
     lower_storing: tuple[int, ...] = ()
     lower_waiting: tuple[int, ...] = ()
-    """Pages that wait for their store."""
+    """Pages waiting for their store."""
     steps: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -120,46 +120,45 @@ class Stats(NamedTuple):
     declined_ring: int = 0
     declined_capture: int = 0
     declined_queue: int = 0
-    """Launches put off since the driver's launch queue was full of eager steps."""
+    """Launches declined because eager steps filled the driver's launch queue."""
     captures_refused: int = 0
     """Graphs whose capture failed; their programs run eagerly."""
     device_allocations: int = 0
-    """How often, since ready, the driver was asked for device memory or given some back. Each makes the host and the
-    device wait; there should be none."""
+    """Device allocations and frees in the driver since ready. Each makes host and device wait; there should be none."""
     graph_steps: int = 0
-    """Steps that were replays of a captured graph."""
+    """Steps that replayed a captured graph."""
     graph_misses: int = 0
-    """Steps that ran eagerly and could have been one."""
+    """Steps that ran eagerly and could have replayed a graph."""
     chained_steps: int = 0
-    """Steps that the host enqueued in one visit with the step before."""
+    """Steps enqueued in one visit of the host with the step before."""
     dropped_identity: int = 0
     """Outbox entries whose (row, generation) no longer matched."""
     held_rows: int = 0
-    """Rows that a step held since their masks were late."""
+    """Rows held in a step because their masks were late."""
     over_itl_rows: int = 0
-    """Steps in which rows decode and that took longer than max_itl. These rows alone took as long here, and the least
-    chunk beside them, or chunks that were expected to fit, in the next two."""
+    """Steps with decoding rows that took longer than max_itl: by these rows alone here, by the least chunk or by chunks
+    with too low a forecast in the next two."""
     over_itl_chunk: int = 0
     over_itl_late: int = 0
     masks: int = 0
-    """Masks written for rows whose matchers decide."""
+    """Masks written for rows with matchers."""
     mask_ns: int = 0
-    """Time from looking at the tokens that such rows got to the mask of each."""
+    """Time from reading such rows' tokens to the mask of each."""
     drafts: int = 0
-    """Rows that ran drafts, each step for itself."""
+    """Rows that ran drafts, summed over steps."""
     draft_tokens: int = 0
     verified: tuple[int, ...] = ()
-    """Draft tokens by their place: few rows may run many."""
+    """Draft tokens by place: few rows may run many."""
     accepted: tuple[int, ...] = ()
-    """Draft tokens that were right, by their place."""
+    """Right draft tokens, by place."""
     admitted_tokens: int = 0
     """Prompt tokens of requests that left the queue for the first time."""
     admitted_cached: int = 0
-    """Prompt tokens among these that the prefix index gave."""
+    """Prompt tokens among these found in the prefix index."""
     admitted_loaded: int = 0
-    """Prompt tokens among those that a tier gave: host memory, what is below it, or a peer."""
+    """Prompt tokens among the found ones loaded from a tier: host memory, one below it, or a peer."""
     wall_ns: int = 0
-    """Time accounted for: busy_ns and all the idle times (loop/timeline.py says by which rule)."""
+    """Time accounted for: busy_ns and all idle times, by the rules in loop/timeline.py."""
     busy_ns: int = 0
     idle: tuple[int, ...] = (0,) * len(CAUSES)
     """Idle time of the device by cause, ns, in the order of base.records.CAUSES."""
@@ -179,15 +178,15 @@ class Stats(NamedTuple):
     """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
     grammars_compiled: int = 0
     grammars_ns: int = 0
-    """Time that compiling them took."""
+    """Time of compiling them."""
     grammar_hits: int = 0
-    """Requests whose grammar had been compiled before."""
+    """Requests with an already compiled grammar."""
     grammars_refused: int = 0
-    """Requests refused since their grammar cannot be honoured, or took too long."""
-    # memory.copies.HostCounts says what the counts of the host tier are, where nothing is said here.
+    """Requests refused because their grammar is unsupported, or took too long."""
+    # memory.copies.HostCounts documents the other counts of the host tier.
     tier_read_bytes: int = 0
     tier_read_ns: int = 0
-    """Time that transfers to the device took, side by side or not."""
+    """Total time of transfers to the device, concurrent or not."""
     tier_written_bytes: int = 0
     tier_written_ns: int = 0
     tier_hit: int = 0
@@ -201,7 +200,7 @@ class Stats(NamedTuple):
     tier_dropped_full: int = 0
     tier_dropped_gone: int = 0
     tier_dropped_failed: int = 0
-    # memory.below.LowerCounts says what the counts of the tiers below it are.
+    # memory.below.LowerCounts documents the counts of the tiers below.
     lower_hits: tuple[int, ...] = ()
     lower_missed: tuple[int, ...] = ()
     lower_stored: tuple[int, ...] = ()
@@ -221,13 +220,13 @@ class Stats(NamedTuple):
     lower_written_ns: tuple[int, ...] = ()
 
     def plus(self, before: Stats) -> Stats:
-        """Return these numbers, with counters that go on from `before`."""
+        """Return these numbers, with `before` added to the counters."""
         pairs = zip(self._fields, self, before, strict=True)
         sums: dict[str, Any] = {name: _sum(one, other) for name, one, other in pairs if name not in GAUGES}
         return self._replace(**sums)
 
     def counters(self) -> Stats:
-        """Return the counters; every gauge is as at first."""
+        """Return the counters, with gauges at their defaults."""
         nothing: dict[str, Any] = {name: self._field_defaults[name] for name in GAUGES}
         return self._replace(**nothing)
 
@@ -267,76 +266,75 @@ class Core(Protocol):
 
     @property
     def bell(self) -> Bell:
-        """The bell. Any thread may ring it when it has something to submit or to ask: that ends the wait of step()."""
+        """The bell. Any thread may ring it with something to submit or ask: that ends the wait of step()."""
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError; RequestError when it can never fit.
+        """Queue a request. Raises QueueFullError; RequestError if it can never fit.
 
-        One with a form of output is queued once its matcher is there; a step ends it if there is none.
+        A request with a form of output is queued once its matcher is made; a step ends it if that fails.
         """
 
     def abort(self, key: int) -> None:
-        """End a request without further tokens. Unknown keys are ignored: it may have ended already."""
+        """End a request without further tokens. Unknown keys are ignored: the request may have ended."""
 
     def change_adapter(self, change: AdapterChange, answer: Answer) -> None:
-        """Load or unload an adapter. `answer` is called when that is done, here or in a step; `info` knows it then.
+        """Load or unload an adapter. `answer` is called at the end, here or in a step, when `info` is up to date.
 
-        Requests that were taken before keep their adapter until they end.
+        Earlier requests keep their adapter until they end.
         """
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        """Replace the model's weights by those of a checkpoint of the same architecture. `answer` is called when that
-        is done, here or in a step.
+        """Replace the model's weights by a checkpoint's of the same architecture. `answer` is called at the end, here
+        or in a step.
 
-        Requests that were taken before end with the old weights; those that come meanwhile wait for the new ones.
+        Earlier requests end with the old weights; new ones wait for the new weights.
         """
 
     def obey(self, order: OperatorOrder, answer: Answer) -> None:
-        """Do what an operator asks. `answer` is called when that is done, here or in a step."""
+        """Carry out an operator's order. `answer` is called at the end, here or in a step."""
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Have `wake` called, from any thread, when something came that has_work() tells of, and no message did."""
+        """Call `wake`, from any thread, at work for has_work() that no message announces."""
 
     def has_work(self) -> bool:
         """Return whether step() has anything to launch, observe or capture."""
 
     def rest(self) -> bool:
-        """Look, without work, for something to prepare. Returns whether step() now has something to do."""
+        """Look for something to prepare while idle. Returns whether step() now has something to do."""
 
     def step(self) -> Turn:
-        """Run one turn of the loop. Raises EngineError when the engine cannot go on."""
+        """Run one turn of the loop. Raises EngineError if the engine cannot continue."""
         ...
 
     def stats(self) -> Stats: ...
 
     def steps_after(self, step: int, since: int = 0) -> StepTable:
-        """The steps later than `step` that were committed at or after `since`, oldest first; those that are
-        kept."""
+        """Return the kept steps later than `step`, committed at or after `since`, oldest first."""
 
     def page_map(self) -> bytes:
-        """The state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
+        """Return the state of every KV page, group after group, one letter each: free, cached, owned, x for fenced."""
 
     def page_events(self) -> PageEvents | None:
-        """Collect, from now on, what enters and leaves the prefix index; None where there is no index.
+        """Start collecting changes of the prefix index; None without an index.
 
-        A second call begins again.
+        A second call restarts the collection.
         """
 
     def close(self) -> None: ...
 
 
 class Sink(NamedTuple):
-    """Functions that take what a backend delivers, each on the thread of the event loop that started it."""
+    """Receivers of a backend's deliveries, called on the thread of the event loop that started it."""
 
     started: Callable[[int, int], None]
-    """Takes the key of a request that left the queue, and its prompt tokens from the prefix index."""
+    """Takes the key of a request that left the queue, and its number of cached prompt tokens."""
     tokens: Callable[[*tuple[StepTokens, ...]], None]
-    """Takes what steps settled, oldest first: all of one delivery, so that it is passed on as one."""
+    """Takes the settled tokens of steps, oldest first: a whole delivery at once."""
     refused: Callable[[int, Exception], None]
-    """The back would not take the request of this key, or not go on with it (QueueFullError, RequestError)."""
+    """Takes the key of a refused or failed request, and the error (QueueFullError, RequestError)."""
     steps: Callable[[StepTable], None]
-    """Takes steps that have completed since the last call; only while MessageBackend.watch is on."""
+    """Takes newly completed steps; only while MessageBackend.watch is on."""
     page_events: Callable[[Sequence[PageEvent]], None]
-    """Takes what entered and left the prefix index; only after MessageBackend.send_page_events."""
+    """Takes changes of the prefix index; only after MessageBackend.send_page_events."""
     died: Callable[[Exception], None]
-    """The engine is gone. Every open request ends with this error; the backend may come back by itself."""
+    """Takes the error of a dead engine, which ends every open request; the backend may restart by itself."""

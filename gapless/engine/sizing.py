@@ -1,4 +1,4 @@
-"""Sizing: rows, pages and step budget, from the config and the memory that is there."""
+"""Sizing: rows, pages and step budget, from the config and the available memory."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, MOST_GRAPHS
 from gapless.step.speculation import ENDING, drafted_rows
 
 SLOT_BYTES = 128 << 20
-"""Memory for rows whose logits are adjusted, by default."""
+"""Default memory for rows with adjusted logits."""
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.4
-"""KV memory on a CPU by default: the smaller of these bytes and this share of what is free."""
+"""Default KV memory on a CPU: the smaller of these bytes and this share of free memory."""
 GRAPH_BYTES = 2 << 20
-"""What a captured graph takes of a GPU for itself: some KB for each of several hundred kernels."""
+"""GPU memory of one captured graph: some KB for each of several hundred kernels."""
 
 
 def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseModel, device: Device) -> Sizes:
-    """Rows, pages and step budget from the config and the memory that is left after the weights.
+    """Return rows, pages and step budget from the config and the memory left after the weights.
 
-    Raises:
-        ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
-            sequence has no room for a prompt and an output.
+    Raises: ConfigError: the memory does not hold one sequence of max_model_len, the budget is below the rows, or a
+    sequence has no room for a prompt and an output.
     """
     on_gpu = device.kind == "cuda"
     rows = most_rows(config, device.kind)
@@ -73,17 +72,17 @@ def choose_sizes(config: EngineConfig, model_config: ModelConfig, model: DenseMo
 
 
 def most_rows(config: EngineConfig, kind: str) -> int:
-    """Return how many requests may run at once on this kind of device."""
+    """Return the most requests that run at once on this kind of device."""
     return config.max_num_seqs or (256 if kind == "cuda" else 64)
 
 
 def _slots(config: EngineConfig, rows: int, vocab: int) -> int:
-    """Return how many rows may have their logits adjusted."""
+    """Return the most rows with adjusted logits."""
     return min(rows, config.max_adjusted_seqs or max(1, SLOT_BYTES // slot_bytes(vocab, _places(config))))
 
 
 def _places(config: EngineConfig) -> int:
-    """Return the most tokens that a row may get in a step."""
+    """Return the most tokens of a row in a step."""
     return 1 + (config.speculation.num_speculative_tokens if config.speculation else 0)
 
 
@@ -101,43 +100,43 @@ def _kv_bytes(
 
 
 class StepBytes(NamedTuple):
-    """Memory on a GPU that steps take beside weights, KV and tables, at their largest."""
+    """Peak GPU memory of steps, besides weights, KV and tables."""
 
     logits: int
-    """The buffer of logits, which lives as long as the engine."""
+    """The buffer of logits, kept as long as the engine."""
     eager: int
     graphs: int
-    """An eager step and the graphs take the same from two pools of the allocator: the graphs share one."""
+    """Eager steps and graphs need the same from two pools of the allocator: the graphs share one."""
     driver: int
-    """Memory that the graphs themselves take from the driver"""
+    """Driver memory of the graphs themselves"""
 
 
 def step_bytes(config: EngineConfig, model: DenseModel, rows: int, step_tokens: int) -> StepBytes:
     drafted = (drafted_rows("cuda", rows) + ENDING) * _places(config) if config.speculation else 0
     wide, vocab = max(rows + CHUNK_COUNTS[-1], drafted), model.vocab_size  # captured steps are filled up by chunks
-    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. What a head
-    # reads of the model's layers stays until it runs.
+    # The widest activations of one layer, four of them alive at once; `forward` frees them layer by layer. A head's
+    # inputs from the model's layers stay until it runs.
     width = max(model.config.intermediate_size * 4, model.config.hidden_size * 8)
     width += model.config.hidden_size * 4 * (model.cache_layers > model.config.layers)
-    # The buffer of logits, and the model's own result on its way there.
+    # The buffer of logits, and the model's own result before the copy.
     buffer = wide * vocab * model.dtype.itemsize
-    # Sampling reads logits where they are; cut and sample keep a float32 and an id of each block of them at most, which
-    # a copy of the logits in float32 covers with room to spare.
+    # Sampling reads logits in place; cut and sample keep at most a float32 and an id for each block of them, which a
+    # float32 copy of the logits amply covers.
     sampling = wide * vocab * 4
-    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and what makes them, masks.
+    # Scores take a piece of logits at a time: the logits, their logarithms, int64 keys and their inputs, masks.
     scores = 11 * min(PIECE_BYTES, max(step_tokens, wide) * vocab * 4)
     beside = buffer + max(sampling, scores)
     if config.enforce_eager:
         return StepBytes(buffer, (step_tokens + drafted) * width * 4 + beside, 0, 0)
-    # A captured step is filled up to its decode rows and to its prompt tokens, each by itself, and runs eagerly once.
+    # A captured step is padded in decode rows and in prompt tokens separately, and runs eagerly once.
     filled = max(wide, most_captured(step_tokens) + max(rows, drafted))
     eager = max(step_tokens + drafted, filled) * width * 4 + beside
     return StepBytes(buffer, eager, filled * width * 4 + beside, MOST_GRAPHS * GRAPH_BYTES)
 
 
 def settle_dtype(config: EngineConfig, model: ModelConfig, kind: str) -> EngineConfig:
-    """Return the config with the dtype that auto stands for on a device of this kind: the checkpoint's own, or float32
-    where a CPU without our own products computes clearly faster in it and has the memory."""
+    """Return the config with auto's dtype for this kind of device: the checkpoint's own, or float32 if a CPU without
+    our own products computes clearly faster in it and has the memory."""
     if config.dtype != "auto" or kind != "cpu" or 2 * parameters(model) * torch.float32.itemsize > host.memory()[0]:
         return config
     gain = float32_gains(dtype_of(config, model))
@@ -148,12 +147,12 @@ def settle_dtype(config: EngineConfig, model: ModelConfig, kind: str) -> EngineC
 
 
 def parameters(config: ModelConfig) -> int:
-    """Parameters of the model, from its config."""
+    """Return the model's number of parameters, from its config."""
     wide = (config.heads + 2 * config.kv_heads) * config.head_dim
     layer = config.hidden_size * (wide + config.heads * config.head_dim + 3 * config.intermediate_size + 2)
     return config.layers * layer + config.vocab_size * config.hidden_size * (1 if config.tied else 2)
 
 
 def most_captured(step_tokens: int) -> int:
-    """Prompt tokens of the largest captured step in an engine of that budget."""
+    """Return the prompt tokens of the largest captured step in an engine of that budget."""
     return next((tokens for tokens in CHUNK_TOKENS if tokens >= step_tokens), CHUNK_TOKENS[-1])

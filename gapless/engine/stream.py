@@ -1,4 +1,4 @@
-"""OutputStream: an open request of AsyncLLM. What is new goes to a sink that its opener gave, or to a reader."""
+"""OutputStream: an open request of AsyncLLM. New output goes to the opener's sink, or to a reader."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gapless.engine.tracker import OpenRequest, Tracker
 
 
 class TokenSink(Protocol):
-    """Takes what is new in a request in the same turn of the event loop in which the engine delivers it.
+    """Takes a request's new output in the same turn of the event loop that delivers it.
 
-    Waking a reader costs more than the delivery of a token itself, so a sink that can pass a token on does so here.
+    Waking a reader costs more than delivering a token, so a sink that can pass a token on does so here.
     """
 
     def put(self, delta: Delta) -> bool:
-        """Take the delta and return True, or return False and leave it to `next`, merged with what follows.
+        """Take the delta and return True, or return False and leave it to `next`, merged with later ones.
 
-        Called while a reader waits in `next`, and never with what ends the request. What it raises ends the request,
-        and `next` raises it.
+        Called while a reader waits in `next`, but not for the end of the request. An error raised here ends the
+        request, and `next` raises it.
         """
 
 
 class OutputStream(OpenRequest):
-    """An open request, as its one reader sees it. Always `close` it; that aborts what has not ended."""
+    """An open request for its one reader. Always `close` it; that aborts unfinished completions."""
 
     def __init__(
         self,
@@ -46,14 +46,14 @@ class OutputStream(OpenRequest):
 
     @property
     def finished(self) -> bool:
-        """Every completion has ended and has been read."""
+        """Whether every completion has ended and has been read."""
         return self.ended and not self.has_news
 
     async def next(self) -> list[Delta]:
-        """Return what is new since the last call, merged for each completion; waits until there is something.
+        """Return new output since the last call, merged for each completion; waits until there is some.
 
-        Raises QueueFullError, RequestError or EngineDeadError when the request ended so. Must not be called when
-        `finished`. Being cancelled here ends nothing: `close` does.
+        Raises QueueFullError, RequestError or EngineDeadError if the request ended with one. Must not be called when
+        `finished`. Cancelling this ends nothing: `close` does.
         """
         while not self.has_news:
             self._wanted = asyncio.get_running_loop().create_future()
@@ -69,7 +69,7 @@ class OutputStream(OpenRequest):
         raise error
 
     def wake(self) -> None:
-        # A reader that is awake already comes first: the news it has not read yet is older.
+        # An awake reader comes first: its unread news is older.
         wanted = self._wanted
         if wanted is None or wanted.done():
             return
@@ -77,7 +77,7 @@ class OutputStream(OpenRequest):
             wanted.set_result(None)
 
     def close(self) -> None:
-        """Stop reading: what has not ended is aborted in the engine at once. Harmless when all has ended."""
+        """Stop reading, and abort unfinished completions at once. Harmless after the end."""
         self._sink = None  # it may hold this stream
         if self._tracker.requests.get(self.request_id) is self:
             self._tracker.abort(self.request_id)

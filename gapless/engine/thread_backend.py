@@ -18,7 +18,7 @@ log = logging.getLogger("gapless.engine")
 
 
 class ThreadBackend(MessageBackend):
-    """Runs the core that `factory` builds on a thread of its own; speaks to the asyncio loop that started it."""
+    """Runs the core built by `factory` on its own thread, for the asyncio loop that started it."""
 
     def __init__(self, factory: Callable[[], Core]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class ThreadBackend(MessageBackend):
         self._port: QueuePort | None = None
 
     async def start(self, sink: Sink) -> None:
-        """Build the core on its thread; raises what building it raised."""
+        """Build the core on its thread; raises the errors of building."""
         assert self._port is None, "a backend starts once"
         self.sink = sink
         loop = asyncio.get_running_loop()
@@ -44,8 +44,8 @@ class ThreadBackend(MessageBackend):
             return
         self._port.post(m.Stop())
         await self._ended
-        self._ready.clear()  # a start that was given up may have come up on the way
-        # The thread is past its last line; a daemon thread still in torch must not meet the interpreter's end.
+        self._ready.clear()  # an abandoned start may have succeeded meanwhile
+        # Join the ending thread: a daemon thread still in torch must not meet the interpreter's end.
         self.thread.join()
 
     def _run(self, port: QueuePort) -> None:
@@ -73,7 +73,7 @@ class ThreadBackend(MessageBackend):
         return self._port is not None
 
     def _finish_start(self, error: Exception | None = None) -> None:
-        if self._built.done():  # its caller has gone
+        if self._built.done():  # its caller stopped waiting
             return
         if error is None:
             self._built.set_result(None)
@@ -84,7 +84,7 @@ class ThreadBackend(MessageBackend):
         try:
             self.receive(messages)
         except Exception as error:
-            # A fault of this side. Who waited for the rest would wait for ever.
+            # A fault of this side. Readers of lost messages would wait for ever.
             log.critical("tokens could not be delivered", exc_info=error)
             self._post(m.Stop())
             self.died(_dead(error))

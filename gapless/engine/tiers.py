@@ -1,4 +1,4 @@
-"""Opens the tiers below the host tier for an engine, and says in words what their pages are of."""
+"""Opens the tiers below an engine's host tier, and names the origin of their pages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
 FORMAT = 2
-"""The version of the pages' bytes and checksums, as a host tier stores them"""
+"""Version of the pages' bytes and checksums in a host tier"""
 
 
 def host_sizes(config: EngineConfig) -> HostSizes | None:
-    """Return the bounds of the host tier, None where there is none. What peers may take is in slots of it, beside what
-    the user gave it."""
+    """Return the bounds of the host tier, None without one. Slots for peers come on top of the user's size."""
     if not config.tiers:
         return None
     given = (config.tiers["peer"].nbytes or SHELF_BYTES) if config.peer_plan.listen else 0
@@ -35,11 +34,11 @@ def host_sizes(config: EngineConfig) -> HostSizes | None:
 
 
 class EngineTiers:
-    """The tiers of an engine that are below its host tier, none for most engines."""
+    """The tiers below an engine's host tier, none for most engines."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises ConfigError."""
-        if unused := config.file_without_peers:  # only now: serve --pd gives the roles to its children
+        if unused := config.file_without_peers:  # only here: serve --pd gives the roles to its children
             raise ConfigError(f"{unused} is for engines with peers: add --role, or leave it out")
         if "peer" in config.tiers and not config.peer_plan:
             raise ConfigError("kv_tiers: peer is for engines with a role: add --role, prefill, decode or both")
@@ -53,10 +52,10 @@ class EngineTiers:
         self._workers: list[TierWorker] = []
         self._below: LowerTiers | None = None
         self.wake: Callable[[], None] | None = None
-        """Ends the wait of an engine that has nothing to do, where there is one"""
+        """Ends an idle engine's wait, if it has one"""
 
     def look_at_weights(self) -> None:
-        """Compute the fingerprint of the weights where there are tiers. Called before and after they are loaded."""
+        """Compute the fingerprint of the weights if there are tiers. Called before and after loading them."""
         if self.kinds:
             dummy = self._config.load_format == "dummy"
             self._weights = (
@@ -64,8 +63,8 @@ class EngineTiers:
             )
 
     def name(self, model_config: ModelConfig, model: DenseModel, device: str) -> str:
-        """Return a name of all that KV depends on, so that equal digests mean equal KV: in other processes too where
-        there are tiers."""
+        """Return a name of everything that KV depends on, so that equal digests mean equal KV, with tiers also in other
+        processes."""
         config = self._config
         head = config.speculation.in_pages if config.speculation else ""
         if not self.kinds:
@@ -94,13 +93,13 @@ class EngineTiers:
         return self._namespace.digest.hex()
 
     def attach(self, loop: Loop) -> None:
-        """Open the tiers and have the loop's host tier use them. Raises ConfigError."""
+        """Open the tiers and attach them to the loop's host tier. Raises ConfigError."""
         transfers = loop.transfers
         if transfers is None or not self.kinds:
             return
 
         def ring() -> None:
-            """A tier has news: whatever the engine waits for, it takes these in now."""
+            """End the engine's present wait: a tier has news."""
             loop.bell.ring()
             if self.wake is not None:
                 self.wake()
@@ -121,7 +120,7 @@ class EngineTiers:
         return PeerWorker(kind, open_peer_tier(setup, self._peers, adopt), ring)
 
     def close(self) -> None:
-        """Store what waits, as far as there is time, and leave the host tier's memory alone from now on."""
+        """Store waiting pages as time allows, and release the host tier's memory."""
         if self._below is not None:
             self._below.flush()
         for worker in self._workers:

@@ -1,8 +1,8 @@
-"""A recording of steps and requests, and the same as Chrome trace JSON, which Perfetto and chrome://tracing open.
+"""A recording of steps and requests, and its form as Chrome trace JSON, for Perfetto and chrome://tracing.
 
 The file is the "JSON object" form of the trace event format: complete events ("X") on named lanes, counters ("C"), and
-one flow ("s", "t", "f") a request, from its lane to the steps that it took part in. Times are microseconds from the
-first event. What the events do not need rides along in `args` and `otherData`, so that the recording can be read back.
+one flow ("s", "t", "f") a request, from its lane to its steps. Times are microseconds from the first event. Other data
+is in `args` and `otherData`, so that the recording can be read back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from gapless.base.records import CAUSES
 
-# Recordings are read by rooms that do not import the loop: these find its records here.
+# Re-exported for rooms that read recordings and do not import the loop.
 from gapless.loop.records import COLUMNS as COLUMNS
 from gapless.loop.records import ChunkRecord as ChunkRecord
 from gapless.loop.records import StepRecord as StepRecord
@@ -32,23 +32,24 @@ HOST, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
 LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
 LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
-"""Arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in between."""
+"""Most arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in
+between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
-"""Ended requests that are remembered."""
+"""Ended requests kept."""
 FORMAT = "gapless 3"
-"""The form of the arguments from which a file is read back."""
+"""Version of the arguments from which a file is read back."""
 
 
 class RequestRecord(NamedTuple):
-    """A request as the front saw it, for the debug endpoints: counts and times, no text and no tokens.
+    """A request seen by the front, for the debug endpoints: counts and times, no text and no tokens.
 
-    Times are monotonic ns, 0 for what has not happened.
+    Times are monotonic ns, 0 for events still ahead.
     """
 
     id: str
     keys: tuple[int, ...]
-    """The engine's names of its completions."""
+    """The engine's keys of its completions."""
     arrival: int
     started: int
     first_token: int
@@ -59,13 +60,13 @@ class RequestRecord(NamedTuple):
     state: str
     """waiting, running or done"""
     finish_reason: str | None
-    """Finish reason of its first completion; "error" when the whole request failed."""
+    """Finish reason of its first completion; "error" if the whole request failed."""
     request_id: str = ""
-    """The client's own name for it; empty for none"""
+    """The client's name for it; empty for none"""
 
 
 class Recording(NamedTuple):
-    """Some time of an engine's life: its steps in order, and the requests of that time."""
+    """A period of an engine: its steps in order, and its requests."""
 
     steps: StepTable
     requests: Sequence[RequestRecord]
@@ -88,7 +89,7 @@ def chrome_trace(recording: Recording) -> bytes:
 
 
 def _groups(steps: StepTable) -> dict[tuple[int, ...], int]:
-    """The sets of decode rows that occur, and a number for each."""
+    """Return the occurring sets of decode rows, numbered."""
     groups: dict[tuple[int, ...], int] = {}
     before = None
     for decode in steps.decode:
@@ -198,7 +199,7 @@ def _request_spans(tid: int, request: RequestRecord, end: int) -> Iterator[Event
 
 
 def steps_of(recording: Recording) -> list[list[StepRecord]]:
-    """Return, for each request, the steps that it took part in."""
+    """Return the steps of each request."""
     place = {key: at for at, request in enumerate(recording.requests) for key in request.keys}
     found: list[list[StepRecord]] = [[] for _ in recording.requests]
     for step in recording.steps:
@@ -227,11 +228,12 @@ def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator
 
 
 STEP_COLUMNS = (*COLUMNS, "idle_ns", "cause")
-"""The columns of `step_rows`: those of a step, then the idle time before it and the cause of most of it."""
+"""Columns of `step_rows`: a step's, then the idle time before it and its main cause."""
 
 
 def step_rows(steps: StepTable) -> tuple[list[list[Any]], list[Gap]]:
-    """Return a row of STEP_COLUMNS for each step but the first, which only marks where idle time begins, and gaps."""
+    """Return a row of STEP_COLUMNS for each step but the first, which only marks the start of idle time, and the
+    gaps."""
     rows, before = steps.rows[1:], steps.rows[:-1]
     parts = idle_parts(rows, before["device_end"])
     follows = rows["step"] == before["step"] + 1

@@ -1,4 +1,4 @@
-"""Open requests: a step's tokens go to their completions, become text, and wait there for their reader.
+"""Open requests: a step's tokens go to their completions, become text, and wait for their reader.
 
 Nothing here depends on asyncio or a core; AsyncLLM and LLM both use it. One thread uses a Tracker.
 """
@@ -31,9 +31,9 @@ _LIVE, _STOP, _LENGTH, _ERROR, _INERT = (
 
 
 class OpenRequest:
-    """A request and its completions. The reader takes what is new with `take`; until then it gathers here.
+    """A request and its completions. New output gathers here until the reader calls `take`.
 
-    What gathers is at most what the request may generate, so a slow reader costs no more memory than a fast one.
+    The request's length bounds the gathered output, so a slow reader costs no more memory than a fast one.
     """
 
     def __init__(
@@ -45,16 +45,15 @@ class OpenRequest:
         label: str = "",
         interval: int = 0,
     ) -> None:
-        """`label` is the client's own name for it. `interval`, where it is not 0, is the most tokens of a Delta, which
-        waits for them; the first token of a completion, and its end, do not wait for others.
-        """
+        """`label` is the client's name for it. `interval`, if not 0, is the most tokens of a Delta, which waits for
+        them; the first token and the end of a completion do not wait."""
         self.request_id = request_id
         self.label = label
         self._interval = interval
         self.resolved = resolved
         self.prompt_token_ids: list[int] = resolved.tokens.tolist()
         self.num_cached_tokens = 0
-        """Prompt tokens that the prefix cache held; known once the first Delta is there."""
+        """Prompt tokens from the prefix cache; known with the first Delta."""
         self.arrival, self.started, self.first_token, self.last_token = arrival, 0, 0, 0
         self.error: Exception | None = None
         self.failed = False
@@ -62,23 +61,23 @@ class OpenRequest:
         self.preemptions = 0
         self._tokenizer = tokenizer
         self._lines: list[tuple[StepLogprobs, int]] = []
-        """Lines with the log-probabilities of the prompt, from its second token on."""
+        """Log-probability lines of the prompt, from its second token on."""
         self._entries: list[TokenLogprobs | None] = [None]
         asked = resolved.params.prompt_logprobs is not None
         self._scoring = asked and len(self.prompt_token_ids) > 1
-        """Log-probabilities of the prompt are to come, and nothing is news before them."""
+        """Whether log-probabilities of the prompt are missing; nothing is news before them."""
         self.completions = [
             Completion(self, index, request.key, tokenizer, interval) for index, request in enumerate(resolved.requests)
         ]
         self.open = len(self.completions)
-        """Completions that have not ended."""
+        """Number of unfinished completions."""
         self._new: dict[int, Completion] = {}
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """Return an entry for each prompt token, as far as they have come; None when not asked for.
+        """Return an entry for each scored prompt token so far; None if not requested.
 
-        They are made here, on the reader's thread: a step may score thousands, and all tokens would wait.
+        They are made here, on the reader's thread: a step may score thousands, and would delay all tokens.
         """
         top = self.resolved.params.prompt_logprobs
         if top is None:
@@ -114,7 +113,7 @@ class OpenRequest:
 
     @property
     def ended(self) -> bool:
-        """Every completion has ended; what they gathered may still wait in `take`."""
+        """Whether every completion has ended; their output may still wait in `take`."""
         return self.open == 0
 
     @property
@@ -122,7 +121,7 @@ class OpenRequest:
         return (bool(self._new) and not self._scoring) or self.error is not None
 
     def touch(self, completion: Completion) -> None:
-        """This completion has something new; `announce` tells the reader when all of it is there."""
+        """Mark a completion as having news; `announce` wakes the reader when all of it is in."""
         if self._interval < 2 or completion.due:
             self._new[completion.index] = completion
 
@@ -131,10 +130,10 @@ class OpenRequest:
             self.wake()
 
     def wake(self) -> None:
-        """There is something to take. A reader that does not look for itself overrides this."""
+        """Wake the reader. A reader that does not poll overrides this."""
 
     def offer(self, put: Callable[[Delta], bool]) -> bool:
-        """Give out what is new in each completion until `put` leaves one; True when it took them all."""
+        """Give each completion's news to `put` until it declines one; True if it took all."""
         for index, completion in tuple(self._new.items()):
             if not put(completion.news()):
                 return False
@@ -143,29 +142,29 @@ class OpenRequest:
         return True
 
     def scored(self, position: int, scored: StepLogprobs, row: int) -> None:
-        """Line `row` is of the prompt token at `position`, which must be the next one."""
+        """Take line `row` for the prompt token at `position`, which must be the next one."""
         assert position == len(self._lines) + 1, f"prompt position {position} is scored out of turn"
         self._lines.append((scored, row))
         if position == len(self.prompt_token_ids) - 1:
             self.release()
 
     def release(self) -> None:
-        """No more of the prompt will be scored: what waited for it is news now."""
+        """Release the news that waited for the prompt's scores."""
         if self._scoring:
             self._scoring = False
-            self._new = dict(sorted(self._new.items()))  # if the scored one failed, that comes first
+            self._new = dict(sorted(self._new.items()))  # if the scored one failed, it comes first
 
     def fail(self, error: Exception) -> None:
-        """End with an exception, which the reader gets after what it has not read yet."""
+        """End with an exception, which the reader gets after all unread output."""
         if self._scoring:
-            self._new.clear()  # never was news: a reader counts on the whole prompt's log-probabilities
+            self._new.clear()  # not yet news: a reader expects the whole prompt's log-probabilities
         self.error = error
         self.failed = True
         self.open = 0
         self.announce()
 
     def take(self) -> list[Delta]:
-        """Return what is new in each completion since the last take."""
+        """Return the news of each completion since the last take."""
         deltas = [piece for completion in self._new.values() for piece in completion.pieces()]
         for completion in self._new.values():
             completion.mark_taken()
@@ -173,7 +172,7 @@ class OpenRequest:
         return deltas
 
     def snapshot(self) -> RequestOutput:
-        """Everything so far, what is not taken yet included."""
+        """Return the whole output so far, untaken news included."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.resolved.prompt,
@@ -206,7 +205,7 @@ class Completion:
         self._taken_tokens = 0
         self._interval = interval
         self._ends: list[int] | None = [] if interval else None
-        """How many parts the text has after each token, where they are given out a few at a time"""
+        """Number of text parts after each token, with an interval"""
         self._detokenizer: Detokenizer | None = None
         if params.detokenize:
             self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, owner.prompt_token_ids)
@@ -214,11 +213,11 @@ class Completion:
 
     @property
     def length(self) -> int:
-        """Number of tokens of prompt and output: the position of the next one."""
+        """Number of prompt and output tokens: the position of the next one."""
         return len(self.owner.prompt_token_ids) + len(self.token_ids)
 
     def score(self, token: int, scored: StepLogprobs, row: int, tokenizer: Tokenizer) -> None:
-        """Line `row` of a step's log-probabilities is of `token`, the next one."""
+        """Take line `row` of a step's log-probabilities for `token`, the next one."""
         top = self.owner.resolved.params.logprobs
         assert self.logprobs is not None and top is not None
         assert len(self.logprobs) == len(self.token_ids), f"token {len(self.token_ids)} is scored out of turn"
@@ -238,7 +237,7 @@ class Completion:
         return stopped
 
     def _push_last(self, token: int, flag: int) -> None:
-        """The token with which the engine ended the completion."""
+        """Append the token with which the engine ended the completion."""
         if flag == _INERT:
             return
         if flag == _ERROR:
@@ -256,7 +255,7 @@ class Completion:
         self.owner.touch(self)
 
     def _text(self, text: str) -> bool:
-        """Add text that the tokens settled; True when it completed a stop string."""
+        """Add settled text; True if it completed a stop string."""
         if self._stops is None or len(self.token_ids) <= self.min_tokens:
             if text:
                 self._parts.append(text)
@@ -269,7 +268,7 @@ class Completion:
         return found is not None
 
     def _flush(self) -> bool:
-        """The last token has come: what was held back is text now. True when even that completed a stop string."""
+        """Emit held-back text after the last token; True if it completed a stop string."""
         if self._detokenizer is not None and self._text(self._detokenizer.finish()):
             return True
         rest = self._stops.finish() if self._stops is not None else ""
@@ -283,15 +282,15 @@ class Completion:
         self.owner.open -= 1
         self.owner.touch(self)
         if self.index == 0:
-            self.owner.release()  # the first completion is the one whose prompt is scored
+            self.owner.release()  # the first completion's prompt is the scored one
 
     def abort(self) -> None:
-        """End without further tokens; what was held back is given out."""
+        """End without further tokens, and emit held-back text."""
         if not self._flush():
             self._end("abort", None)
 
     def news(self) -> Delta:
-        """Return what is new since `mark_taken`."""
+        """Return the output since `mark_taken`."""
         parts = self._parts[self._taken_parts :]
         text = parts[0] if len(parts) == 1 else "".join(parts)
         tokens = self.token_ids[self._taken_tokens :]
@@ -300,12 +299,12 @@ class Completion:
 
     @property
     def due(self) -> bool:
-        """Return whether what is new need not wait for more tokens."""
+        """Return whether the news need not wait for more tokens."""
         new = len(self.token_ids) - self._taken_tokens
         return new >= self._interval or not self._taken_tokens or self.finish_reason is not None
 
     def pieces(self) -> list[Delta]:
-        """Return what is new, with at most as many tokens in each piece as were asked for."""
+        """Return the news in pieces of at most `interval` tokens."""
         made: list[Delta] = []
         while self._ends is not None and len(self.token_ids) - self._taken_tokens > self._interval:
             start, end = self._taken_tokens, self._taken_tokens + self._interval
@@ -316,11 +315,11 @@ class Completion:
         return [*made, self.news()]
 
     def mark_taken(self) -> None:
-        """Nothing of what is there now is new."""
+        """Mark all present output as taken."""
         self._taken_parts, self._taken_tokens = len(self._parts), len(self.token_ids)
 
     def snapshot(self) -> CompletionOutput:
-        # One joined part instead of many: the next snapshot joins little.
+        # Keep one joined part instead of many: the next snapshot joins little.
         whole = "".join(self._parts)
         if self._taken_parts == len(self._parts):
             self._parts, self._taken_parts = [whole], 1
@@ -347,9 +346,8 @@ def entry(scored: StepLogprobs, line: int, token: int, top: int, tokenizer: Toke
 
 
 class Tracker:
-    """Holds all open completions by key. `abort(key)` has the engine stop one that ended here; `idle()` is called
-    whenever the last open request has ended.
-    """
+    """All open completions by key. `abort(key)` stops one in the engine that ended here; `idle()` is called after the
+    last open request."""
 
     def __init__(
         self,
@@ -364,38 +362,38 @@ class Tracker:
         self.requests: dict[str, OpenRequest] = {}
         """Requests with at least one open completion, by request id."""
         self.detok_ns = 0
-        """Time spent on making text of tokens."""
+        """Time of turning tokens into text."""
         self._ended: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
 
     def open(self, request: OpenRequest) -> None:
-        """Begin to follow a request; its id must not be open."""
+        """Start tracking a request; its id must not be open."""
         assert request.request_id not in self.requests, "the caller refuses an id that is open"
         self.requests[request.request_id] = request
         for completion in request.completions:
             self._open[completion.key] = completion
 
     def on_started(self, key: int, cached: int) -> None:
-        """A request has left the queue; `cached` of its prompt tokens came from the prefix index."""
+        """Note that a request left the queue; `cached` of its prompt tokens came from the prefix index."""
         completion = self._open.get(key)
         if completion is None:
             return
         request = completion.owner
         request.preemptions += completion.started
         completion.started = True
-        if not request.started:  # a later completion, or one that was preempted, finds its own prompt cached
+        if not request.started:  # a later or preempted completion finds its own prompt cached
             request.started, request.num_cached_tokens = monotonic_ns(), cached
 
     def on_tokens(self, *steps: StepTokens) -> None:
-        """Hand each token to its completion. Tokens of completions that have ended are dropped.
+        """Pass each token to its completion. Tokens of ended completions are dropped.
 
-        Steps that come together are news together: a front that lags does not write each token by itself.
+        Steps of one delivery are announced together: a lagging front does not write each token by itself.
         """
         touched: dict[OpenRequest, None] = {}
         try:
             for item in steps:
                 lines = {} if item.logprobs is None else self._on_logprobs(item.logprobs, touched)
                 self._hand_out(item, lines, touched)
-        finally:  # a request that ended before a step that does not fit together has a reader all the same
+        finally:  # a request that ended before an inconsistent step still has a reader
             for request in touched:
                 try:
                     request.announce()
@@ -424,18 +422,18 @@ class Tracker:
         self.detok_ns += monotonic_ns() - now
 
     def latest(self, limit: int) -> list[RequestRecord]:
-        """The newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS; open ones among them."""
+        """Return the newest `limit` requests by arrival, newest last, at most KEPT_REQUESTS, open ones included."""
         known = [*self._ended, *(request.record for request in self.requests.values())]
         return sorted(known, key=lambda record: record.arrival)[-min(limit, KEPT_REQUESTS) :]
 
     def _reader_failed(self, request: OpenRequest, error: Exception) -> None:
-        """End a request whose reader raised. Let through, it would look like a fault of the engine and end them all."""
+        """End a request whose reader raised. Passed on, the error would look like the engine's and end all requests."""
         request.take()
         for completion in self._forget(request, error):
             self._abort(completion.key)
 
     def _on_logprobs(self, scored: StepLogprobs, touched: dict[OpenRequest, None]) -> dict[tuple[int, int], int]:
-        """Hand prompt log-probabilities to their requests; return the lines of sampled tokens by key and position."""
+        """Pass prompt log-probabilities to their requests; return the lines of sampled tokens by key and position."""
         lines = {}
         for line, (key, position) in enumerate(zip(scored.keys.tolist(), scored.positions.tolist(), strict=True)):
             completion = self._open.get(key)
@@ -456,13 +454,13 @@ class Tracker:
     def _drop(self, request: OpenRequest) -> None:
         del self.requests[request.request_id]
         for completion in request.completions:
-            del completion.owner  # which holds it: without a cycle, its memory is free when its reader is done
+            del completion.owner  # break the cycle: its memory is freed with its reader
         self._ended.append(request.record)
         if not self.requests:
             self._idle()
 
     def abort(self, request_id: str) -> bool:
-        """End what is open of a request with finish reason "abort", here and in the engine. False when unknown."""
+        """End a request's open completions with finish reason "abort", here and in the engine. False if unknown."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -475,7 +473,7 @@ class Tracker:
         return True
 
     def fail(self, key: int, error: Exception) -> None:
-        """The engine would not take this key: its whole request ends with the error."""
+        """End the whole request of a refused key with the error."""
         completion = self._open.get(key)
         if completion is None:
             return
@@ -484,12 +482,12 @@ class Tracker:
                 self._abort(sibling.key)
 
     def fail_all(self, error: Callable[[], Exception]) -> None:
-        """The engine is gone: every open request ends with an error of its own."""
+        """End every open request with its own error: the engine is dead."""
         for request in list(self.requests.values()):
             self._forget(request, error())
 
     def _forget(self, request: OpenRequest, error: Exception) -> list[Completion]:
-        """End a request with an error; the completions of it that were open."""
+        """End a request with an error; return its completions that were open."""
         request.fail(error)
         self._drop(request)
         return [s for s in request.completions if self._open.pop(s.key, None) is not None]

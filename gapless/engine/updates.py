@@ -1,4 +1,4 @@
-"""Weights that are replaced while an engine runs. Their files are read on a thread of their own."""
+"""Weights replaced while an engine runs. One thread reads their files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger("gapless.engine")
 
 
 class WeightUpdates:
-    """Replaces the weights of a loop's model; its thread calls this. One update at a time.
+    """Replaces the weights of a loop's model, on its thread. One update at a time.
 
-    Requests go on while the files are read. Those in the loop end with the weights they began with; those that come
-    meanwhile wait, and then find no page of the old weights, in any tier and at any peer: all pages have new names.
+    Requests run while the files are read. The loop's requests end with their old weights; new ones wait, and then find
+    no page of the old weights, in any tier or peer: all pages have new names.
     """
 
     def __init__(self, loop: Loop, model: DenseModel, device: Device, name: str) -> None:
-        """`name` is that of all that KV depends on."""
+        """`name` identifies everything that KV depends on."""
         self.waits = False
-        """Whether requests have to wait: new weights are there, and those in the loop end."""
+        """Whether new requests wait: the weights are read, and the loop's requests are ending."""
         self._loop, self._model, self._device, self._name = loop, model, device, name
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="gapless-weights")
         self._update: tuple[Future[NewWeights], Answer] | None = None
@@ -39,7 +39,7 @@ class WeightUpdates:
         return self._update is not None
 
     def begin(self, path: str, answer: Answer) -> None:
-        """Begin to read. `answer` is called when the weights are in use, or why they are not; here or by `take`."""
+        """Begin to read. `answer` gets the result once the weights are in use or refused; here or in `take`."""
         if self.under_way:
             answer(RequestError("another update of the weights is under way: wait for its answer", "model_path"))
             return
@@ -48,7 +48,8 @@ class WeightUpdates:
         read.add_done_callback(lambda _: self._loop.bell.ring())
 
     def take(self) -> bool:
-        """Do what can be done now; return whether that was something. Raises DeviceError: half the weights are new."""
+        """Take the next possible part of the update; return whether there was one. Raises DeviceError: half the weights
+        are new."""
         if self._update is None or not self._update[0].done():
             return False
         read, answer = self._update
@@ -71,7 +72,7 @@ class WeightUpdates:
         return True
 
     def close(self) -> None:
-        """End the thread, after the files that it reads."""
+        """End the thread, after its current files."""
         self._pool.shutdown(cancel_futures=True)
 
     def _end(self) -> None:

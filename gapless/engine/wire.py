@@ -1,7 +1,7 @@
 """Wire: frames over one stream socket between two processes. Nothing here waits.
 
-A frame is its length, four bytes little-endian, and its bytes. A socket of our own instead of a message library: its
-read and its write are the only two calls to the system that a message costs, and no other thread wakes up for it.
+A frame is its length, four bytes little-endian, and its bytes. Our own socket instead of a message library: its read
+and its write are the only system calls of a message, and no other thread wakes up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 
 RECEIVE_BYTES = 1 << 16
 MAX_FRAME_BYTES = 1 << 30
-"""Far above any message. What says that it is longer is no frame, and gathers no memory here."""
+"""Far above any message. A longer frame is refused before it takes memory."""
 _HEAD = struct.Struct("<I")
 
 
@@ -23,34 +23,34 @@ class Wire:
         socket.setblocking(False)
         self._socket = socket
         self.unsent: deque[memoryview] = deque()
-        """Rest of the frames that the system has not taken yet, oldest first."""
+        """Unsent rest of the frames, oldest first."""
         self._received = bytearray()
         self.open = True
-        """False once the other end has hung up."""
+        """Whether the other end is connected."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     @property
     def clear(self) -> bool:
-        """Return whether everything has gone out."""
+        """Return whether everything is sent."""
         return not self.unsent
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, or keep of it what the system does not take now, for `flush`."""
+        """Send a frame, and keep its unsent rest for `flush`."""
         assert len(frame) <= MAX_FRAME_BYTES, f"a frame of {len(frame):,} bytes"
         self.unsent.append(memoryview(_HEAD.pack(len(frame)) + frame))
         self.flush()
 
     def flush(self) -> None:
-        """Go on with what was kept."""
+        """Send the kept rest."""
         unsent = self.unsent
         try:
             while unsent:
                 data = unsent[0]
                 sent = self._socket.send(data)
                 if sent < len(data):
-                    unsent[0] = data[sent:]  # a view: what is long and goes in many pieces is not copied for each
+                    unsent[0] = data[sent:]  # a view: a long frame is not copied for each piece
                 else:
                     unsent.popleft()
         except BlockingIOError:
@@ -59,10 +59,10 @@ class Wire:
             self._hang_up()
 
     def receive(self) -> list[bytes]:
-        """The frames that have come in whole since the last call. Raises ValueError for what is no frame."""
+        """Return the frames completed since the last call. Raises ValueError for a malformed frame."""
         buffer, size = self._received, RECEIVE_BYTES
         try:
-            while size == RECEIVE_BYTES:  # less: nothing is left to read
+            while size == RECEIVE_BYTES:  # less means nothing is left to read
                 data = self._socket.recv(RECEIVE_BYTES)
                 size = len(data)
                 buffer += data

@@ -1,8 +1,8 @@
 """The engine's process. `python -m gapless.engine.worker SOCKET` reads its settings as one JSON line on stdin.
 
-SOCKET is the number of the socket that it inherits, over which messages go. From the first line on, the end of stdin
-means that the parent is gone, and the process exits. Its stdout is a control pipe: an empty line each second says
-"alive", a JSON line is a Doing or a Died message. Everything else it says goes to stderr.
+SOCKET is the number of the inherited message socket. After the first line, the end of stdin means that the parent has
+died, and the process exits. Its stdout is a control pipe: an empty line each second is a heartbeat, a JSON line is a
+Doing or a Died message. All other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def run(build: Callable[[EngineConfig], Core]) -> NoReturn:
-    """Be the engine's process: boot, then drive the core that `build` makes until the parent says stop."""
+    """Run the engine's process: boot, then drive the core made by `build` until the parent sends Stop."""
     for ignored in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ignored, signal.SIG_IGN)  # the parent decides when to drain
     faulthandler.enable()
     number = int(sys.argv[1])
-    os.set_inheritable(number, False)  # the socket is not for the processes that this one starts
+    os.set_inheritable(number, False)  # child processes must not inherit the socket
     settings = read_settings()
     control = Control()
     pulse = Pulse(control)
-    # Imported only now, so that the watch over the parent covers the seconds that these imports take.
+    # Imported only now, so that the watch over the parent covers the seconds of these imports.
     from gapless.engine.worker_loop import serve
 
     served = serve(number, settings, control, pulse, build)
     sys.stderr.flush()
-    os._exit(0 if served else EXIT_FAILED)  # device threads of a failed engine must not hold the process
+    os._exit(0 if served else EXIT_FAILED)  # device threads of a failed engine must not keep the process alive
 
 
 if __name__ == "__main__":

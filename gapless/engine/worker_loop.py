@@ -21,7 +21,7 @@ from gapless.engine.wire import Wire
 
 
 def serve(number: int, settings: bytes, control: Control, pulse: Pulse, build: Callable[[EngineConfig], Core]) -> bool:
-    """Build the core and run it until the parent says stop; false when it failed, which the control pipe explains."""
+    """Build the core and run it until the parent sends Stop; False if it failed, which the control pipe explains."""
     try:
         progress.show = lambda phase: control.say(msgspec.json.encode(m.Doing(phase)))
         config = msgspec.json.decode(settings, type=EngineConfig)
@@ -30,9 +30,9 @@ def serve(number: int, settings: bytes, control: Control, pulse: Pulse, build: C
         port = WirePort(Wire(socket.socket(fileno=number)))
         driver = EngineDriver(core, port, pulse)
         gc.collect()
-        gc.freeze()  # what start-up made stays; collections need not walk it
+        gc.freeze()  # collections need not walk start-up's objects
         driver.run()
-        # Not after a failure: a core in doubt may hang in close, and the last words have to come first.
+        # Not after a failure: a failed core may hang in close, and the last words have to come first.
         core.close()
         port.close()
     except Exception as error:

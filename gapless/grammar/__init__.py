@@ -1,1 +1,1 @@
-"""Forms of output: what a request asks for becomes a matcher that says which tokens may come next. No torch."""
+"""Forms of output: a request's form becomes a matcher of the allowed next tokens. No torch."""

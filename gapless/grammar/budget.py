@@ -18,16 +18,16 @@ class ThinkingPlace(NamedTuple):
     tokens: int | None
     """Tokens of its thinking so far; -1 before the thinking, None after it"""
     text: bytes
-    """The end of what has been written there, as much as may begin a mark"""
+    """The end of the text so far, as much as may begin a mark"""
     last: tuple[int, ...] = ()
     """The last tokens of the thinking, as many as its end has"""
 
 
 class BudgetMatcher:
-    """A Matcher around another one, or around none, where every token may come. One thread at a time calls it.
+    """A Matcher around another one, or around none, which allows every token. One thread at a time calls it.
 
-    Thinking begins with the output, or does not come; it has ended where the text of its end stands. Where the budget
-    falls into an end that the model has begun in the same tokens, it goes on with that.
+    Thinking begins with the output, or does not come; the text of its end has ended it. If the budget
+    falls into an end that the model has begun in the same tokens, it completes that.
     """
 
     def __init__(self, thinking: Thinking, texts: TokenTexts, inner: Matcher | None, begun: str = "") -> None:
@@ -75,7 +75,7 @@ class BudgetMatcher:
                 words[token // 32] = np.uint32(1 << token % 32).view(np.int32)
 
     def _due(self, last: tuple[int, ...]) -> int:
-        """Return the token of the end that follows, where these are the last ones."""
+        """Return the next token of the end after these tokens."""
         said = next(size for size in range(len(self._ids) - 1, -1, -1) if last[len(last) - size :] == self._ids[:size])
         return self._ids[said]
 

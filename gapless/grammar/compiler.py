@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gapless.grammar")
 
-MAX_SECONDS = 10.0
+MAX_COMPILE_SECONDS = 10.0
 """How long one compilation may take."""
 CLOSE_SECONDS = 2.0
-STACK_BYTES = 64 << 20
-"""What the thread that compiles has; a trial has a sixteenth of it."""
+COMPILER_STACK_BYTES = 64 << 20
+"""Stack of the compiling thread, in bytes; a trial has a sixteenth of it."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,11 @@ class Compiler:
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], ring: Callable[[], None], room: int, seconds: float = MAX_SECONDS
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        ring: Callable[[], None],
+        room: int,
+        seconds: float = MAX_COMPILE_SECONDS,
     ) -> None:
         self._ring = ring
         self._room = room
@@ -68,7 +72,7 @@ class Compiler:
         self.grammars: Grammars | None = None
         self._thread: threading.Thread | None = None
         self._began: float | None = None
-        """When the thread began what it does now"""
+        """Time at which the thread began its current job"""
         self._closing = False
 
     def submit(self, request: Request) -> None:
@@ -78,7 +82,7 @@ class Compiler:
         if len(self._waiting) >= self._room:
             raise QueueFullError(f"{self._room} requests wait for their grammars; try again later")
         if self._thread is None:
-            before = threading.stack_size(STACK_BYTES)
+            before = threading.stack_size(COMPILER_STACK_BYTES)
             self._thread = threading.Thread(target=self._run, name="gapless-grammar", daemon=True)
             self._thread.start()
             threading.stack_size(before)
@@ -101,7 +105,7 @@ class Compiler:
         return len(self._waiting)
 
     def take(self) -> tuple[list[Request], list[tuple[int, GaplessError]]]:
-        """Return the requests that are ready, with their matchers, and the keys of those refused, with the reasons."""
+        """Return the ready requests with their matchers, and the keys of refused ones with the reasons."""
         ready: list[Request] = []
         refused: list[tuple[int, GaplessError]] = []
         while not self._done.empty():
@@ -120,14 +124,14 @@ class Compiler:
         return ready, refused
 
     def totals(self) -> dict[str, Any]:
-        """Return what was compiled, served and refused, by the names of engine.seam.Stats."""
+        """Return the counts of compilations, hits and refusals, by the names of engine.seam.Stats."""
         counts = {"grammars_refused": self._refused}
         if (made := self.grammars) is not None:
             counts |= {"grammars_compiled": made.compiled, "grammars_ns": made.compile_ns, "grammar_hits": made.hits}
         return counts
 
     def close(self) -> None:
-        """End the thread. Waits for what it does now, CLOSE_SECONDS at most."""
+        """End the thread. Waits for its current job, CLOSE_SECONDS at most."""
         for key in list(self._waiting):
             self.abort(key)
         self._closing = True

@@ -1,4 +1,4 @@
-"""Grammars: compiled grammars by what they came from, and the limits of their compilation and masks."""
+"""Grammars: compiled grammars by their source, and the limits of their compilation and masks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from gapless.grammar.vocabulary import Vocabulary
 KEPT_GRAMMARS, KEPT_BYTES = 128, 256 << 20
 """Compiled grammars that are kept, and what these may take; the least recently used ones are dropped first."""
 GRAMMAR_BYTES, BYTES_A_CHARACTER = 128 << 10, 150
-"""What a compiled grammar takes, and more for each character of its text: measured for forms of several kinds, where
-the most was 143, of optional properties. The library does not say."""
+"""Bytes of a compiled grammar, and more for each character of its text: measured for forms of several kinds; the
+most was 143, of optional properties. The library does not tell."""
 MOST_LEXERS, GROWS_NS = 8, 50_000_000
 """Lexers of a form, which is compiled once for each, unless that takes a processor longer: one thread at a time uses a
 lexer, and a mask may take a millisecond."""
@@ -34,13 +34,13 @@ WALKS, WALK_TOKENS, WALK_SECONDS = 2, 40, 0.01
 
 
 class KeptForm:
-    """What a form was compiled to: one grammar or more, each with a lexer of its own, or why there is none."""
+    """A compiled form: one grammar or more, each with a lexer of its own, or the reason for none."""
 
     def __init__(self, made: Grammar | RequestError, nbytes: int) -> None:
         self.grammars = [made] if isinstance(made, Grammar) else []
         self.refusal = None if isinstance(made, Grammar) else made
         self.each = nbytes
-        """What a grammar takes, by estimate"""
+        """Bytes of a grammar, by estimate"""
         self._grows = isinstance(made, Grammar) and made.compile_ns < GROWS_NS
         """Whether there may be another one"""
         self.growing = False
@@ -72,8 +72,7 @@ class KeptForm:
 
 
 class Grammars:
-    """Makes matchers, and keeps compiled grammars for requests to come. One thread compiles, any may ask for what is
-    kept."""
+    """Makes matchers, and keeps compiled grammars for later requests. One thread compiles; any may ask for one."""
 
     def __init__(self, vocabulary: Vocabulary, want: Callable[[StructuredOutputs], None] | None = None) -> None:
         """`want` has `grow` called, when that thread has nothing else to do; None: forms have one lexer each."""
@@ -186,7 +185,7 @@ class Grammars:
             return error
 
     def _rehearse(self, matcher: LlgMatcher) -> str:
-        """Draw outputs at random, which also fills the caches of the masks to come. Returns why one cannot go on."""
+        """Draw outputs at random, which also fills the caches of masks. Returns the reason why one cannot continue."""
         end = time.thread_time() + WALK_SECONDS
         for seed in range(WALKS):
             walk, rng = matcher.copy(), random.Random(seed)

@@ -18,10 +18,10 @@ import numpy as np
 from gapless.base.records import Int32s, MatcherFunctions
 
 VERSION = b"llguidance@1.9."
-"""What the structures below were written for."""
+"""The version that the structures below were written for."""
 MESSAGE_BYTES = 4096
 SPECIAL = b"\xff"
-"""What the bytes of a special token begin with."""
+"""First byte of a special token."""
 SLICES = [rf'[^"\\\x00-\x1F\x7F]{{1,{most}}}' for most in (4, 7, 10, 16, 30)] + [r'[^"\\\x00-\x1F\x7F]+']
 """Tokens that a string may have together, the short ones first: a mask is the sum of what its string takes whole, and
 looks at each of the others. The library's own begin at 10 characters, and take 1.6 times as long for strings of up to
@@ -86,7 +86,7 @@ class LlgMatcher:
 
     @classmethod
     def compile(cls, tokens: LlgTokens, grammar: str, limits: LlgLimits) -> LlgMatcher:
-        """Compile a grammar. Afterwards `error` says whether that failed."""
+        """Compile a grammar. Afterwards `error` has the failure, if any."""
         init = _init(tokens, limits)
         return cls(library().llg_new_matcher(ctypes.byref(init), b"guidance", grammar.encode()))
 
@@ -122,7 +122,7 @@ class LlgMatcher:
 
     @property
     def error(self) -> str:
-        """Why the matcher cannot go on; empty when it can."""
+        """The reason why the matcher cannot continue; empty for none."""
         return (library().llg_matcher_get_error(self.pointer) or b"").decode(errors="replace")
 
 
@@ -154,7 +154,7 @@ class LlgTokens:
 
 
 def warnings(tokens: LlgTokens, grammar: str, limits: LlgLimits) -> str:
-    """Return why a grammar is not exactly what was asked for, or cannot be compiled; empty when it is."""
+    """Return the reason why a grammar is inexact or cannot be compiled; empty for none."""
     init, message = _init(tokens, limits), ctypes.create_string_buffer(MESSAGE_BYTES)
     library().llg_validate_grammar(ctypes.byref(init), b"guidance", grammar.encode(), message, MESSAGE_BYTES)
     return message.value.decode(errors="replace")

@@ -18,20 +18,20 @@ _FORMS = itertools.count()
 
 
 class Grammar:
-    """A compiled grammar, of which each request gets a copy. All copies share the states of one lexer."""
+    """A compiled grammar; each request gets a copy. All copies share the states of one lexer."""
 
     def __init__(self, matcher: LlgMatcher, texts: TokenTexts, compile_ns: int) -> None:
         self.matcher = matcher
         """Has taken over no token."""
         self.texts = texts
         self.compile_ns = compile_ns
-        """What compiling it took a processor"""
+        """Processor time of its compilation"""
         self.lexer = (next(_FORMS), 0)
-        """The number of its form, and of its lexer among those of the form"""
+        """The number of its form, and of its lexer within the form"""
         self.users: WeakSet[FormMatcher] = WeakSet()
         """The matchers of requests that are served"""
         self.failed = False
-        """Whether a request's output could not go on. The lexer may have as many states as its limit allows."""
+        """Whether a request's output could not continue. The lexer may have as many states as its limit allows."""
 
 
 class FormMatcher:
@@ -55,7 +55,7 @@ class FormMatcher:
         """Tokens taken over since the end of the output"""
 
     def begin(self, tokens: Sequence[int]) -> bool:
-        """Take over what the prompt has of the output. After False, where no output begins so, it is of no use."""
+        """Take over the output's beginning from the prompt. After False, as no output begins so, it is of no use."""
         return all(map(self._matcher.consume, tokens))
 
     def advance(self, tokens: Sequence[int]) -> None:

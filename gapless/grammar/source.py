@@ -17,16 +17,16 @@ from gapless.grammar.tags import tag_grammar
 from gapless.text.call_grammar import EXACT, quoted
 from gapless.text.schema_words import plain_schema
 
-NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+ENDLESS_FORM: Mapping[str, int] = MappingProxyType({})
 _MENDS = {
     r"Unimplemented keys: \[(.*?)\]": r"\1 not supported: leave it out",
     "regex parse error: error: ": "fault of a regex: ",
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Write anyOf",
 }
-"""What llguidance says that the caller cannot act on, and what we say."""
+"""Messages of llguidance that a caller cannot act on, and ours in their place."""
 
 
-def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = NO_TOKENS) -> str:
+def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = ENDLESS_FORM) -> str:
     """Return the grammar of a form; `special` are the special tokens that a structural tag may name."""
     makers: dict[str, Callable[[], str]] = {
         "json": lambda: _json(form),
@@ -49,7 +49,7 @@ def write_grammar(form: StructuredOutputs, special: Mapping[str, int] = NO_TOKEN
 def fault(form: StructuredOutputs, reason: str) -> RequestError:
     """Return the error of a form that cannot be honoured, with llguidance's reason in one line."""
     lines = [line.strip() for line in reason.splitlines()]
-    # Left out: copies of the grammar's own lines with a marker below, and what llguidance says of itself.
+    # Left out: copies of the grammar's own lines with a marker below, and llguidance's words about itself.
     told = [line for line in lines if line and line[0] not in "^<" and not line[0].isdigit()] or lines[:1]
     text = " ".join(told)
     if form.parts or form.kind != "grammar":  # lines of a grammar of ours, which the caller cannot see
@@ -61,7 +61,7 @@ def fault(form: StructuredOutputs, reason: str) -> RequestError:
 
 
 def _part(form: StructuredOutputs, reason: str) -> str:
-    """Return which of `parts` the line comes from in which llguidance found a fault; empty where it is none."""
+    """Return the one of `parts` that has the line of llguidance's fault; empty if none has."""
     at = re.match(r"at (\d+)\(", reason)
     line = form.text.split("\n")[int(at[1]) - 1 :] if at and form.parts else []
     rule = re.match(r"(?i)(?:call|arguments)(\d+)|answer:", line[0]) if line else None
@@ -72,7 +72,7 @@ def _json(form: StructuredOutputs) -> str:
     schema = form.text
     try:
         value = json.loads(schema)
-    except (ValueError, RecursionError):  # llguidance reports what is wrong
+    except (ValueError, RecursionError):  # llguidance reports the fault
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=_options(form)))
     value = plain_schema(value)
     if form.disable_additional_properties:
@@ -81,14 +81,14 @@ def _json(form: StructuredOutputs) -> str:
 
 
 def _options(form: StructuredOutputs) -> dict[str, Any]:
-    """What stands between the parts of JSON. A schema is exact or refused, whatever it says itself."""
+    """Text between the parts of JSON. A schema is exact or refused, whatever it asks itself."""
     if form.disable_any_whitespace:
         return {**EXACT, "whitespace_flexible": False}
     return {**EXACT, "whitespace_pattern": form.whitespace_pattern or WHITESPACE}
 
 
 def _close(schema: Any) -> None:
-    """Allow no further properties in every object that lists some and does not say."""
+    """Allow no further properties in every object that lists some and leaves it open."""
     if isinstance(schema, dict):
         if not {"properties", "patternProperties"}.isdisjoint(schema):
             schema.setdefault("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""Writes structural tags, in which free text goes with parts of a form, as a grammar in Lark's syntax.
+"""Writes structural tags, free text with parts of a form, as a grammar in Lark's syntax.
 
 They are trees of formats, {"format": {"type": "sequence", "elements": [...]}}, which vLLM takes too, in XGrammar's
 names: https://xgrammar.mlc.ai/docs/structural_tag/structural_tag.html. vLLM's older form, {"triggers": [text],
@@ -43,13 +43,13 @@ Format = Mapping[str, Any]
 
 
 class Ends(NamedTuple):
-    """What ends a part: one of these texts."""
+    """The end of a part: one of these texts."""
 
     rule: str
     """The rule that matches them"""
     texts: tuple[str, ...]
     plain: str
-    """The terminal that matches those without a special token; empty where there are none"""
+    """The terminal that matches the ends without a special token; empty if there are none"""
     others: tuple[tuple[str, str], ...]
     """The others: the text up to the first special token, and what stands for the rest"""
 
@@ -65,7 +65,7 @@ class Item(NamedTuple):
 
 def tag_grammar(value: Any, special: Mapping[str, int], options: Mapping[str, Any]) -> str:
     """Return the grammar of a structural tag. `special` are the special tokens of the model, which may be in its texts,
-    and `options` those of JSON. Raises ValueError where it cannot be honoured."""
+    and `options` the options of JSON. Raises ValueError if it cannot be honoured."""
     if not isinstance(value, Mapping):
         raise ValueError("it must be an object")
     is_tree = value.get("format") is not None
@@ -105,14 +105,14 @@ class TagGrammar:
         self._options = options
         self._lines: list[str] = []
         self._grammars: list[dict[str, str]] = []
-        """What formats of type `grammar` bring, each under a name"""
+        """Rules of formats of type `grammar`, each under a name"""
         self._terminals: dict[int, str | None] = {}
         """The terminal of each format that is regular, by id; None for others"""
         self._rules: dict[tuple[int, str, bool], str] = {}
         """The rule of each format with its ends"""
         self._ends: dict[tuple[str, ...], Ends] = {}
         self._apart: set[tuple[str, ...]] = set()
-        """Texts at which free text ends, none of which is in another"""
+        """Texts that end free text; none is in another"""
 
     def whole(self, tree: Any) -> str:
         start = self._rule(tree, None, True)
@@ -136,7 +136,7 @@ class TagGrammar:
         return name
 
     def _bodies(self, tree: Any, ends: Ends | None, last: bool) -> Iterator[str]:
-        """Yield what stands for the items of a format, those that are regular and stand together as one."""
+        """Yield the rules for the items of a format; adjacent regular ones are one."""
         items = [*_joined(self._items(tree))]
         for number, item in enumerate(items, 1):
             after = ends if number == len(items) else None
@@ -150,7 +150,7 @@ class TagGrammar:
                 yield _then(part, after)
 
     def _items(self, tree: Any) -> Iterator[Item]:
-        """Yield the parts of a format, those of sequences and tags each by itself."""
+        """Yield the parts of a format; the parts of sequences and tags each by itself."""
         if (regular := self._regular(tree)) is not None:
             yield Item(regular)
         elif (kind := _kind(tree)) == "const_string":
@@ -171,7 +171,7 @@ class TagGrammar:
             yield Item(None, tree=tag["content"], ends=self._ends_at(texts))
 
     def _pieces(self, text: str) -> Iterator[Item]:
-        """Yield a text by its special tokens and what is between them."""
+        """Yield a text's special tokens and the texts between them."""
         at = 0
         for found in self._split.finditer(text):
             if found.start() > at:
@@ -324,7 +324,7 @@ class TagGrammar:
 
 
 def _listed(tree: Format, one: str, separator: str) -> str:
-    """Return what stands for tags, `one` of which comes first, and again after the separator."""
+    """Return the rule for tags: `one`, and another after each separator."""
     several = f"({one})" if _flag(tree, "stop_after_first") else f"({one}) (({separator}) ({one}))*"
     return several if _flag(tree, "at_least_one") else f"({several})?"
 

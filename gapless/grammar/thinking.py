@@ -45,7 +45,7 @@ def _others(tokens: Collection[int], most: int | None) -> str:
 
 
 def _free(thinking: Thinking, vocabulary: Vocabulary) -> str:
-    """Return a grammar of any tokens, of which the first thinking has its budget. An output may end anywhere but where
+    """Return a grammar of any tokens whose first thinking has its budget. An output may end anywhere but where
     the end of the thinking is due."""
     most = thinking.budget
     if most is None or not is_counted(thinking, vocabulary):

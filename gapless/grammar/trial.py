@@ -36,15 +36,15 @@ LIMITS = LlgLimits(
     verbose_errors=False,
 )
 FURTHER_LIMITS = LlgLimits.from_buffer_copy(LIMITS)
-"""Limits of a form's lexers after the first, of which there may be seven"""
+"""Limits of a form's lexers after the first, up to seven"""
 FURTHER_LIMITS.max_lexer_states = LIMITS.max_lexer_states // 4
 STACK_BYTES = 4 << 20
 """Half of what the threads have that make masks"""
-MEMORY_BYTES = 256 << 20
-SECONDS = 4.0
+TRIAL_MEMORY_BYTES = 256 << 20
+TRIAL_SECONDS = 4.0
 START_SECONDS = 30.0
 CPU_SECONDS = 600
-"""What one process computes at most: an engine that was killed leaves none behind"""
+"""Seconds of one process at most: a killed engine leaves none behind"""
 SMALL = {"json": 8 << 10, "choice": 8 << 10, "json_object": 1 << 10, "regex": 200, "grammar": 300}
 """Bytes of forms, by kind, that need no trial. What a pattern costs has little to do with its length."""
 
@@ -73,7 +73,7 @@ class Trial:
         if process is None:
             return "no process can be started to try it in, as all but small forms are"
         assert process.stdin is not None and process.stdout is not None
-        began, seconds = time.monotonic(), SECONDS + (0 if self._answered else START_SECONDS)
+        began, seconds = time.monotonic(), TRIAL_SECONDS + (0 if self._answered else START_SECONDS)
         timer = threading.Timer(seconds, process.kill)
         timer.daemon = True
         timer.start()
@@ -89,7 +89,9 @@ class Trial:
         slow = time.monotonic() - began >= seconds
         if slow or not answer.endswith("\n"):  # it died, perhaps while it wrote
             self.close()
-            return "compiling it takes more " + (f"than {SECONDS:g} s" if slow else "stack or memory than there is")
+            return "compiling it takes more " + (
+                f"than {TRIAL_SECONDS:g} s" if slow else "stack or memory than there is"
+            )
         self._answered = True
         return str(json.loads(answer))
 
@@ -113,7 +115,7 @@ class Trial:
 
 def _ended(process: subprocess.Popen[str]) -> None:
     process.kill()
-    with suppress(BrokenPipeError):  # what was not read of the last question
+    with suppress(BrokenPipeError):  # the unread rest of the last question
         process.communicate()
 
 
@@ -148,13 +150,13 @@ def _limit_memory() -> None:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     except OSError:
-        return  # only Linux says how much address space there is in use
-    limit = pages * resource.getpagesize() + MEMORY_BYTES
+        return  # only Linux tells the address space in use
+    limit = pages * resource.getpagesize() + TRIAL_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def main() -> None:
-    """Compile grammars, one a line as JSON, on a small stack, and say of each what is wrong with it."""
+    """Compile grammars, one a line as JSON, on a small stack, and print the fault of each."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     threading.stack_size(STACK_BYTES)

@@ -35,14 +35,14 @@ class Vocabulary:
         self.tokens = self.marked(())
 
     def marked(self, marks: Collection[str]) -> LlgTokens:
-        """Return the vocabulary in which added tokens of these texts match as tokens only, as special ones do."""
+        """Return the vocabulary whose added tokens of these texts match as tokens only, as special ones do."""
         ids = self.kept_apart(marks)
         if ids not in self._made:
             self._made[ids] = LlgTokens(self._texts, ids, self.ends)
         return self._made[ids]
 
     def tokenized(self, text: str, marks: Collection[str]) -> list[int]:
-        """Return the tokens of a text. Special tokens and those of `marks` are not split."""
+        """Return the tokens of a text. Special tokens and `marks` are not split."""
         ids, known = self.kept_apart(marks), sorted(self.added, key=len, reverse=True)
         apart = "|".join(re.escape(one) for one in known if one in text and self.added[one] in ids)
         pieces = re.split(f"({apart})", text) if apart else [text]

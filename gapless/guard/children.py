@@ -1,4 +1,4 @@
-"""Child processes of a checked program: forked ones stay checked, those of multiprocessing's other ways are too.
+"""Child processes of a checked program: forked ones stay checked, and so do multiprocessing's other children.
 
 Each child leaves what it found in a folder of its parent's, when it ends. What is lost: the report of a child that is
 killed, and that of one that `subprocess` starts, which is not checked.
@@ -21,10 +21,10 @@ from . import forks
 from .patches import Patches
 
 WAIT_S = 10.0
-"""The longest wait for children that still run when the program has come to its end; multiprocessing waits for them."""
+"""The longest wait for children that still run at the program's end; multiprocessing waits for them."""
 
 _STARTS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
-"""What the commands begin with by which multiprocessing starts a Python for children."""
+"""First arguments of multiprocessing's commands that start a Python for children."""
 
 
 class Children:
@@ -33,7 +33,7 @@ class Children:
     def __init__(
         self, patches: Patches, options: dict[str, Any], renew: Callable[[], None], state: Callable[[], Any]
     ) -> None:
-        """Watch for children. `options` go to those that it spawns; with a `folder` this process is one itself,
+        """Watch for children. `options` go to spawned ones; with a `folder` this process is one itself,
         or with `serves` one that forks them.
 
         `renew` is called in a forked child, which begins with an empty report; `state` returns the report, for JSON.
@@ -46,7 +46,7 @@ class Children:
         self._name = ""
         self._leaves = False
         patches.wrap(os, "_exit", self._exit)
-        # torch has loaded it, where there are processes at all.
+        # torch has loaded it if there are processes at all.
         starter = sys.modules.get("multiprocessing.util")
         if starter is not None:
             patches.wrap(starter, "spawnv_passfds", self._spawn)
@@ -61,7 +61,7 @@ class Children:
             self._leaves = True
 
     def close(self) -> tuple[list[Any], int]:
-        """Wait for the children. Returns their reports and the number of those that left none."""
+        """Wait for the children. Returns their reports and the number of children without one."""
         if not self.is_child:
             self._wait()
         forks.in_child.remove(self._forked)

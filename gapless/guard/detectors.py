@@ -24,7 +24,7 @@ from .sync import Region, emulating, no_sync
 from .watched import Watched, Watching
 
 Detector = Callable[[SyncReport, bool], AbstractContextManager[None]]
-"""Checks the program inside and all threads that it starts, and adds what it finds to the report.
+"""Checks the program inside and all threads that it starts, and adds findings to the report.
 
 With True, only the program's own regions are checked; they record into the report and do not raise.
 """
@@ -52,7 +52,7 @@ def _everywhere(region: Callable[[], Region]) -> Iterator[None]:
 
 DETECTORS: dict[str, Detector] = {
     "sync": partial(_collecting, watch.REPORT_SINKS, lambda: _everywhere(lambda: no_sync(mode="record"))),
-    # It watches all tensors, and those that the program registers by their names.
+    # It watches all tensors; registered ones have names.
     "race": partial(_collecting, RACE_SINKS, lambda: no_race("record", track="all")),
 }
 """The detectors by their names, as `--detect` takes them."""
@@ -107,7 +107,7 @@ class Detectors:
         self._stack.close()
 
     def _gather(self) -> None:
-        """End the watch over child processes; what they found is found here too."""
+        """End the watch over child processes; their findings are this process's too."""
         reports, lost = self._children.close()
         self._watched = self._watching.so_far().with_children([report["watched"] for report in reports], lost)
         for entry in (entry for report in reports for entry in report["entries"]):
@@ -124,7 +124,7 @@ class Detectors:
         self._watching.renew()
 
     def _state(self) -> dict[str, Any]:
-        """What this process has found so far, and what it watched, for JSON."""
+        """This process's findings so far and its counts of watched things, for JSON."""
         entries = self.findings()
         if self._watched is None:
             entries += [CountedFinding(one.finding(), 1, None) for one in race.found()]
@@ -137,28 +137,28 @@ class Detectors:
 
     @property
     def watched(self) -> Watched:
-        """What was watched inside; known once these have been left."""
+        """Counts of watched things; complete once these have been left."""
         assert self._watched is not None, "the detectors are still on"
         return self._watched
 
     @property
     def saw_nothing(self) -> bool:
-        """Whether nothing was watched in which these detectors could have found anything."""
+        """Whether these detectors can have found nothing, for want of anything to watch."""
         return self.watched.says_nothing(self._reports)
 
     def findings(self) -> list[CountedFinding]:
-        """What was found inside, by detector; equal findings are counted."""
+        """Findings by detector; equal ones are counted."""
         return [entry for report in self._reports.values() for entry in report.entries()]
 
 
 def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace `torch.compile`: what it returns runs uncompiled, so that every operator is seen."""
+    """Replace `torch.compile`: its functions run uncompiled, so that every operator is seen."""
     torch.compiler.set_stance("force_eager")
     return original(*args, **kwargs)
 
 
 def _compile_emulated(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Do the same without a GPU, where the gradient of flex attention, which compiles itself, ends the process."""
+    """Do the same without a GPU: the gradient of flex attention compiles itself, and would end the process there."""
     compiled = _compile(original, *args, **kwargs)
     if not args or getattr(args[0], "__module__", "") != "torch.nn.attention.flex_attention":
         return compiled
@@ -178,7 +178,7 @@ def _compile_again() -> None:
 
 
 def arrive(options: str) -> None:
-    """Check this process, a child that multiprocessing has spawned, as `options` of its parent say."""
+    """Check this process, a child that multiprocessing has spawned, with the `options` of its parent."""
     given = json.loads(options)
     detectors = Detectors(given.pop("names"), **given)
     detectors.__enter__()

@@ -30,7 +30,7 @@ _REFUSED = (
     "caching_allocator_alloc", "caching_allocator_delete", "cudart", "current_blas_handle", "current_solver_handle",
     "make_graphed_callables",
 )  # fmt: skip
-"""Names of torch.cuda that would end in the driver, and whose failure would not say so."""
+"""Names of torch.cuda that would end in the driver with an unclear error."""
 
 
 class NotEmulatedError(NotImplementedError, AttributeError):
@@ -41,7 +41,7 @@ _modes: Any = torch.overrides._get_current_function_mode_stack
 
 
 def refuse(name: str) -> NotEmulatedError:
-    """Return the error that says what is not emulated."""
+    """Return the error that names the missing part of the emulation."""
     return NotEmulatedError(f"not emulated: {name}")
 
 
@@ -79,7 +79,7 @@ _ABSENT = (
 
 
 def refusal_of(error: BaseException, name: str) -> NotEmulatedError | None:
-    """Return what to raise in place of an error of torch's that only says that there is no CUDA; `name` made it."""
+    """Return the error to raise in place of torch's "no CUDA"; `name` made it."""
     text = str(error)
     absent = next((what or name for words, what in _ABSENT if words in text), None)
     return None if absent is None or isinstance(error, NotEmulatedError) else refuse(absent)
@@ -104,7 +104,7 @@ def _restored(original: Any, storage: Any, location: str) -> Any:
 def _location(original: Any, storage: Any) -> Any:
     """Replace how torch.save names the place of a storage."""
     tensor = torch.empty(0, dtype=torch.uint8).set_(getattr(storage, "_untyped_storage", storage))
-    return "cuda:0" if tensor in marks.DEVICE else original(storage)
+    return "cuda:0" if tensor in marks.DEVICE_TENSORS else original(storage)
 
 
 def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ def _moved(original: Any, storage: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _set_default(original: Any, device: Any) -> None:
-    """Replace `torch.set_default_device`, whose mode comes after those of the checkers."""
+    """Replace `torch.set_default_device`, whose mode comes after the checkers' modes."""
     cuda = marks.names_device(device)
     marks.default.device = streams.DEVICE if cuda else None
     original(None if cuda else device)
@@ -159,7 +159,7 @@ def _set_default_type(original: Any, kind: Any) -> None:
 
 
 def _enter_autocast(original: Any, autocast: Any) -> Any:
-    """Have autocast for the device hold on the CPU, where its tensors are."""
+    """Apply the device's autocast on the CPU: its tensors are there."""
     entered = original(autocast)
     if autocast.device == "cuda":
         autocast._before = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
@@ -177,7 +177,7 @@ def _exit_autocast(original: Any, autocast: Any, *error: Any) -> Any:
 
 
 def _make_group(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace what makes a process group: tensors of the device are on the CPU, where gloo takes them."""
+    """Replace the makers of process groups: tensors of the device are on the CPU, so gloo takes them."""
     if "backend" in kwargs:
         kwargs["backend"] = _backend(kwargs["backend"])
     kwargs.pop("device_id", None)

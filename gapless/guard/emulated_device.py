@@ -1,4 +1,4 @@
-"""What an emulated CUDA device answers: its properties, memory and random numbers, in torch.cuda's words.
+"""Answers of an emulated CUDA device: its properties, memory and random numbers, in torch.cuda's words.
 
 The device's memory is a part of the machine's, so that a program that takes most of it can. Random numbers come from
 the CPU's generators: seeds and states hold, the numbers are not those of a GPU.
@@ -154,7 +154,7 @@ CUDA: dict[str, Any] = {
     "can_device_access_peer": lambda device, peer_device: False,
     **_all(1, "device_count"),
     **_all(0, "current_device get_sync_debug_mode"),
-    # What `with torch.cuda.device(...)` calls.
+    # The functions behind `with torch.cuda.device(...)`.
     **_each("_exchange_device _maybe_exchange_device", lambda device: 0),
     **_all(None, "init empty_cache ipc_collect reset_peak_host_memory_stats reset_accumulated_host_memory_stats"),
     **_of_device(None, "synchronize reset_peak_memory_stats reset_accumulated_memory_stats"),
@@ -163,7 +163,7 @@ CUDA: dict[str, Any] = {
     "set_per_process_memory_fraction": lambda fraction, device=None: None,
     "get_device_properties": properties,
     "mem_get_info": lambda device=None: (total_memory(), total_memory()),
-    # What else torch says of memory, it takes from these.
+    # torch derives its other figures of memory from these.
     **_each("memory_stats memory_stats_as_nested_dict host_memory_stats", lambda device=None: defaultdict(int)),
     "memory_snapshot": lambda *args, **kwargs: [],
     "get_arch_list": lambda: [],
@@ -186,7 +186,7 @@ CUDA: dict[str, Any] = {
     "set_stream": streams.set_stream,
     "stream": streams.stream,
 }  # fmt: skip
-"""What stands in torch.cuda."""
+"""Replacements in torch.cuda."""
 
 ACCELERATOR: dict[str, Any] = {
     **_all(True, "is_available"),
@@ -200,4 +200,4 @@ ACCELERATOR: dict[str, Any] = {
     "get_memory_info": CUDA["mem_get_info"],
     **{name: _own(CUDA[name]) for name in ("set_stream", "current_stream", "memory_stats")},
 }  # fmt: skip
-"""What stands in torch.accelerator."""
+"""Replacements in torch.accelerator."""

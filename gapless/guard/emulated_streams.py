@@ -1,4 +1,4 @@
-"""Streams, events and graphs of an emulated CUDA, where every operation runs at once, in the order of the calls.
+"""Streams, events and graphs of an emulated CUDA: every operation runs at once, in the order of the calls.
 
 Streams and events order nothing; but each has its identity, so that a checker sees which stream an operation was given
 to. What a graph captures runs at once too, and a replay runs the same operators again.
@@ -157,7 +157,7 @@ def stream(stream: EmulatedStream | None) -> AbstractContextManager[None]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators that a graph captures, except those that only compute an address."""
+    """Records the operators that a graph captures, except views, which only compute an address."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EmulatedGraph:
-    """Stands for `torch.cuda.CUDAGraph`: results of a replay are where those of the capture were."""
+    """Stands for `torch.cuda.CUDAGraph`: a replay's results are in the capture's memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._recorder = _Recorder()

@@ -1,4 +1,4 @@
-"""Keeps the checkers usable in a forked child, where of all threads only the one that forked is left."""
+"""Keeps the checkers usable in a forked child: of all threads only the forking one is left."""
 
 from __future__ import annotations
 

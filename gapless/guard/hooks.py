@@ -1,4 +1,4 @@
-"""Connects devices of a project's own with the checkers: a hook is where such devices report what they enqueue.
+"""Connects a project's own devices with the checkers: such a device reports its operations to a hook.
 
 CUDA streams need none of this: the checkers wrap torch's own classes.
 """

@@ -102,7 +102,7 @@ class Linter(ast.NodeVisitor):
             self.visit(statement)
 
     def _bind_items(self, node: ast.For | ast.comprehension) -> None:
-        """Give the target the kind of an item of what is iterated over."""
+        """Give the target the kind of an item of the iterable."""
         self.visit(node.iter)
         kind = self._names.of(node.iter)
         self._names.bind(node.target, Kind(kind.place) if kind.tensor else Kind())

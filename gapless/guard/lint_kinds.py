@@ -31,8 +31,8 @@ class Kind(NamedTuple):
         return self.place in ("host", "pinned", "array")
 
 
-NOTHING, DEVICE, SOMEWHERE = Kind(), Kind("device"), Kind("somewhere")
-HOST, PINNED, ARRAY = Kind("host"), Kind("pinned"), Kind("array")
+NO_KIND, ON_DEVICE, SOMEWHERE = Kind(), Kind("device"), Kind("somewhere")
+ON_HOST, IS_PINNED, ARRAY = Kind("host"), Kind("pinned"), Kind("array")
 
 _NOT_TENSORS = """
     item tolist size dim ndim numel shape dtype device layout stride data_ptr element_size nelement itemsize names
@@ -59,7 +59,7 @@ _PARTS = "T mT H mH data grad real imag values indices".split()  # noqa: SIM905
 
 
 Known = set[tuple[str, str]]
-"""Names whose annotation says Tensor wherever they are defined: each with "attribute", "function" or "method"."""
+"""Names annotated as Tensor in every definition: each with "attribute", "function" or "method"."""
 
 
 def gather(trees: Iterable[ast.AST]) -> Known:
@@ -93,7 +93,7 @@ def _says_tensor(annotation: ast.expr | None) -> bool:
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """Local names of modules and of what is taken from them."""
+    """Local names of modules and of their members."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -132,17 +132,17 @@ class Names:
         elif isinstance(target, (ast.Tuple, ast.List)):
             for item in target.elts:
                 # Parts of a tensor are tensors; parts of anything else are not known.
-                self.bind(item, SOMEWHERE if kind.tensor else NOTHING)
+                self.bind(item, SOMEWHERE if kind.tensor else NO_KIND)
         elif isinstance(target, ast.Starred):
-            self.bind(target.value, NOTHING)
+            self.bind(target.value, NO_KIND)
 
     def annotated(self, annotation: ast.expr | None) -> Kind:
-        return SOMEWHERE if _says_tensor(annotation) else NOTHING
+        return SOMEWHERE if _says_tensor(annotation) else NO_KIND
 
     def of(self, node: ast.expr | None) -> Kind:
         """The kind of an expression."""
         if isinstance(node, ast.Name):
-            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), NOTHING)
+            return next((scope[node.id] for scope in reversed(self.scopes) if node.id in scope), NO_KIND)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         if isinstance(node, ast.Call):
@@ -157,19 +157,19 @@ class Names:
             return self.of(node.operand)
         if isinstance(node, ast.IfExp):
             return _joined([self.of(node.body), self.of(node.orelse)], True)
-        return NOTHING
+        return NO_KIND
 
     def _attribute(self, node: ast.Attribute) -> Kind:
         base = self.of(node.value)
         if base.tensor:
-            return base if node.attr in _PARTS else NOTHING
+            return base if node.attr in _PARTS else NO_KIND
         if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self.attributes:
             return self.attributes[node.attr]
-        return SOMEWHERE if ("attribute", node.attr) in self.known and not self.dotted(node) else NOTHING
+        return SOMEWHERE if ("attribute", node.attr) in self.known and not self.dotted(node) else NO_KIND
 
     def _compare(self, node: ast.Compare) -> Kind:
         if any(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in node.ops):
-            return NOTHING
+            return NO_KIND
         joined = _joined([self.of(side) for side in (node.left, *node.comparators)])
         return joined._replace(mask=joined.tensor)
 
@@ -178,48 +178,48 @@ class Names:
         if dotted.startswith("torch."):
             return self._torch_call(dotted.split(".")[-1], node, module=dotted.rpartition(".")[0])
         if dotted.startswith("numpy."):
-            return ARRAY if dotted.split(".")[-1] in _ARRAYS else NOTHING
+            return ARRAY if dotted.split(".")[-1] in _ARRAYS else NO_KIND
         if isinstance(node.func, ast.Attribute):
             return self._method_call(node.func, node)
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        return SOMEWHERE if ("function", name) in self.known else NOTHING
+        return SOMEWHERE if ("function", name) in self.known else NO_KIND
 
     def _torch_call(self, name: str, node: ast.Call, module: str) -> Kind:
         if name in ("from_numpy", "frombuffer"):
-            return HOST
+            return ON_HOST
         if module not in ("torch", "torch.nn.functional") or name in _TORCH_NOT_TENSORS:
-            return NOTHING
+            return NO_KIND
         if name in _FACTORIES:
             device = keyword(node, "device")
-            return DEVICE if device is not None and not is_cpu(device) else PINNED if pins(node) else HOST
+            return ON_DEVICE if device is not None and not is_cpu(device) else IS_PINNED if pins(node) else ON_HOST
         place = _joined([self.of(arg) for arg in node.args]).place
         return Kind(place or SOMEWHERE.place, name in _MASKS)
 
     def _method_call(self, func: ast.Attribute, node: ast.Call) -> Kind:
         base = self.of(func.value)
         if not base.tensor:
-            return SOMEWHERE if ("method", func.attr) in self.known and not base.on_host else NOTHING
+            return SOMEWHERE if ("method", func.attr) in self.known and not base.on_host else NO_KIND
         if func.attr in _NOT_TENSORS:
-            return NOTHING
+            return NO_KIND
         if func.attr in ("cpu", "pin_memory"):
-            return HOST if func.attr == "cpu" else PINNED
+            return ON_HOST if func.attr == "cpu" else IS_PINNED
         if func.attr == "numpy":
             return ARRAY
         if func.attr in ("to", "cuda"):
             target = target_device(node)
             if target is None and func.attr == "to":
                 return base
-            return HOST if target is not None and is_cpu(target) else DEVICE
+            return ON_HOST if target is not None and is_cpu(target) else ON_DEVICE
         return Kind(base.place, func.attr in _MASKS)
 
 
 def _joined(kinds: list[Kind], of_masks: bool = False) -> Kind:
-    """Return the kind of what comes of several; `of_masks`: it is a mask if one of them is."""
+    """Return the kind of a combination; `of_masks`: it is a mask if one of the parts is."""
     places = {kind.place for kind in kinds}
     for place in ("device", "somewhere", "host", "pinned"):
         if place in places:
             return Kind(place, of_masks and any(kind.mask for kind in kinds))
-    return NOTHING
+    return NO_KIND
 
 
 def keyword(node: ast.Call, name: str) -> ast.expr | None:

@@ -1,4 +1,4 @@
-"""Which tensors count as device tensors: those on a real accelerator, and those that were marked.
+"""Which tensors count as device tensors: marked ones, and all on a real accelerator.
 
 Without an accelerator a program marks tensors, or asks for `device="cuda"`: such tensors live on the CPU and are
 treated as if they lay on a device. What is marked is the storage, so a view is what its base is. Marks are weak: they
@@ -29,7 +29,7 @@ class _Default(threading.local):
 
 
 default = _Default()
-"""The emulated device on which a thread makes tensors that name none: that of `torch.set_default_device`."""
+"""A thread's emulated default device, set by `torch.set_default_device`."""
 
 
 def has_accelerator() -> bool:
@@ -39,7 +39,7 @@ def has_accelerator() -> bool:
 
 _HOST_TYPES = ("cpu", "meta")
 _MARKS_BEFORE_SWEEP = 4096
-"""The number of marks from which those of dead storages are dropped."""
+"""The number of marks that has dead storages' marks dropped."""
 _STRIDED = torch.strided
 
 
@@ -86,7 +86,7 @@ class Marks:
 
 
 class PinnedMarks(Marks):
-    """The storages of pinned memory, which is pinned for other storages over it too: those made from numpy's arrays."""
+    """The storages of pinned memory. Other storages over it, made from numpy's arrays, are pinned too."""
 
     def covering(self, storage: Any) -> Any:
         """Return the pinned storage whose memory holds that of this one, or None."""
@@ -104,8 +104,8 @@ def _end(storage: torch.UntypedStorage) -> int:
     return storage.data_ptr() + storage.nbytes()
 
 
-DEVICE = Marks()
-HOST = Marks()
+DEVICE_TENSORS = Marks()
+HOST_COPIES = Marks()
 """Host copies of device tensors: a predicate does not apply to them."""
 PINNED = PinnedMarks()
 
@@ -117,7 +117,7 @@ def device_tensor(value: T) -> T:
         TypeError: something in `value` is neither.
     """
     for tensor in tensors_in(value):
-        DEVICE.add(tensor)
+        DEVICE_TENSORS.add(tensor)
     return value
 
 

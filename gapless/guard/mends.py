@@ -1,4 +1,4 @@
-"""What to write instead, where the call says more than its rule does."""
+"""Replacements to suggest, for calls that tell more than their rule."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def names_cuda(program: str, args: Sequence[str], module: bool) -> str | None:
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError):
-            continue  # running it will say what is wrong with it
+            continue  # running it will raise its error
         # Strings that stand alone are docstrings.
         alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         if any(_is_cuda(node) for node in ast.walk(tree) if id(node) not in alone):
@@ -51,7 +51,7 @@ def _is_cuda(node: ast.AST) -> bool:
 
 
 def _imports(tree: ast.Module, path: Path, search: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the modules that a file imports, each with the folders to search: of its own package, those around it."""
+    """Yield the modules that a file imports, each with the folders to search."""
     above = path.resolve().parents
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

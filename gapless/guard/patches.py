@@ -14,7 +14,7 @@ from . import forks
 
 
 def leave_uncompiled(function: Any) -> None:
-    """Have torch's compiler leave a function, and what it calls, as it is. It costs nothing, other than its decorator.
+    """Have torch's compiler leave a function and its callees as they are. It costs nothing, other than its decorator.
 
     While a compiled function runs, every Python function that it comes to is compiled, a mode's too.
     """

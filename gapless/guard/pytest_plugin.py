@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FINDINGS_PROPERTY = "gapless_san"
 _SITES_SHOWN = 10
-"""The sites that the summary names, those with most reports."""
+"""Number of sites in the summary, by most reports."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

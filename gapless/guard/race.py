@@ -118,7 +118,7 @@ def _cuda_watch(checker: RaceChecker) -> CudaWatch | None:
 
 
 def _array(checker: RaceChecker, original: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Replace `Tensor.numpy`: an array over pinned memory reads and writes later, where it is used."""
+    """Replace `Tensor.numpy`: an array over pinned memory reads and writes when it is used."""
     with torch._C.DisableTorchFunction():
         is_pinned = checker.everything and checker.cuda is not None and checker.cuda.is_pinned(tensor)
     if not is_pinned:

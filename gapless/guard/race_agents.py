@@ -1,4 +1,4 @@
-"""The agents that act: streams, the programs given to them, host threads; and what they learn from each other.
+"""Agents: streams, the programs given to them and host threads, with the happens-before order between them.
 
 An agent has a time of its own, which moves on whenever others can learn of what it did so far: a stream's at each
 recorded fence, a thread's at each launch, put, set, release or start. Something done by agent `a` at time `t` happened
@@ -27,7 +27,7 @@ class VectorClock(dict[int, int]):
     __slots__ = ()
 
     def join(self, other: Mapping[int, int]) -> None:
-        """Know what `other` knows as well."""
+        """Merge the clock of `other`."""
         for agent, time in other.items():
             if time > self.get(agent, 0):
                 self[agent] = time
@@ -37,14 +37,14 @@ class VectorClock(dict[int, int]):
 
 
 class Agent:
-    """A stream or a host thread: `clock` is what it knows now, itself included."""
+    """A stream or a host thread: `clock` has the latest ordered time of each agent, itself included."""
 
     __slots__ = ("clock", "enqueued_news", "index", "is_stream", "name", "news", "time")
     label = NO_PROGRAM
     """The label of its stacks."""
 
     def __init__(self, index: int, name: str, is_stream: bool, born: Mapping[int, int] | None = None) -> None:
-        """Begin at time 1; `born` is what the agent knows from the one that started it."""
+        """Begin at time 1; `born` is the clock of the agent that started it."""
         assert index >= 1
         self.index = index
         self.name = name
@@ -53,19 +53,19 @@ class Agent:
         self.clock = VectorClock(born or {})
         self.clock[index] = 1
         self.news = 0
-        """Grows with everything that a thread does to memory or learns from another agent."""
+        """Grows with every access of a thread and with every clock that it merges."""
         self.enqueued_news: dict[int, int] = {}
         """The `news` of each thread when it last enqueued something on this stream."""
 
     def release(self) -> VectorClock:
-        """Return what others may learn at this point, all that this agent knows and did, and begin a later time."""
+        """Return the agent's clock at this point, for others to merge, and begin a later time."""
         known = self.clock.copy()
         self.time += 1
         self.clock[self.index] = self.time
         return known
 
     def acquire(self, known: Mapping[int, int]) -> None:
-        """Learn what was released elsewhere."""
+        """Merge a clock that was released elsewhere."""
         self.clock.join(known)
         self.news += 1
 
@@ -75,7 +75,7 @@ class Agent:
 
 
 class Launched:
-    """A program on its way: it runs under the clock that its stream had when it was launched."""
+    """A launched program: it runs under the clock that its stream had at the launch."""
 
     __slots__ = ("agent", "clock", "index", "label", "news", "time")
 
@@ -103,7 +103,7 @@ class Moment:
     began: int
     fence: int | None = None
     fenced: int = 0
-    """The moment at which the fence was recorded, counted as `began` is."""
+    """The moment of the fence's recording, counted like `began`."""
 
 
 class _Acting(threading.local):
@@ -114,7 +114,7 @@ class Agents:
     """All agents of a checker. May be called from any thread."""
 
     def __init__(self, one_thread: bool, lock: threading.RLock) -> None:
-        """Start with no agents. With `one_thread` all host threads are one agent, so what they do counts as ordered."""
+        """Start with no agents. With `one_thread` all host threads are one agent, and their accesses are ordered."""
         self._one_thread = one_thread
         self._lock = lock
         self._all: list[Agent] = []
@@ -164,13 +164,13 @@ class Agents:
         return agent
 
     def forked(self) -> None:
-        """Take all that was done before this process was forked as done before what it does itself."""
+        """Order everything before this process's fork before its own accesses."""
         here = self.here()
         for agent in self._all:
             here.acquire(agent.clock)
 
     def starting(self, thread: threading.Thread) -> None:
-        """The calling thread is about to start this one, which will know what its starter knows."""
+        """The calling thread is about to start this one, which begins with its starter's clock."""
         if not self._one_thread:
             self._born[thread] = self.add(thread.name, False, self.give())
 
@@ -191,12 +191,12 @@ class Agents:
                 self.here().acquire(known)
 
     def learn(self, known: VectorClock) -> None:
-        """Let the calling thread learn what was given."""
+        """Merge the given clock into the calling thread's."""
         with self._lock:
             self.here().acquire(known)
 
     def give(self) -> VectorClock:
-        """Return what the caller knows, for another to learn."""
+        """Return the caller's clock, for another to merge."""
         actor = self.here()
         with self._lock:
             known = actor.release()
@@ -229,13 +229,13 @@ class Agents:
             stream.enqueued_news[actor.index] = news
 
     def wait(self, stream: Agent, known: VectorClock) -> None:
-        """Enqueue a wait on the stream: what it does later comes after what is known at that point of another."""
+        """Enqueue a wait on the stream: its later work comes after that point of another."""
         with self._lock:
             self.enqueue(stream)
             stream.acquire(known)
 
     def record(self, stream: Agent, site: int) -> VectorClock:
-        """Record a fence on the stream; returns what a thread knows that has seen it passed."""
+        """Record a fence on the stream; returns the clock of a thread that has seen it passed."""
         with self._lock:
             self.enqueue(stream)
             moment = self._moments[stream.index, stream.time]
@@ -252,7 +252,7 @@ class Agents:
                 del self._moments[key]
 
     def moment(self, agent: int, time: int) -> Moment | None:
-        """The moment at which this time of an agent began; None when that is too long ago."""
+        """The beginning of this time of an agent; None when that is too long ago."""
         return self._moments.get((agent, time))
 
 

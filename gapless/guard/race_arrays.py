@@ -1,4 +1,4 @@
-"""Arrays of numpy over pinned memory: what is read and written through them is seen, as it is through tensors."""
+"""Arrays of numpy over pinned memory: their reads and writes are seen, as are those of tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRITERS = (np.copyto, np.put, np.place, np.putmask, np.fill_diagonal)
 
 
 class WatchedArray(np.ndarray[Any, Any]):
-    """An array that notes what is done with its memory; results that are not views are plain arrays."""
+    """An array that notes accesses of its memory; results that are not views are plain arrays."""
 
     _note: Note | None = None
 

@@ -31,7 +31,7 @@ class Buffer:
     """Holds the memory, so that the address cannot become another's unnoticed. A storage holds its buffer instead,
     and here is whose it is."""
     host: bool
-    """Whether this is host memory, of which checksums are taken, since it may be written without torch."""
+    """Whether this is host memory, whose checksums are taken, since it may be written without torch."""
     site: int = -1
     """The number of the stack that first used a buffer without a name; -1 for one with a name."""
     writes: int = 0
@@ -39,7 +39,7 @@ class Buffer:
     on_device: bool = False
     """Whether this is known to be device memory."""
     pool: Agent | None = None
-    """The stream on which the allocator gave it out, if that was seen."""
+    """The stream of its allocation, if that was seen."""
 
 
 def region_of(tensor: Tensor) -> Region | None:
@@ -104,7 +104,7 @@ class WatchedBuffers:
         self.edges: tuple[list[int], list[int]] = ([], [])
         """Starts and ends of the registered buffers, in order."""
         self._mine = object()
-        """Distinguishes the storages that these buffers watch from those of earlier checkers."""
+        """Distinguishes the storages that these buffers watch from earlier checkers' storages."""
 
     def add(self, name: str, group: str, region: Region, granularity: int, keep: Any, host: bool) -> None:
         """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""

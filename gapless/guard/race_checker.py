@@ -21,11 +21,11 @@ from .race_state import RaceState
 Uses = list[tuple[Tensor, int]]
 Touched = Sequence[tuple[Tensor, list[Tensor]]]
 """Tensors, each with an index for its first dimensions"""
-KINDS = {"read": READ, "write": WRITE, "free": FREE}
+ACCESSES = {"read": READ, "write": WRITE, "free": FREE}
 
 
 class RaceChecker(RaceState):
-    """The checker that `with no_race()` returns. Register the buffers to watch; `races` collects what is found."""
+    """The checker that `with no_race()` returns. Register the buffers to watch; `races` collects the findings."""
 
     def __init__(self, raises: bool, everything: bool, one_thread: bool, floor: Any) -> None:
         super().__init__(raises, one_thread, floor)
@@ -71,7 +71,7 @@ class RaceChecker(RaceState):
         """
         if self.active:
             what = self.buffers.by_name[what].keep if isinstance(what, str) else what
-            self.reach(what, KINDS[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
+            self.reach(what, ACCESSES[kind], None if rows is None else np.unique(np.asarray(rows, np.int64)))
 
     def freed(self, what: Any, rows: Any = None) -> None:
         """State that the caller gives memory back: a write that may still follow is a race, a read in flight is not."""
@@ -167,7 +167,7 @@ class RaceChecker(RaceState):
         return site, stream
 
     def _hold(self, actor: Actor, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
-        """A stream may read this memory later: if it is the host's, what is written there unseen must wait for it."""
+        """A stream may read this memory later: if it is the host's, unseen writes must wait for it."""
         cuda = self.cuda
         if cuda is None or not (isinstance(actor, Agent) and actor.is_stream):
             return
@@ -210,9 +210,9 @@ class RaceChecker(RaceState):
         self, plan: race_ops.OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, site: int,
         stream: Actor | None, on_device: bool = False,
     ) -> None:  # fmt: skip
-        """The operator ran: what it made is written; after a blocking copy the host has learnt what the stream did.
+        """The operator ran: its results are written; after a blocking copy the host is ordered after the stream.
 
-        `site` and `stream` are what `saw` returned. `on_device`: the results are known to be on a device.
+        `site` and `stream` are the results of `saw`. `on_device`: the results are known to be on a device.
         """
         cuda = self.cuda
         if site < 0 and cuda is not None and cuda.captures():
@@ -333,7 +333,7 @@ def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Region) -> 
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:
-        way = race_index.FIRST if len(indexes) == 1 else race_index.LIST
+        way = race_index.FIRST_ARGUMENT if len(indexes) == 1 else race_index.LIST
         return _chosen(buffer, way, (tensor, indexes[0] if len(indexes) == 1 else indexes), region)
     if isinstance(buffer.shadow, Rows):
         raise IndexUnknown

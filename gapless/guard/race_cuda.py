@@ -144,7 +144,7 @@ class CudaWatch:
         self._held[key] = _Held(stream, stream.time, checksum, site, alive)
 
     def _learn(self, known: VectorClock) -> None:
-        """Let the calling thread learn of a point of a stream; what was used until there must be unchanged."""
+        """Order the calling thread after a point of a stream; memory used until there must be unchanged."""
         self._checker.agents.learn(known)
         with self._checker.lock:
             done = [key for key, held in self._held.items() if known.get(held.stream.index, 0) >= held.time]
@@ -228,7 +228,7 @@ class EmulatedWatch(CudaWatch):
         return emulated_streams.is_capturing()
 
     def is_device(self, tensor: Tensor) -> bool:
-        return tensor in marks.DEVICE
+        return tensor in marks.DEVICE_TENSORS
 
     def is_pinned(self, tensor: Tensor) -> bool:
         return marks.is_pinned(tensor)

@@ -16,7 +16,7 @@ Program = Callable[..., None]
 
 
 class FencePoint(NamedTuple):
-    """The clock that a host thread learns when it sees the fence passed."""
+    """The clock that a host thread merges when it sees the fence passed."""
 
     checker: RaceChecker
     clock: VectorClock
@@ -73,7 +73,7 @@ class DeviceWatch:
         return Scheduled(checker, program, launched, checksums, reads)
 
     def replayed(self, stream: Any, name: str, reads: Sequence[Any], writes: Sequence[Any]) -> None:
-        """A graph is enqueued whose operators cannot be seen: it touches what it declares."""
+        """A graph is enqueued whose operators cannot be seen: it touches its declared memory."""
         self._checker.raise_pending()
         with self._agents.acting_as(self._launch(self._agent(stream), name)):
             self._checker.declared((*((tensor, READ) for tensor in reads), *((tensor, WRITE) for tensor in writes)))
@@ -94,7 +94,7 @@ class DeviceWatch:
         self._checker.reach(tensor, TAKE)
 
     def closed(self, streams: Sequence[Any]) -> None:
-        """Nothing runs on these streams any more, and the calling thread knows it."""
+        """Nothing runs on these streams any more, as the calling thread has waited for."""
         for stream in streams:
             self._agents.learn(self._agent(stream).clock)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 Ints = npt.NDArray[Any]
 
 
-LIST, FIRST, DIM, ALONG = range(1, 5)
+LIST, FIRST_ARGUMENT, DIMENSION, ALONG = range(1, 5)
 """How the index of an operator is given. LIST: args[1] has an index for each of the first dimensions. FIRST: args[1]
 names rows of the first dimension. DIM: args[2] names slices of dimension args[1]. ALONG: args[2] has an index for each
 element, along dimension args[1]."""
@@ -27,9 +27,9 @@ element, along dimension args[1]."""
 # The forms that return a new tensor (index_copy, scatter, ...) are not here: they read all of their first argument.
 WAYS = {
     **dict.fromkeys(("index", "_unsafe_index", "index_put_", "_index_put_impl_"), LIST),
-    **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), DIM),
+    **dict.fromkeys(("index_select", "index_copy_", "index_add_", "index_fill_", "index_reduce_"), DIMENSION),
     **dict.fromkeys(("gather", "scatter_", "scatter_add_", "scatter_reduce_"), ALONG),
-    "embedding": FIRST,
+    "embedding": FIRST_ARGUMENT,
 }
 
 
@@ -42,7 +42,7 @@ Stated = Callable[[Sequence[Any]], Sequence[tuple[Tensor, Ints | tuple[Ints, ...
 an index for each of its first dimensions."""
 
 STATED: dict[str, Stated] = {}
-"""What is known of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
+"""Stated accesses of operators that are not torch's own, by full name ("library::name"). Used on the CPU alone."""
 
 
 def stated(name: str, args: Sequence[Any]) -> list[tuple[Tensor, list[Tensor]]]:
@@ -61,7 +61,7 @@ Kept = bytes | tuple[bytes, Any, tuple[int, ...]]
 
 
 Chosen = tuple[int, int, tuple[int, ...], tuple[int, ...], int, int, tuple[Kept | None, ...]]
-"""What an index chose of args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
+"""An index's choice from args[0]: the way; address, sizes, strides and bytes of an element of args[0]; the dimension;
 the indexes as they were. A plain tuple, since every such operator makes one, and it is read only when another agent has
 touched the same memory."""
 
@@ -71,7 +71,7 @@ def choose(way: int, args: Sequence[Any], at: int) -> Chosen:
     source, dim = args[0], 0
     if way == LIST:
         indexes = tuple(map(_keep, args[1]))
-    elif way == FIRST:
+    elif way == FIRST_ARGUMENT:
         indexes = (_keep(args[1]),)
     else:
         dim, indexes = args[1], (_keep(args[2]),)
@@ -82,11 +82,11 @@ def parts_of(chosen: Chosen) -> tuple[Ints, int]:
     """Return the address of each part, and its size in bytes."""
     way, at, sizes, strides, itemsize, dim, kept = chosen
     indexes = [None if index is None else _kept(index) for index in kept]
-    if way in (LIST, FIRST):
+    if way in (LIST, FIRST_ARGUMENT):
         offsets, reach = _by_list(sizes, strides, indexes)
     elif not sizes:
         offsets, reach = np.zeros(1, np.int64), 0
-    elif way == DIM:
+    elif way == DIMENSION:
         offsets, reach = _by_list(sizes, strides, [None] * (dim % len(sizes)) + indexes)
     else:
         offsets, reach = _along_dim(strides, dim % len(sizes), indexes[0]), 0
@@ -134,17 +134,17 @@ def _wrapped(index: Any, size: int) -> Any:
 
 
 def named_rows(way: int, args: Sequence[Any], rows: Ints, stride: int) -> Ints | None:
-    """Return those of `rows` that a call names, where each slice of args[0] is in one of them; None where not.
+    """Return the `rows` that a call names, if each slice of args[0] is in one of them, else None.
 
-    `rows` are those of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
+    `rows` are rows of args[0], `stride` bytes apart. Raises IndexError for a row out of range.
     """
     source = args[0]
     if way == LIST:
         index = args[1][0]
-    elif way == DIM:
+    elif way == DIMENSION:
         index = None if args[1] else args[2]
     else:
-        index = args[1] if way == FIRST else None
+        index = args[1] if way == FIRST_ARGUMENT else None
     if index is None or not source.dim() or len(source) != len(rows) or source.stride(0) * source.itemsize != stride:
         return None
     kind = _KINDS.get(index.dtype)

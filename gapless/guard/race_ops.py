@@ -21,7 +21,7 @@ _NO_MEMORY = {
 _COPIES = {"copy_", "_to_copy", "_copy_from", "_copy_from_and_resize"}
 
 
-# Operators after which the host has waited for the current stream: their result, or its size, went to the host.
+# Operators that wait on the host for the current stream: their result, or its size, goes to the host.
 _WAITING = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
     "is_nonzero", "equal", "repeat_interleave",
@@ -40,7 +40,7 @@ class Arg(NamedTuple):
 
 
 class OperatorPlan(NamedTuple):
-    """What every call of one operator has in common."""
+    """Facts about one operator that hold for every call."""
 
     op: Any
     """The operator, held so that its id stays its own."""
@@ -57,7 +57,7 @@ class OperatorPlan(NamedTuple):
     may_wait: bool
     """Whether the host may wait for the device in it."""
     custom: str
-    """The full name of an operator that is not torch's own: what it touches by rows is known if it was stated."""
+    """The full name of an operator that is not torch's own: its accesses by row are known if they were stated."""
 
 
 def plan(op: Any) -> OperatorPlan:
@@ -93,7 +93,7 @@ def _is_view(schema: Any) -> bool:
 
 
 def tensors(plan: OperatorPlan, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Tensor, int]]:
-    """Return the tensors of one call and what it does to them."""
+    """Return the tensors of one call and its accesses to them."""
     found = []
     count = len(args)
     for position, name, kind, many in plan.args:

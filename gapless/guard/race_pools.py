@@ -15,26 +15,26 @@ from .race_state import RaceState
 
 BLOCK_BYTES = 512
 SMALL_BLOCK_BYTES = 1 << 20
-"""Blocks are multiples of `BLOCK_BYTES`; those of up to `SMALL_BLOCK_BYTES` are kept apart from larger ones."""
+"""Blocks are multiples of `BLOCK_BYTES`; blocks of up to `SMALL_BLOCK_BYTES` are kept apart from larger ones."""
 FREED_BLOCKS_KEPT = 256
 """The freed blocks of a stream that are remembered. A forgotten one is a missed race."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """Device memory that returns to `pool` when its tensors are gone."""
+    """Device memory that returns to `pool` with the end of its tensors."""
 
     buffer: Buffer
     pool: Agent
     nbytes: int
     users: set[int] = field(default_factory=set)
-    """Streams that were recorded: the allocator waits for what they were given."""
+    """Recorded streams: the allocator waits for their work."""
     storage: Any = None
     """A weak reference to the storage."""
 
 
 class Pools:
-    """Freed memory goes to the next tensor that is made on the stream on which it was allocated.
+    """Freed memory goes to the next tensor made on the stream of its allocation.
 
     So what other streams did with it must be ordered before that. Which block serves a request depends on the
     allocator's state; here any freed one that is large enough may.

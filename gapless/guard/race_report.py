@@ -32,7 +32,7 @@ class RaceSide:
     """The program that the stream ran, or nothing."""
     verb: str
     stack: tuple[Frame, ...]
-    """The user's frames of the access, the innermost first; in a program, those of the program."""
+    """The user's frames of the access, the innermost first; inside a program, the program's frames."""
     launched: tuple[Frame, ...] = ()
     """The stack that launched the program."""
 
@@ -81,7 +81,7 @@ class Race:
 
 
 class RaceError(RuntimeError):
-    """Raised by `no_race()`; `races` holds what was found."""
+    """Raised by `no_race()`; `races` holds the findings."""
 
     def __init__(self, races: list[Race]) -> None:
         self.races = tuple(races)

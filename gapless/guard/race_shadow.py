@@ -38,14 +38,14 @@ class Layout(NamedTuple):
 
 
 Region = tuple[int, int, Layout | None, Any]
-"""What an access reaches: addresses `low` to `high`; with gaps when there is a layout; of them only what was chosen.
+"""The reach of an access: addresses `low` to `high`; with gaps when there is a layout; of them only the chosen ones.
 
 That is `Chosen` bytes, or row numbers for a buffer that is watched by rows. A plain tuple: it is made at every access.
 """
 
 
 class MemoryAccess(NamedTuple):
-    """What an agent did to a part of a buffer, and when by its own clock."""
+    """An agent's access to a part of a buffer, with its time by the agent's clock."""
 
     agent: int
     time: int
@@ -59,11 +59,11 @@ class Shadow:
 
     __slots__ = ("_times", "log", "owner", "start")
     start: int
-    """The address at which the buffer begins."""
+    """First address of the buffer."""
     owner: int
     """The only agent that was ever here: nothing of its own is in its way. 0 before the first, -1 for several."""
     log: dict[tuple[int, Region], tuple[int, int]]
-    """What the owner did: time and note, by kind and region."""
+    """The owner's accesses: time and note, by kind and region."""
     _times: dict[int, int]
     """The time of the last access, by agent and kind."""
 
@@ -85,7 +85,7 @@ class Shadow:
         return found
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
-        """What the agent did later than is known, to a part of this region."""
+        """The agent's accesses to a part of this region that are later than the known time."""
         raise NotImplementedError
 
 
@@ -120,7 +120,7 @@ class _Parts(dict[Region, tuple[int, int]]):
 
 
 class Ranges(Shadow):
-    """Remembers accesses by exact byte ranges. Its cost does not depend on the size of the buffer.
+    """A record of accesses by exact byte ranges. Its cost does not depend on the size of the buffer.
 
     Most memory is only ever touched by one agent, from few lines: then it is a short list, to which the checker adds
     directly.
@@ -133,7 +133,7 @@ class Ranges(Shadow):
         self.owner = 0
         self.log = {}
         self._picked: defaultdict[int, deque[tuple[Region, int, int]]] | None = None
-        """What the owner did by index: time and note, by kind, the oldest first."""
+        """The owner's accesses by index: time and note, by kind, the oldest first."""
         self._seen: dict[int, _Parts]
 
     def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
@@ -229,7 +229,7 @@ class Rows(Shadow):
         self.count = -(-nbytes // stride)
         self._numbers = np.arange(self.count)
         self._cells: dict[int, Ints] = {}
-        """What one agent did to each row, for one kind of access: its time in the upper half, its note in the lower."""
+        """One agent's last access of one kind to each row: its time in the upper half, its note in the lower."""
         self._times = {}
 
     def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
@@ -252,7 +252,7 @@ class Rows(Shadow):
         return found
 
     def inside(self, rows: Ints) -> Ints:
-        """Return those of the rows that exist."""
+        """Return the existing rows among these."""
         return rows[(rows >= 0) & (rows < self.count)]
 
     def rows(self, region: Region) -> Ints:

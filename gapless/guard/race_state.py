@@ -1,4 +1,4 @@
-"""What a race checker knows: agents, stacks and buffers, and the races found so far, each with its missing fence."""
+"""State of a race checker: agents, stacks and buffers, and the races found so far, each with its missing fence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RaceState:
             raise RaceError(new)
 
     def reused(self, buffer: Buffer, stream: Agent, waited_for: set[int], site: int) -> bool:
-        """The stream may be given the memory of this buffer, which is gone: its users must be known to be done.
+        """The stream may be given the memory of this freed buffer: its users must be known to be done.
 
         The allocator has `waited_for` some of them. Returns whether the others are known to be done; if not, that is
         reported, unless `site` is -1.
@@ -138,7 +138,7 @@ class RaceState:
         then = self.agents.moment(waiter.agent, waiter.time)
         if moment is None or then is None:
             return "the access is too long ago to tell of its fence"
-        # What a thread recorded after its own access is no fence that it could have waited for.
+        # A fence that a thread recorded after its own access could not have been waited for.
         too_late = not self.agents[waiter.agent].is_stream and then.began < moment.fenced
         if moment.fence is None or too_late:
             return "none has been recorded after it"

@@ -81,7 +81,7 @@ _RELEASING: tuple[tuple[type, str, Callable[..., object]], ...] = (
     (threading.Condition, "__exit__", lambda condition: condition._lock),
     (threading.Condition, "wait", lambda condition: condition._lock),
 )
-"""Methods that let others learn what the caller did, and a function to the object by which they do."""
+"""Methods that release the caller's clock to others, each with a function to the object that carries it."""
 _ACQUIRING: tuple[tuple[type, str, Callable[..., object]], ...] = (
     (threading.Thread, "join", lambda thread, _: None if thread.is_alive() else thread),
     (threading.Event, "wait", lambda event, seen: event if seen else None),
@@ -89,7 +89,7 @@ _ACQUIRING: tuple[tuple[type, str, Callable[..., object]], ...] = (
     (threading.Condition, "__enter__", lambda condition, _: condition._lock),
     (threading.Condition, "wait", lambda condition, _: condition._lock),
 )
-"""Methods after which the caller knows what others did, and a function to the object by which it does, or to None."""
+"""Methods that merge others' clocks into the caller's, each with a function to the carrying object, or to None."""
 
 _REAL_LOCK: Any = threading.Lock
 _REAL_RLOCK: Any = threading.RLock

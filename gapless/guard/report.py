@@ -27,7 +27,7 @@ class Finding:
     """The name of the detector: sync or race."""
     rule: str
     what: str
-    """The name of what was called."""
+    """The name of the called function."""
     why: str
     """The reason why it waits, or what nothing orders."""
     instead: str
@@ -48,9 +48,9 @@ class Finding:
 
     @property
     def loop(self) -> Frame | None:
-        """The outermost frame that is in a loop, where that loop is no part of a set-up.
+        """The outermost frame in a loop that is no part of a set-up.
 
-        What initializes something is set-up, also where a loop comes to it.
+        An initializer is set-up, even if a loop calls it.
         """
         if any("initializ" in frame.function for frame in self.stack):
             return None
@@ -86,7 +86,7 @@ class Finding:
         return "\n".join(lines + [f"  called from {frame.where} in {frame.function}" for frame in self._callers()])
 
     def _callers(self) -> list[Frame]:
-        """The frames around the program's own line, those of libraries left out where it has one."""
+        """The frames around the program's own line; without libraries' frames if there is such a line."""
         after = self.stack[self.stack.index(self.user) + 1 :] if self.stack else ()
         if self.user.is_users:
             after = tuple(frame for frame in after if frame.is_users)
@@ -128,7 +128,7 @@ class SyncReport:
         key = (*finding.key, excuse)
         with self._lock:
             known = self._entries.get(key) or CountedFinding(finding, 0, excuse)
-            # The test of a while loop is compiled twice, before the loop and in it: the second finding knows of it.
+            # The test of a while loop is compiled twice, before and in it: the second finding carries the loop.
             first = finding if known.count < 2 and known.finding.loop is None else known.finding
             self._entries[key] = CountedFinding(first, known.count + count, excuse)
 
@@ -166,7 +166,7 @@ class SyncReport:
 
 
 def as_text(entries: list[CountedFinding]) -> str:
-    """Return a report: what a loop repeats, most often first, what happens once, what is allowed, and the sum."""
+    """Return a report: findings repeated by a loop, most often first, single ones, allowed ones, and the sum."""
     open_ = [entry for entry in entries if entry.excuse is None]
     repeated = sorted((entry for entry in open_ if entry.is_repeated), key=lambda entry: -entry.count)
     once = [entry for entry in open_ if not entry.is_repeated]

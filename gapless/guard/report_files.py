@@ -18,7 +18,7 @@ _ROOT = "SRCROOT"
 
 
 def as_dict(entries: list[CountedFinding], known: list[CountedFinding] | None = None) -> dict[str, Any]:
-    """Return the report for machines. `known` are findings of an earlier report, where there is one."""
+    """Return the report for machines. `known` are findings of an earlier report, if there is one."""
     open_ = [entry for entry in entries if entry.excuse is None]
     excused = [entry for entry in entries if entry.excuse is not None]
     return {
@@ -139,7 +139,7 @@ class Base:
             raise ValueError(f"--diff {path}: expected a report that --json wrote, got {error!r}") from error
 
     def split(self, entries: list[CountedFinding]) -> tuple[list[CountedFinding], list[CountedFinding]]:
-        """Return the entries that are new or excused, and those that the base has as well."""
+        """Return the new or excused entries, and the entries that the base has as well."""
         left = self._found.copy()
         new: list[CountedFinding] = []
         known: list[CountedFinding] = []

@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(
     options: argparse.Namespace, detectors: Detectors, entries: list[CountedFinding], base: Base | None, end: End
 ) -> int:
-    """Show and write what was found; returns the exit code."""
+    """Show and write the findings; returns the exit code."""
     entries, known = base.split(entries) if base else (entries, None)
     found = any(entry.excuse is None for entry in entries)
     unwatched = detectors.saw_nothing and not found
@@ -127,7 +127,7 @@ INTERRUPTED = End(EXIT_INTERRUPTED, "the program was interrupted")
 
 
 def _emulates_cuda(options: argparse.Namespace) -> bool:
-    """Return whether CUDA is to be emulated where there is none; says so on stderr where that was not asked for."""
+    """Return whether CUDA is to be emulated; prints it on stderr if it was not asked for."""
     if options.device_tensors != "auto":
         return bool(options.device_tensors == "cuda")
     place = names_cuda(options.program, options.args, options.module)
@@ -171,7 +171,7 @@ def run_program(program: str, args: Sequence[str], module: bool) -> End:
 
 
 def _refusal(error: BaseException) -> BaseException | None:
-    """Return what is not emulated, where that is why a program ended and its error does not say so."""
+    """Return the missing part of the emulation if it ended the program and the error does not name it."""
     import torch
 
     from .emulate import refusal_of
@@ -194,7 +194,7 @@ def _code(stop: SystemExit) -> int:
 
 
 def _join_threads(before: set[threading.Thread]) -> End | None:
-    """Wait for the threads that the program started: those of `before` are not its own.
+    """Wait for the threads that the program started: threads of `before` are not its own.
 
     Returns the program's end if that is interrupted: then the report comes at once, and Python itself waits on.
     """

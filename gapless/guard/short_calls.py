@@ -21,10 +21,10 @@ from .race_ops import OperatorPlan
 from .race_report import READ
 from .sync_ops import SyncOps, mark
 
-LONG = object()
+LONG_WAY = object()
 """Returned for a call that has to go the long way."""
 _PLAN = OperatorPlan(None, "", (), False, True, 0, False, False, "")
-"""The plan of all calls that make new tensors, for the checker of races: what they read it is given."""
+"""The plan of all calls that make new tensors, for the checker of races, which is given their reads."""
 
 _PLAIN = (Tensor, Parameter)
 _SCALARS = (int, float, bool, NoneType, str, torch.dtype, torch.memory_format, torch.Size)
@@ -35,7 +35,7 @@ _casts: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _functions: Callable[[], int] = torch._C._len_torch_function_stack
 _dispatches: Callable[[], int] = torch._C._len_torch_dispatch_stack
 Unseen: Any = torch._C._DisableTorchDispatch
-"""Runs what is inside past the dispatch modes."""
+"""A region that runs past the dispatch modes."""
 
 
 def is_open() -> bool:
@@ -54,7 +54,7 @@ class Short(NamedTuple):
     run: Callable[[Short, SyncOps, Any, tuple[Any, ...], dict[str, Any] | None], Any]
     """Runs it, or returns LONG."""
     tensors: tuple[int, ...] = ()
-    """Positions at which a tensor may stand; it waits for one that stands where a number does."""
+    """Positions for tensors; a tensor in a number's position makes it wait."""
     most: int = 8
     """The largest number of positional arguments that is known to write nothing."""
 
@@ -62,7 +62,7 @@ class Short(NamedTuple):
 def _view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a call that only computes an address."""
     if kwargs or not _is_plain(args[0]) or not _are_numbers(args[1:]):
-        return LONG
+        return LONG_WAY
     with Unseen():
         return func(*args)
 
@@ -74,25 +74,25 @@ def _item(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: 
         kind = type(one)
         if kind is slice:
             if not (type(one.start) in _INDEXES and type(one.stop) in _INDEXES and type(one.step) in _INDEXES):
-                return LONG
+                return LONG_WAY
         elif kind not in _INDEXES:
-            return LONG
+            return LONG_WAY
     if not _is_plain(args[0]):
-        return LONG
+        return LONG_WAY
     with Unseen():
         return func(*args)
 
 
 def _dense_view(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    """Run `reshape` or `contiguous` of a tensor without gaps, for which they are views."""
+    """Run `reshape` or `contiguous` of a tensor without gaps: they are views."""
     is_view = not kwargs and _is_plain(args[0]) and args[0].is_contiguous()
-    return _view(short, ops, func, args, kwargs) if is_view else LONG
+    return _view(short, ops, func, args, kwargs) if is_view else LONG_WAY
 
 
 def _to(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a conversion to another type by `x.to(dtype)`; to the same type it is nothing."""
     if kwargs or len(args) != 2 or type(args[1]) is not torch.dtype or type(args[0]) not in _PLAIN:
-        return LONG
+        return LONG_WAY
     return args[0] if args[0].dtype is args[1] else _new(short, ops, func, args, kwargs)
 
 
@@ -107,19 +107,19 @@ def _are_numbers(values: Iterable[Any]) -> bool:
 def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run a call that reads its tensors and makes new ones."""
     if _grads() or len(args) > short.most or (kwargs and not _are_numbers(kwargs.values())):
-        return LONG
+        return LONG_WAY
     if kwargs and kwargs.get("inplace"):
-        return LONG
+        return LONG_WAY
     device = host = False
-    known, tensors = marks.DEVICE.refs, short.tensors
+    known, tensors = marks.DEVICE_TENSORS.refs, short.tensors
     uses: list[tuple[Tensor, int]] = []
     try:
         for at, value in enumerate(args):
             kind = type(value)
             if kind is Tensor or kind is Parameter:
                 if at not in tensors:
-                    return LONG
-                # `value in marks.DEVICE`, written out here and below: as a call it takes 0.2 us more for each tensor.
+                    return LONG_WAY
+                # `value in marks.DEVICE_TENSORS`, inlined here and below: a call takes 0.2 us more a tensor.
                 storage = value.untyped_storage()
                 uses.append((value, READ))
                 ref = known.get(id(storage))
@@ -129,12 +129,12 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
                     host = True
             elif kind not in _SCALARS:
                 if (kind is not tuple and kind is not list) or not value:
-                    return LONG
+                    return LONG_WAY
                 for one in value:
                     kind = type(one)
                     if kind is Tensor or kind is Parameter:
                         if at not in tensors:
-                            return LONG
+                            return LONG_WAY
                         storage = one.untyped_storage()
                         uses.append((one, READ))
                         ref = known.get(id(storage))
@@ -143,11 +143,11 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
                         elif one.dim():
                             host = True
                     elif kind is not int:
-                        return LONG
+                        return LONG_WAY
     except (NotImplementedError, RuntimeError):
-        return LONG  # no storage: sparse, or within a transform of functions
+        return LONG_WAY  # no storage: sparse, or within a transform of functions
     if device and host:
-        return LONG
+        return LONG_WAY
     with Unseen():
         checker = ops.checker
         if checker is None or not checker.active:
@@ -166,8 +166,8 @@ def _new(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _where(short: Short, ops: SyncOps, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-    # With one argument it counts the hits, for which the host waits.
-    return LONG if len(args) != 3 else _new(short, ops, func, args, kwargs)
+    # With one argument it counts the hits, and the host waits.
+    return LONG_WAY if len(args) != 3 else _new(short, ops, func, args, kwargs)
 
 
 def _both(names: str) -> list[Any]:
@@ -191,7 +191,7 @@ _TWO = _both(
     "__le__ __gt__ __ge__ __rsub__ __rmul__ __rtruediv__ __rpow__ __matmul__"
 )
 
-SHORT: dict[Any, Short] = {
+SHORT_CALLS: dict[Any, Short] = {
     **{func: Short(_view) for func in _VIEWS},
     **{func: Short(_new, (0,)) for func in _ONE},
     **{func: Short(_new, (0, 1)) for func in _TWO},
@@ -216,4 +216,4 @@ GETTERS = frozenset(
         *(getattr(Tensor, name) for name in ("size", "dim", "numel", "stride", "element_size", "is_floating_point")),
     ]
 )
-"""Calls that ask a tensor for what the host knows of it."""
+"""Calls that ask a tensor for facts that the host has."""

@@ -1,4 +1,4 @@
-"""Finds where in the user's code something happened: the frames that belong neither to torch nor to this package.
+"""Finds the user's code behind an event: the frames that belong neither to torch nor to this package.
 
 A stack is taken raw, as code objects and instructions, which is cheap enough for every operator; those of accesses to
 memory have numbers. Lines are looked up when a report needs them.
@@ -32,10 +32,10 @@ _TYPED_IN = ("<stdin>", "<string>")
 _RUNNERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("_pytest", "pytest", "pluggy"))
 
 _BELOW = (f"{os.sep}runpy.py", f"{os.sep}multiprocessing{os.sep}process.py")
-"""What runs a program, or a child's part of it."""
+"""Modules that run a program, or a child's part of it."""
 
-HIDDEN, SHOWN, END, FLOOR = range(4)
-"""The kinds of frames: not the user's, the user's, where a stack that has begun ends, where any stack ends."""
+HIDDEN, SHOWN_FRAMES, END_OF_STACK, STACK_FLOOR = range(4)
+"""Kinds of frames: not the user's, the user's, the end of a stack that has begun, the end of any stack."""
 
 
 class Frame(NamedTuple):
@@ -62,7 +62,7 @@ UNKNOWN = Frame("<unknown>", 0, "?")
 
 
 class Finder:
-    """Takes stacks and remembers what it knows of each code object. The same code has the same id while this lives."""
+    """A taker of stacks with a memory of code objects. The same code has the same id while this lives."""
 
     def __init__(self, most: int, hidden: Sequence[str] = (), floor: CodeType | None = None) -> None:
         """Keep `most` frames of a stack, which ends at a frame of `floor`.
@@ -88,13 +88,13 @@ class Finder:
             except KeyError:
                 kind = self._judge(frame.f_code)
             if kind:
-                if kind == SHOWN:
+                if kind == SHOWN_FRAMES:
                     found.append(number)
                     found.append(frame.f_lasti)
                     left -= 1
                     if not left:
                         break
-                elif kind == FLOOR or len(found) > 1:
+                elif kind == STACK_FLOOR or len(found) > 1:
                     break
             frame = frame.f_back
         return tuple(found)
@@ -102,7 +102,7 @@ class Finder:
     def _judge(self, code: CodeType) -> int:
         # The code is kept first, so that no other code gets its id: another thread may look the kind up at once.
         self._codes[id(code)] = code
-        kind = self._kinds[id(code)] = FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
+        kind = self._kinds[id(code)] = STACK_FLOOR if code is self._floor else _kind(code.co_filename, self._hidden)
         return kind
 
     def frames(self, stack: tuple[Any, ...]) -> tuple[Frame, ...]:
@@ -122,10 +122,10 @@ NO_PROGRAM = Label()
 
 
 class Sites:
-    """Stacks by number, each with the label of who was there. The same stack and label have the same number."""
+    """Stacks by number, each with its agent's label. The same stack and label have the same number."""
 
     def __init__(self, floor: CodeType) -> None:
-        """Take stacks that end at a frame of `floor`; what is below it is not the program."""
+        """Take stacks that end at a frame of `floor`; frames below it are not the program's."""
         self._finder = Finder(ACCESS_FRAMES_KEPT, hooks.hidden, floor)
         self._take = self._finder.take
         self._number: dict[tuple[Any, ...], int] = {}
@@ -174,7 +174,7 @@ def caller() -> str:
 
 
 def torchs_caller() -> str:
-    """The outermost function of torch on the way here, as `torch.cuda.temperature`; nothing where there is none."""
+    """The outermost function of torch in this stack, as `torch.cuda.temperature`; empty if there is none."""
     name, frame = "", sys._getframe(1)
     while frame.f_back is not None:
         frame = frame.f_back
@@ -212,15 +212,15 @@ _PACKAGES = tuple({sysconfig.get_path(kind) + os.sep for kind in ("purelib", "pl
 
 def _kind(file: str, hidden: Sequence[str]) -> int:
     if file.startswith("<"):
-        # What is below the module runner or the test runner is not the user's program.
-        return END if file == "<frozen runpy>" else SHOWN if file in _TYPED_IN else HIDDEN
+        # Frames below the module runner or the test runner are not the user's program.
+        return END_OF_STACK if file == "<frozen runpy>" else SHOWN_FRAMES if file in _TYPED_IN else HIDDEN
     if any(name in file for name in _RUNNERS) and file.startswith(_PACKAGES):
-        return END
+        return END_OF_STACK
     if file.startswith((*_OURS_AND_TORCH, *hidden)):
         return HIDDEN
     if file.startswith(_LIBRARY) and not file.startswith(_PACKAGES):
-        return END if file.endswith(_BELOW) else HIDDEN
-    return SHOWN
+        return END_OF_STACK if file.endswith(_BELOW) else HIDDEN
+    return SHOWN_FRAMES
 
 
 @lru_cache(maxsize=1 << 16)

@@ -26,7 +26,7 @@ _LINE = re.compile(r"(?P<path>\S+?)(?::(?P<line>\d+))?(?:\s+(?P<rule>[\w-]+))?\s
 
 @dataclass(slots=True)
 class Suppression:
-    """One suppression. `used` counts what it excused."""
+    """One suppression. `used` counts its excused findings."""
 
     path: str
     line: int | None
@@ -69,7 +69,7 @@ def gather(flags: Iterable[str], file: str | None) -> list[Suppression]:
 
 
 def apply(entries: Iterable[CountedFinding], suppressions: list[Suppression]) -> list[CountedFinding]:
-    """Return the entries, with those excused that a suppression matches."""
+    """Return the entries; entries that a suppression matches are excused."""
     return [_excused(entry, suppressions) for entry in entries]
 
 

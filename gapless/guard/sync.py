@@ -25,7 +25,7 @@ SLOW_MS = 1.0
 class Region(Scope, ContextDecorator):
     """A checked region; use it by `with`, or as a decorator. It may be entered again, and on several threads at once.
 
-    `report` holds what was found, in all of its uses.
+    `report` holds the findings of all of its uses.
     """
 
     def __enter__(self) -> Region:
@@ -104,7 +104,7 @@ def emulating() -> Region:
 
 
 def listening() -> AbstractContextManager[None]:
-    """Report what is found inside, also when a caller further out has silenced this thread's reports."""
+    """Report findings inside, also when a caller further out has silenced this thread's reports."""
     watch = current()
     assert watch is not None, "listening() is for the inside of a region"
     return holding(watch, quiet=0)

@@ -1,4 +1,4 @@
-"""The function half of no_sync: calls whose wait the dispatcher does not see, and tensors of an emulated device.
+"""The half of no_sync for functions: waits that the dispatcher does not see, and tensors of an emulated device.
 
 Some waits have no operation of their own: on the CPU `t.tolist()` reads memory directly and `t.to("cpu")` does nothing.
 Here they are seen as the user wrote them. Where there is no accelerator, tensors asked for on one are made on the CPU
@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from . import marks
 from .emulate import refusal_of
 from .patches import leave_uncompiled
-from .short_calls import GETTERS, LONG, SHORT, is_open
+from .short_calls import GETTERS, LONG_WAY, SHORT_CALLS, is_open
 from .sites import caller
 from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
@@ -29,7 +29,7 @@ from .watched import TALLY
 Handler = Callable[[ThreadState, TorchCall], Any]
 """Checks one call and makes it; returns its result."""
 
-HOST = torch.device("cpu")
+CPU = torch.device("cpu")
 
 _GROUPED = re.compile(r"/torch/(optim|amp|nn/utils)/")
 """Parts of torch that ask C++ code for the device of tensors; for emulated ones the answer must be the CPU."""
@@ -84,7 +84,7 @@ def _target(watch: ThreadState, call: TorchCall) -> Any:
 
 
 def _device_of(watch: ThreadState, tensor: Tensor) -> torch.device:
-    return marks.emulated if tensor.device == HOST and watch.is_device(tensor) else tensor.device
+    return marks.emulated if tensor.device == CPU and watch.is_device(tensor) else tensor.device
 
 
 def _wants_non_blocking(call: TorchCall) -> bool:
@@ -104,9 +104,9 @@ def _upload(watch: ThreadState, call: TorchCall, device: Any, non_blocking: bool
     with watch.silence():
         if not marks.must_emulate(device):
             return _run(call)
-        result = _run(_with_device(call, HOST))
+        result = _run(_with_device(call, CPU))
         if not on_host:
-            marks.DEVICE.add(result)
+            marks.DEVICE_TENSORS.add(result)
             return result
         # A host tensor and its copy on the device are two tensors; the copy is an operation for the race checker too.
         return _device_copy(watch, result, non_blocking)
@@ -131,7 +131,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
     if marks.on_accelerator(source):
         with watch.silence(to_host=True):
             result = _run(call)
-        marks.HOST.add(result)
+        marks.HOST_COPIES.add(result)
         return result
     with watch.silence():
         # It may have another type now, and is still on the emulated device.
@@ -141,7 +141,7 @@ def _download(watch: ThreadState, call: TorchCall, rule: str) -> Any:
 def _host_copy(watch: ThreadState, source: Tensor, non_blocking: bool) -> Tensor:
     with watch.silence(to_host=True):
         copy = torch.empty_like(source, requires_grad=False) if source.layout is torch.strided else source.clone()
-    marks.HOST.add(copy)
+    marks.HOST_COPIES.add(copy)
     if non_blocking:
         marks.PINNED.add(copy)  # torch makes a pinned destination for a non-blocking copy
     return copy.copy_(source, non_blocking)
@@ -191,7 +191,7 @@ def _from_data(watch: ThreadState, call: TorchCall) -> Any:
         if on_device or call.func is torch.tensor or not marks.must_emulate(device):
             return _placed(watch, call)
         # as_tensor and asarray share the memory of host data, which a device cannot.
-        return _device_copy(watch, _run(_with_device(call, HOST)), False)
+        return _device_copy(watch, _run(_with_device(call, CPU)), False)
 
 
 def _check_data(watch: ThreadState, data: Any, is_copied: bool) -> None:
@@ -230,7 +230,7 @@ def _new_tensor(watch: ThreadState, call: TorchCall) -> Any:
         return _run(call)
     with watch.silence():
         result = _placed(watch, call)
-        marks.DEVICE.add(result)
+        marks.DEVICE_TENSORS.add(result)
         return result
 
 
@@ -244,7 +244,7 @@ def _placed(watch: ThreadState, call: TorchCall) -> Any:
             return marks.pinned_tensor(call.func(*call.args, **kwargs))
     if not (marks.names_device(kwargs.get("device")) and marks.must_emulate(kwargs["device"])):
         return _run(call)
-    kwargs["device"] = HOST
+    kwargs["device"] = CPU
     with watch.placing():
         result = call.func(*call.args, **kwargs)
     return marks.device_tensor(result) if isinstance(result, (Tensor, tuple, list)) else result
@@ -254,7 +254,7 @@ def _deep_copy(watch: ThreadState, call: TorchCall) -> Any:
     with watch.silence():
         result = _run(call)
     if watch.is_device(call.args[0]):
-        marks.DEVICE.add(result)
+        marks.DEVICE_TENSORS.add(result)
     return result
 
 
@@ -346,7 +346,7 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.tensor_split: _split_at,
     Tensor.device.__get__: _asked(lambda device: device),
     Tensor.is_cuda.__get__: _asked(lambda device: device.type == "cuda"),  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _asked(lambda device: device == HOST),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: _asked(lambda device: device == CPU),  # type: ignore[attr-defined]
     Tensor.get_device: _asked(_index_of),
     torch.get_device: _asked(_index_of),
 }
@@ -370,10 +370,10 @@ class SyncCalls(TorchFunctionMode):
         watch = self._watch
         outer = watch.call
         if outer is None and watch.by_marks and not watch.quiet:
-            short = SHORT.get(func)
+            short = SHORT_CALLS.get(func)
             if short is not None and is_open():
                 out = short.run(short, self._ops, func, args, kwargs)
-                if out is not LONG:
+                if out is not LONG_WAY:
                     return out
             elif not kwargs and func in GETTERS:
                 return func(*args)

@@ -73,7 +73,7 @@ def _install_cuda(stack: Patches) -> None:
     # Taken now: a thread that outlives the run would find the real one of a machine without CUDA.
     before, set_mode = _cuda.get_sync_debug_mode(), _cuda.set_sync_debug_mode
     with warnings.catch_warnings():
-        # Torch says once that the mode is a prototype.
+        # Torch warns once that the mode is a prototype.
         warnings.simplefilter("ignore")
         set_mode("warn")
     stack.callback(set_mode, before)

@@ -124,8 +124,8 @@ def copy_rule(host: Tensor, non_blocking: bool, *, up: bool) -> str | None:
 
 
 def _lift(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None:
-    """A tensor was made of Python numbers: it is on the host, even if a predicate says otherwise."""
-    marks.HOST.add(args[0])
+    """A tensor made of Python numbers is on the host, even against a predicate."""
+    marks.HOST_COPIES.add(args[0])
     return None
 
 
@@ -174,7 +174,7 @@ _PLAIN = """
 
 
 class Op(NamedTuple):
-    """What is known of one operation."""
+    """Facts about one operation."""
 
     check: Check | None
     """The check of its arguments; with None, only a host operand beside a device operand is wrong."""
@@ -202,7 +202,7 @@ def _foreign(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
 def describe(func: Any) -> Op:
     """The table's entry for an operator overload."""
     schema = getattr(func, "_schema", None)
-    if schema is None:  # a higher-order operator, whose arguments are functions and what they need
+    if schema is None:  # a higher-order operator, whose arguments are functions and their arguments
         return Op(_always(""), True, False, False, False, func)
     full = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     check = _CHECKS.get(full) or _CHECKS.get(schema.name)
@@ -229,7 +229,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
         self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
-        """What runs around each operation in place of a mode of its own, which would cost more than its work."""
+        """A function around each operation, in place of a mode, which would cost more than its work."""
         self.checker: Any = None
         """The checker of races that `around` reports to."""
 
@@ -242,7 +242,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types and any(map(is_traceable_wrapper_subclass_type, types)):
-            return NotImplemented  # DTensor and such take their tensors out, and what they do with those comes here
+            return NotImplemented  # DTensor and such take their tensors out and call operators on them, which come here
         if self.around is None:
             return self._checked(func, args, kwargs or {})
         return self.around(self._checked, func, args, kwargs or {})
@@ -294,7 +294,7 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             tensors = True
-            if value in marks.DEVICE or is_device(value):
+            if value in marks.DEVICE_TENSORS or is_device(value):
                 device = True
             elif value.dim():
                 host = True
@@ -310,14 +310,14 @@ def _sides(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> tuple[bool
 
 
 def _makes_on_device(watch: ThreadState) -> bool:
-    """Return whether the user's call names a device or has a device tensor, so that what it makes is on the device."""
+    """Return whether the user's call names a device or has a device tensor, so that its result is on the device."""
     call = watch.call
     return watch.to_device or (call is not None and _sides(watch, call.args, call.kwargs)[0])
 
 
 def mark(out: Any) -> None:
     if isinstance(out, Tensor):
-        marks.DEVICE.add(out)
+        marks.DEVICE_TENSORS.add(out)
     elif isinstance(out, (list, tuple)):
         for item in out:
             mark(item)

@@ -1,4 +1,4 @@
-"""The table of all ways of making the host wait that no_sync knows; the modes, the CUDA hooks and the lint use it."""
+"""The table of all ways of making the host wait; the modes, the CUDA hooks and the lint use it."""
 
 from __future__ import annotations
 

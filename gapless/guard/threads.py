@@ -18,7 +18,7 @@ _around: list[Around] = []
 
 @contextmanager
 def starting_inside(around: Around) -> Iterator[None]:
-    """Run new threads inside `around`, within the contexts that are there already. Those that run later on keep it."""
+    """Run new threads inside `around`, within the contexts that exist already. Threads that outlive this keep it."""
     with _patches.held():
         _around.append(around)
         try:

@@ -1,4 +1,4 @@
-"""The state of a checked thread: its regions, what is allowed, the call it is in."""
+"""The state of a checked thread: its regions, its allowances and its current call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Mode = Literal["raise", "record"]
 
 
 class SyncError(RuntimeError):
-    """A checked region would have made the host wait. `finding` says where, why, and what to write instead."""
+    """A checked region would have made the host wait. `finding` has the place, the reason and the mend."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.text())
@@ -35,7 +35,7 @@ class SyncError(RuntimeError):
 
 @dataclass(eq=False)
 class Scope:
-    """What a ThreadState needs of a region."""
+    """A region, as a ThreadState uses it."""
 
     predicate: Predicate | None
     mode: Mode
@@ -43,7 +43,7 @@ class Scope:
     reports: bool = True
     """Whether findings count."""
     report: SyncReport = field(default_factory=SyncReport)
-    """What was found, in all of its uses."""
+    """The findings of all of its uses."""
 
 
 class TorchCall(NamedTuple):
@@ -59,7 +59,7 @@ class ThreadState:
 
     def __init__(self) -> None:
         self.modes = ExitStack()
-        """What is in place while the thread is inside regions: its modes and hooks."""
+        """Modes and hooks that are in place while the thread is inside regions."""
         self.scopes: list[Scope] = []
         self.slow_ns = 0
         """The time limit of the innermost region."""
@@ -79,7 +79,7 @@ class ThreadState:
         self.late: list[Finding] = []
         """Findings to be reported when the region ends."""
         self.grown: list[tuple[int, int]] = []
-        """What the allocators had done when each region began."""
+        """The allocators' counters at the beginning of each region."""
         self.by_marks = False
         """Whether device tensors are the marked ones and no call is timed: then a call may go the short way."""
         self._polls: Counter[Frame] = Counter()
@@ -87,8 +87,8 @@ class ThreadState:
         self.real = marks.has_accelerator()
 
     def settle(self) -> None:
-        """Take what the regions say that are in `scopes` now."""
-        # A region that names no devices sees those of the one around it.
+        """Take the settings of the regions in `scopes`."""
+        # A region that names no devices sees the devices of the region around it.
         named = (scope.predicate for scope in reversed(self.scopes))
         self._predicate = next((predicate for predicate in named if predicate is not None), None)
         self.slow_ns = self.scopes[-1].slow_ns if self.scopes else 0
@@ -96,14 +96,14 @@ class ThreadState:
         self._polls.clear()
 
     def is_device(self, tensor: Tensor) -> bool:
-        if tensor in marks.DEVICE or (self.real and marks.on_accelerator(tensor)):
+        if tensor in marks.DEVICE_TENSORS or (self.real and marks.on_accelerator(tensor)):
             return True
         if type(tensor) is not Tensor and is_traceable_wrapper_subclass(tensor):
             return any(self.is_device(inner) for inner in marks.inside(tensor))
-        return self._predicate is not None and tensor not in marks.HOST and self._predicate(tensor)
+        return self._predicate is not None and tensor not in marks.HOST_COPIES and self._predicate(tensor)
 
     def flag(self, rule: str, what: str = "", detail: str = "") -> None:
-        """Report a finding at the user's line; raises SyncError where the region says so."""
+        """Report a finding at the user's line; raises SyncError if the region is set to raise."""
         if self.quiet:
             return
         self.reported = True
@@ -129,7 +129,7 @@ class ThreadState:
 
     @contextmanager
     def silence(self, to_host: bool = False) -> Iterator[None]:
-        """Report nothing inside; with `to_host` what is made inside are host tensors."""
+        """Report nothing inside; with `to_host` new tensors are host tensors."""
         # Written out, since most checked calls come here.
         quiet, host = self.quiet, self.to_host
         self.quiet, self.to_host = quiet + 1, to_host or host
@@ -139,7 +139,7 @@ class ThreadState:
             self.quiet, self.to_host = quiet, host
 
     def placing(self) -> AbstractContextManager[None]:
-        """Place what is made inside from no other tensor on the emulated device."""
+        """Place new tensors that are made from no other tensor on the emulated device."""
         return holding(self, to_device=True)
 
 

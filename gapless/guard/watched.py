@@ -1,4 +1,4 @@
-"""Counts what the detectors watched, so that a clean run is not mistaken for one in which nothing was seen."""
+"""Counts of watched things, so that a clean run is not mistaken for one without anything to see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TALLY = Tally()
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was watched in one run: numbers of each kind."""
+    """Numbers of watched things of each kind in one run."""
 
     device_tensors: int
     """Storages on a device that the program made, real or emulated."""
@@ -53,7 +53,7 @@ class Watched:
     processes: int
     """Processes that the program started."""
     children: int = 0
-    """Child processes that were watched, too: what is counted above includes theirs."""
+    """Watched child processes; the counts above include theirs."""
     lost: int = 0
     """Child processes that were watched and killed, so that their findings are not known."""
 
@@ -103,7 +103,7 @@ class Watching:
         self._tensors = _device_tensors()
 
     def so_far(self) -> Watched:
-        """Return what was watched until now."""
+        """Return the counts until now."""
         counts = TALLY.counts() - self._before
         tensors = _device_tensors() - self._tensors
         return Watched(tensors, counts["copies"], counts["streams"], counts["threads"] + 1, counts["processes"])
@@ -119,8 +119,8 @@ def _counted(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _device_tensors() -> int:
-    """Count the storages of device tensors so far: those marked, and those that CUDA's allocator gave out."""
-    made = marks.DEVICE.added
+    """Count the storages of device tensors so far: marked ones, and allocations of CUDA's allocator."""
+    made = marks.DEVICE_TENSORS.added
     if torch.cuda.is_available() and _cuda.is_initialized():
         made += _cuda.memory_stats().get("allocation.all.allocated", 0)
     return made

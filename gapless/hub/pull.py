@@ -26,10 +26,10 @@ def partial_of(blob: Path) -> Path:
 
 
 def pull(url: str, blob: Path, size: int, sha256: str, count: Count, what: str) -> None:
-    """Fetch `url` to `blob`, going on where an earlier start stopped. `what` is how messages name the file.
+    """Fetch `url` to `blob`, from the byte at which an earlier start stopped. `what` is the file's name in messages.
 
     Raises:
-        CheckpointError: the content is another than the hub says; it is not kept.
+        CheckpointError: the content differs from the hub's checksum; it is not kept.
         Exception: huggingface_hub's own, when the hub refuses or stays away.
     """
     partial = partial_of(blob)
@@ -77,7 +77,7 @@ def _connect(url: str, file: BinaryIO, size: int, count: Count) -> Exception | N
                 file.seek(0)
                 file.truncate()
                 count(-at)
-            for chunk in answer.iter_bytes():  # of its own size: a size of ours would lose what is not full at a break
+            for chunk in answer.iter_bytes():  # a size of ours would lose the unfilled piece at a break
                 file.write(chunk)
                 count(len(chunk))
                 if file.tell() > size:

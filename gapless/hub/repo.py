@@ -1,4 +1,4 @@
-"""A commit of a model on the hub: its files in huggingface_hub's cache, and those that are still to be fetched.
+"""A commit of a model on the hub: its files in huggingface_hub's cache, and the files still to be fetched.
 
 Files are fetched by name. The names are those that the engine reads: none holds code, none is a pickle.
 """
@@ -23,8 +23,8 @@ from gapless.hub.faults import Asked, fault, no_room, readable_settings
 from gapless.hub.progress import say, showing
 from gapless.hub.pull import partial_of, pull
 
-CONFIG = "config.json"
-GENERATION = "generation_config.json"
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_MORE = (
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -34,8 +34,8 @@ TEMPLATES = "additional_chat_templates"
 """The folder of further chat templates, by name"""
 MAIN = "main"
 _COMMIT, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
-LOCK_SECONDS = 1.0
-"""A start that waits longer for another says so."""
+UNLOGGED_SECONDS = 1.0
+"""A start that waits longer for another logs it."""
 QUIET_BYTES = 1_000_000
 """A fetch below this is over before a person could read about it."""
 
@@ -60,7 +60,7 @@ class Repo:
         """Why it could not be asked."""
 
     def fetch(self, *required: str, more: Sequence[str] = ()) -> None:
-        """Bring into the cache what is not there; of `more` only what the commit has.
+        """Bring missing files into the cache; of `more` only the files of the commit.
 
         Raises:
             ConfigError, CheckpointError, ServerError: the commit lacks a required file, the cache has no room, the hub
@@ -84,12 +84,12 @@ class Repo:
         self.fetch(TOKENIZER, more=(*TOKENIZER_MORE, *folder))
 
     def missing(self, names: Sequence[str]) -> dict[str, Remote]:
-        """Return those of `names` that the commit has and the cache lacks, or has in another size."""
+        """Return the files of `names` that the commit has and the cache lacks, or has in another size."""
         asked = {name: self._files[name] for name in names if name in self._files}
         return {name: file for name, file in asked.items() if not _is_whole(self.folder / name, file)}
 
     def weights(self) -> tuple[str, ...]:
-        """The files of the weights, as the loader chooses them; reads the index, where there is one.
+        """The files of the weights, as the loader chooses them; reads the index, if there is one.
 
         Raises CheckpointError when the commit has no safetensors.
         """
@@ -109,7 +109,7 @@ class Repo:
     def _lack(self, name: str) -> GaplessError:
         if self._away is not None:
             return type(self._away)(f"{self._away}; the cached snapshot of commit {self.commit} lacks {name}")
-        if name in (CONFIG, SINGLE) and not {SINGLE, INDEX} & self._files.keys():
+        if name in (CONFIG_FILE, SINGLE) and not {SINGLE, INDEX} & self._files.keys():
             return CheckpointError(self._no_safetensors())
         return CheckpointError(
             f"{self.asked.what}: {self.asked.name} has no {name} at commit {self.commit}: choose a repository or a "
@@ -173,7 +173,7 @@ class Repo:
         what = f"{self.asked.name}: {name}"
         with ExitStack() as held:  # the lock is that of huggingface_hub: two starts must not write one file
             try:
-                held.enter_context(WeakFileLock(lock, timeout=LOCK_SECONDS))
+                held.enter_context(WeakFileLock(lock, timeout=UNLOGGED_SECONDS))
             except TimeoutError:
                 say(logging.INFO, f"{what}: another start fetches it; waiting for that")
                 held.enter_context(WeakFileLock(lock))
@@ -225,7 +225,7 @@ def surroundings() -> str:
 
 
 def _room(cache: Path) -> tuple[Path, int]:
-    """The innermost folder of `cache` that is there, and the free bytes of its disk."""
+    """The innermost existing folder of `cache`, and the free bytes of its disk."""
     there = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return there, shutil.disk_usage(there).free
 
@@ -238,7 +238,7 @@ def fetch_tokenizer(name: str, revision: str | None = None, cache: str | None = 
 
 
 def storage(asked: Asked) -> Path:
-    """The folder in which huggingface_hub keeps a model: its blobs, and the snapshots and refs that point to them."""
+    """huggingface_hub's folder of a model: its blobs, and the snapshots and refs that point to them."""
     from huggingface_hub.file_download import repo_folder_name
 
     return Path(asked.cache) / repo_folder_name(repo_id=asked.name, repo_type="model")
@@ -259,7 +259,7 @@ def _remember(asked: Asked, commit: str) -> None:
 
 
 def _is_whole(path: Path, file: Remote) -> bool:
-    """Whether the file is here in the size that the hub says: a machine that lost power may have kept less."""
+    """Whether the file is here in the hub's size: a machine that lost power may have kept less."""
     return path.exists() and file.size in (0, path.stat().st_size)
 
 
@@ -276,7 +276,7 @@ def _told(asked: Asked) -> Iterator[None]:
 
 @contextmanager
 def _announced(asked: Asked, total: int) -> Iterator[Count]:
-    """Says what is fetched, how far it is, and how long it took, where it is worth a word."""
+    """Progress of a fetch, in log records: the name, the share and, for a long one, the duration."""
     if total < QUIET_BYTES:
         yield lambda count: None
         return
@@ -309,6 +309,6 @@ def _meter(count: Count) -> type[Any]:
             return lambda *_, **__: None
 
         def update_transfer(self, *_: object) -> None:
-            """Bytes on the wire, where they are compressed; `update` has what they become."""
+            """Bytes on the wire, compressed or not; `update` counts decoded bytes."""
 
     return Meter

@@ -1,1 +1,1 @@
-"""Fused operations: each as plain torch, as Triton for CUDA, and as C++ for the CPU. Model and step call them alone."""
+"""Fused operations: each in plain torch, in Triton for CUDA, and in C++ for the CPU. Called by model and step alone."""

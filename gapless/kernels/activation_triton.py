@@ -21,7 +21,7 @@ def silu_mul_kernel(
     gate_up, out, inner, adapters, lines, WIDTH: tl.constexpr, ROW: tl.constexpr, RANK: tl.constexpr,
     INNER_ROW: tl.constexpr, INNER_SLOT: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, columns). EARLY: lines of the row's adapter are there before the kernel in front has ended."""
+    """Program (row, columns). EARLY: lines of the row's adapter are ready before the previous kernel ends."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -51,8 +51,8 @@ def silu_mul(
 ) -> Tensor:  # fmt: skip
     """Return silu(left half) * right half of `gate_up` [T, 2I], whose rows may be apart: [T, I], computed in float32.
 
-    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 2 * rank], or [T, slots, 2 *
-    rank], times `lines` [slots, rank, 2I] of each token's slot. early: see `launch_options`.
+    With `adapters` int64 [T], first adds the adapters' second half: inner [T, 2 * rank], or [T, slots, 2 * rank], times
+    `lines` [slots, rank, 2I] of each token's slot. early: see `launch_options`.
     """
     assert gate_up.stride(1) == 1
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2

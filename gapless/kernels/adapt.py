@@ -1,4 +1,4 @@
-"""Low-rank adapters in plain torch: what a row's adapter adds to a product. The reference of the Triton kernels."""
+"""Low-rank adapters in plain torch: the terms they add to a product. The reference of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TOKENS = 64
 
 
 class AdapterPart(NamedTuple):
-    """The tables of one linear layer, at fixed addresses. Slot 0 is that of rows without an adapter, and all zeros.
+    """The adapter tables of one linear layer, at fixed addresses. Slot 0, for rows without an adapter, is all zeros.
 
-    A layer that is several projections of one input has as many times the rank in `down`.
+    A layer of several projections of one input has that many ranks in `down`.
     """
 
     down: Tensor
@@ -30,17 +30,17 @@ class AdapterPart(NamedTuple):
 
 
 class Shrunk(NamedTuple):
-    """What the adapters of rows add to a product, before its second half."""
+    """The first half of the adapters' terms in a product."""
 
     inner: Tensor
-    """[shares, rows, projections * rank] float32: parts of x @ down.T, which mean nothing in rows of slot 0"""
+    """[shares, rows, projections * rank] float32: parts of x @ down.T, undefined in rows of slot 0"""
     slots: Tensor
     """int64 [rows]"""
     part: AdapterPart
 
 
 class Joint(NamedTuple):
-    """A product, before the second half of what adapters add to it, with the first half for every slot."""
+    """A product without its adapter terms, with their first half for every slot."""
 
     product: Tensor
     """[rows, out]"""

@@ -1,13 +1,13 @@
-"""What adapters add to products of decode rows, in Triton, inside kernels that run anyway.
+"""Adapter terms in products of decode rows, in Triton, inside kernels that run anyway.
 
-An adapter adds up.T @ (down @ x). Its first half is done where x is made, by the norm before a product, or else by
-further programs of the product that reads x; its second half where that product is stored, or by what reads it: the
-norm, and for more than few rows rotation and activation. So adapters cost few rows no launch. Each row reads its own
-adapter alone: what it takes depends neither on how many adapters there are nor on what other rows have, and rows
-without one (slot 0) read and add nothing.
+An adapter adds up.T @ (down @ x). The first half is computed with x, by the norm before a product, or else by further
+programs of the product that reads x; the second half is computed when the product is stored, or by its reader: the
+norm, and beyond few rows rotation and activation. So adapters cost few rows no launch. Each row reads its own adapter
+alone: its cost depends neither on the number of adapters nor on other rows, and rows without one (slot 0) read and add
+nothing.
 
-Adapters and slots do not change in a forward, and what begins one waits for all before it. So a kernel that begins
-early reads them before it waits for the kernel in front.
+Adapters and slots do not change in a forward, whose first kernel waits for everything before it. So a kernel that
+begins early reads them before it waits for the previous kernel.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, assignment"
@@ -25,30 +25,30 @@ from triton.language.extra import cuda
 from gapless.kernels.library_triton import is_hopper, launch_options, prefetch
 
 RANKS = tl.constexpr(16)
-"""Lines of `up` that a program of a product holds before its input is there: the least rank."""
+"""Lines of `up` held by a program of a product before its input is ready: the least rank."""
 GROUP = tl.constexpr(16)
-"""Lines of `down` that a program beside a product multiplies."""
+"""Lines of `down` multiplied by a further program of a product."""
 DEPTH = tl.constexpr(512)
-"""Inputs that it reads at a time."""
+"""Inputs read by it at a time."""
 MOST_INPUTS = {128: 3072, 256: 1536}
-"""The most inputs that such a program reads, by the greatest number of rows."""
+"""Most inputs read by such a program, by the greatest number of rows."""
 HELD = 16384
-"""Numbers of each projection of an adapter that a program of the norm holds."""
+"""Numbers of each projection of an adapter held by a program of the norm."""
 HELD_UPPER = 65536
-"""Numbers of the lines that it adds which it holds too"""
+"""Numbers of added lines held by it as well"""
 FEW = tl.constexpr(8)
-"""Rows with an adapter up to which further programs of the norm share its lines: with more, the product that follows
-would find too few multiprocessors on which to ask for its weight early."""
+"""Most rows with an adapter whose lines further programs of the norm share: with more, the next product would find too
+few multiprocessors to prefetch its weight."""
 PIECE = tl.constexpr(128)
-"""Columns that half a warp of the norm reads at a time."""
+"""Columns read by half a warp of the norm at a time."""
 MOST_HELD = 64
-"""Rows up to which a program of the norm holds the lines of all projections, and has a multiprocessor for itself."""
+"""Most rows for which a program of the norm holds the lines of all projections, alone on its multiprocessor."""
 NORM_WARPS = 8
 
 
 @triton.jit
 def first_of(lines, mask, N: tl.constexpr):
-    """The first RANKS of lines of N numbers, as tensors like the pointers `lines`, in a tuple."""
+    """Load the first RANKS of lines of N numbers, as tensors like the pointers `lines`, in a tuple."""
     held = ()
     for rank in tl.static_range(RANKS):
         held = held + (tl.load(lines + rank * N, mask=mask, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
@@ -57,7 +57,7 @@ def first_of(lines, mask, N: tl.constexpr):
 
 @triton.jit
 def with_lines(total, held, lines, mask, sums, N: tl.constexpr, RANK: tl.constexpr):
-    """`total` and RANK `lines` times their `sums`; held: `first_of` them."""
+    """Return `total` plus RANK `lines` times their `sums`; held: `first_of` them."""
     for rank in tl.static_range(RANK):
         if rank < RANKS:
             line = held[rank]
@@ -68,8 +68,8 @@ def with_lines(total, held, lines, mask, sums, N: tl.constexpr, RANK: tl.constex
 
 
 def inner_strides(inner: Tensor | None) -> tuple[int, int]:
-    """Return the strides of rows and slots in the first half of what adapters add, [rows, lines] of each row's slot or
-    [rows, slots, lines] of every one."""
+    """Return the strides of rows and slots in the adapters' first half, [rows, lines] of each row's slot or [rows,
+    slots, lines] of every one."""
     return (0, 0) if inner is None else (inner.stride(0), inner.stride(1) if inner.dim() == 3 else 0)
 
 
@@ -110,7 +110,7 @@ def _add_lines(
     total, up, inner, slot, token, column, inside, number, N: tl.constexpr, FROM: tl.constexpr, END: tl.constexpr,
     RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
 ):  # fmt: skip
-    """Adds ranks FROM .. END of projection `number` to the columns that are `inside`."""
+    """Add ranks FROM .. END of projection `number` to the `inside` columns."""
     mine = (slot > 0)[:, None] & inside[None, :]
     lines = up + (slot * (RANK * N))[:, None] + column[None, :]
     place = inner + token * (PROJECTIONS * RANK) + number * RANK
@@ -125,10 +125,10 @@ def expanded(
     held, some, up, inner, slot, column, inside, low, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """The second half of what adapters add: [BLOCK_M, BLOCK_N] float32, zeros unless `some` row has one.
+    """Return the adapters' second half: [BLOCK_M, BLOCK_N] float32, zeros unless `some` row has one.
 
     held: `first_lines`. inner [M, PROJECTIONS * RANK] float32: the first half. The columns of projections end at FIRST,
-    SECOND and N. `low` is the first column, from which on they follow each other unless GATED.
+    SECOND and N. Columns run from `low`, unless GATED.
     """
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     if some > 0:
@@ -148,7 +148,7 @@ def expanded(
             if PROJECTIONS > 1:
                 total = tl.where((own == number)[None, :], total, 0.0)
             for other in tl.static_range(1, PROJECTIONS):
-                # A tile that has columns of more than one projection.
+                # A tile with columns of several projections.
                 if _begins_inside(low, FIRST if other == 1 else SECOND, BLOCK_N):
                     there = inside & (own == other)
                     total = _add_lines(
@@ -185,7 +185,7 @@ def shrink(
             for begin in tl.static_range(DEPTH, PART, DEPTH):
                 at = share * PART + begin + tl.arange(0, DEPTH // STEP) * STEP
                 prefetch(lines + tl.minimum(at, K - 1)[None, :])
-    if slot > 0:  # the others need not wait: programs that multiply do
+    if slot > 0:  # the others need not wait: multiplying programs do
         if EARLY:
             cuda.gdc_wait()
         total = tl.zeros([GROUP, DEPTH], tl.float32)
@@ -199,9 +199,9 @@ def shrink(
 
 @triton.jit
 def _own_work(program, slots, M, PROJECTIONS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """A program's row, and the projections whose lines it makes: the first one, and the one after the last.
+    """Return a program's row, and the range of projections whose lines it computes.
 
-    The programs from M on make one projection each, of rows with an adapter, if these are at most FEW.
+    Programs from M on compute one projection each, of rows with an adapter, if these are at most FEW.
     """
     FURTHER: tl.constexpr = max(PROJECTIONS - 1, 1)
     token = tl.arange(0, BLOCK_M)
@@ -225,8 +225,8 @@ def adapted_norm_kernel(
 ):  # fmt: skip
     """Computes the norm `out` of x [M, WIDTH], and inner [M, LINES] of it: a program a row and CHUNK lines.
 
-    before [SHARES, M, RANK] float32, if SHARES: the first half of what adapters add to x; `changed` gets the sum. inner
-    is of the norm before it is rounded. The lines of the first TILES projections are loaded before the kernel in front
+    before [SHARES, M, RANK] float32, if SHARES: the first half of x's adapter terms; `changed` gets the sum. inner is
+    computed from the unrounded norm. The lines of the first TILES projections are loaded before the previous kernel
     ends. Programs from M on: see `_own_work`.
     """
     program = tl.program_id(0)
@@ -248,7 +248,7 @@ def adapted_norm_kernel(
             held = held + (tl.load(uppers + rank * WIDTH, mask=own, other=0.0),)  # noqa: RUF005 (Triton unpacks none)
     first = (part == 0) & (program < M)
     if LINES > 0:
-        # Each line is in one half of a warp (Triton 3.6): its products are added up with few shuffles.
+        # Each line is in one half of a warp (Triton 3.6), so that its sum takes few shuffles.
         line = part * CHUNK + tl.arange(0, CHUNK)
         lines = down + (slot * LINES + line)[:, None, None] * WIDTH + column[None, :, :]
         tiles = ()
@@ -275,7 +275,7 @@ def adapted_norm_kernel(
                         value += held[rank].to(tl.float32) * total
                     else:
                         value += tl.load(uppers + rank * WIDTH, mask=own, other=0.0).to(tl.float32) * total
-            # The norm is of what the next layer reads: the sum rounded to its dtype.
+            # The norm uses the sum rounded to x's dtype, as the next layer reads it.
             kept = value.to(x.dtype.element_ty)
             if first:
                 tl.store(changed + at, kept, mask=inside)
@@ -300,9 +300,10 @@ def adapted_norm(
     x: Tensor, before: Tensor | None, up: Tensor | None, slots: Tensor, norm: Tensor, eps: float, down: Tensor | None,
     projections: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return x [M, H] with what `before` [shares, M, rank] and `up` add to it, its norm, and `down` of that [M, lines].
+    """Return x [M, H] with the adapter terms of `before` [shares, M, rank] and `up`, its norm, and `down` of that [M,
+    lines].
 
-    Without `before` the first means nothing, without `down` the last. Those of rows of slot 0 in it never do.
+    Without `before` the first result is undefined, without `down` the last, as always in rows of slot 0.
     """
     assert x.is_contiguous() and norm.is_contiguous() and slots.is_contiguous() and len(x) <= max(MOST_INPUTS)
     (rows, width), lines = x.shape, 0 if down is None else down.shape[1]
@@ -327,12 +328,12 @@ def adapted_norm(
 
 
 class AdapterWork(NamedTuple):
-    """What a product does for the adapters of its rows."""
+    """A product's work for the adapters of its rows."""
 
     table: Tensor
-    """`down` of a product that is added, else `up`; see `AdapterPart`"""
+    """`down` of an added product, else `up`; see `AdapterPart`"""
     inner: Tensor
-    """float32: [shares, M, lines], written, of a product that is added; else read"""
+    """float32 [shares, M, lines]: written by an added product, else read"""
     slots: Tensor
     """int64 [M]"""
     ends: tuple[int, ...]
@@ -343,7 +344,7 @@ class AdapterWork(NamedTuple):
         return self.inner.shape[0] if self.inner.dim() == 3 else 1
 
     def programs(self) -> int:
-        """How many programs its first half takes."""
+        """Return the number of programs of the first half."""
         return len(self.slots) * self.shares * (self.table.shape[1] // int(GROUP.value))
 
     def fixed(self) -> dict[str, int | bool]:
@@ -356,9 +357,9 @@ class AdapterWork(NamedTuple):
 
 
 NO_ADAPTERS = {"ADAPT": False, "RANK": 0, "PROJECTIONS": 0, "FIRST": 0, "SECOND": 0, "SHARES": 0}
-"""The compile-time arguments of a kernel that does nothing for adapters"""
+"""Compile-time arguments of a kernel without adapters"""
 
 
 def shares_of(depth: int, rows: int) -> int:
-    """Return in how many shares the first half of a product of this depth is made."""
+    """Return the number of shares of the first half of a product of this depth."""
     return -(-depth // next(share for most, share in MOST_INPUTS.items() if rows <= most))

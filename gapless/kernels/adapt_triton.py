@@ -1,7 +1,7 @@
 """Low-rank adapters in Triton: two small products grouped by slot, which read the adapters of their rows alone.
 
-A program works on one slot and one block of tokens, and ends at once where no token of its block has that slot. A row
-without an adapter is written by none, so that it is as it was to the bit.
+A program works on one slot and one block of tokens, and ends at once if no token of its block has that slot. Rows
+without an adapter are never written, and stay the same to the bit.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -17,21 +17,21 @@ from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
 BLOCK_T = 16
-"""Tokens of a block: the least that a tensor core takes, since most batches are decode rows."""
+"""Tokens of a block: a tensor core's minimum, since most batches are decode rows."""
 MANY_TOKENS = 512
 MANY_BLOCK_T = {2: 64, 4: 16}
 """Tokens of a block in batches of MANY_TOKENS and more, by the bytes of a number: wider ones would spill."""
 BLOCK_K = 128
 BLOCK_N = 128
 LEAST_DEPTH = 256
-"""Inputs that one share of the first product sums at least."""
+"""Least inputs of one share of the first product."""
 MOST_SHARES = 16
-"""Shares of the inputs, each of which a program of its own sums where tokens are few."""
+"""Most shares of the inputs, each summed by its own program for few tokens."""
 
 
 @triton.jit
 def block_of_slot(slots, tokens, used, BLOCK_T: tl.constexpr):
-    """Return the program's slot and tokens, and which of these have that slot. Programs of one block are adjacent."""
+    """Return the program's slot and tokens, and whether each has that slot. Programs of one block are adjacent."""
     one = tl.program_id(0) % (used - 1) + 1
     token = tl.program_id(0) // (used - 1) * BLOCK_T + tl.arange(0, BLOCK_T)
     return one.to(tl.int64), token, tl.load(slots + token, mask=token < tokens, other=0) == one
@@ -96,7 +96,7 @@ def _adapt(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: 
     (tokens, depth), (used, width, _), rank, columns = x.shape, down.shape, up.shape[1], y.shape[1]
     high = MANY_BLOCK_T[x.element_size()] if tokens >= MANY_TOKENS else BLOCK_T
     blocks = triton.cdiv(tokens, high)
-    # With many tokens there are programs enough.
+    # Many tokens make enough programs.
     shares = 1 if tokens >= MANY_TOKENS else max(1, min(MOST_SHARES, depth // LEAST_DEPTH))
     share = triton.cdiv(triton.cdiv(depth, shares), BLOCK_K) * BLOCK_K
     parts = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)

@@ -1,7 +1,7 @@
-"""Adjusting logits in torch: biases, penalties, allowed ids, bad words, for the rows that ask for any.
+"""Adjusting logits in torch: biases, penalties, allowed ids, bad words, for the rows that want them.
 
-A row's slot counts the tokens of its history. Each call counts those that came since the last one, so that nothing else
-has to keep counts up to date: neither the end of a step, nor a row that comes back after a preemption.
+A row's slot counts the tokens of its history. Each call counts the new ones, so that no other code keeps counts up to
+date: neither the end of a step, nor a return after a preemption.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def listed_rows(index: Tensor, rows: Tensor, tables: Tables, slots: Adjustments)
 
 
 def _count(at: _Rows, slots: Adjustments) -> Tensor:
-    """Count the tokens of the history that are not counted yet; return the counts int32 [F, vocab]."""
+    """Count the uncounted tokens of the history; return the counts int32 [F, vocab]."""
     vocab, place = slots.counts.shape[1], torch.arange(at.history.shape[1], device=at.history.device)
     counted = slots.counted[:, 0].index_select(0, at.slots)[:, None]
     fresh = (place >= counted) & (place < at.length) & (at.slots > 0)[:, None]
     output, flat = place >= at.wishes[:, L.OUTPUT, None], slots.counts.view(-1)
-    # What is not counted goes to the first count of the null slot.
+    # Other places go to the first count of the null slot.
     where = (at.slots[:, None] * vocab + at.history).clamp(max=flat.shape[0] - 1)
     prompt = torch.where(fresh & ~output, where, 0).view(-1)
     flat.index_copy_(0, prompt, flat.index_select(0, prompt) | L.IN_PROMPT)
@@ -90,7 +90,7 @@ def _penalized(x: Tensor, counts: Tensor, params: Tensor) -> Tensor:
 def _only_allowed(x: Tensor, wishes: Tensor) -> Tensor:
     count, place = wishes[:, L.ALLOWED, None], torch.arange(MAX_BIASES, device=x.device)
     ids = _listed_ids(wishes, place.expand(len(x), -1), count, L.WISHES + 2 * wishes[:, L.BIASES, None])
-    least = torch.where(count > 0, -torch.inf, torch.inf)  # of a row that allows everything, all is kept
+    least = torch.where(count > 0, -torch.inf, torch.inf)  # a row without a list keeps all
     kept = torch.full_like(x, -torch.inf).scatter_reduce(
         1, ids, torch.where(place < count, torch.inf, -torch.inf), "amax"
     )
@@ -98,7 +98,7 @@ def _only_allowed(x: Tensor, wishes: Tensor) -> Tensor:
 
 
 def _without_bad_words(x: Tensor, at: _Rows) -> Tensor:
-    """Bad words match the output alone: where it ends with all their tokens but the last, that one is banned."""
+    """Ban the last token of each bad word whose other tokens end the output, prompt excluded."""
     wishes, count = at.wishes, at.wishes[:, L.BAD_WORDS, None]
     first = L.WISHES + 2 * wishes[:, L.BIASES, None] + wishes[:, L.ALLOWED, None]
     word = torch.arange(L.MOST_BAD_WORDS, device=x.device).expand(len(x), -1)
@@ -107,7 +107,7 @@ def _without_bad_words(x: Tensor, at: _Rows) -> Tensor:
     place = torch.arange(MAX_BAD_TOKENS, device=x.device, dtype=ends.dtype).expand(len(x), -1).contiguous()
     owner = torch.searchsorted(ends, place, right=True).clamp(max=L.MOST_BAD_WORDS - 1)
     tokens = _word(wishes, (first + count + place).long())
-    # A token that is last in its word is compared with nothing, the others with as many tokens before the end.
+    # The last token of a word is not compared, the others with the token as far before the end.
     back = ends.gather(1, owner) - 1 - place
     seen = at.length - back
     known = at.history.gather(1, seen.clamp(0, at.history.shape[1] - 1).long())

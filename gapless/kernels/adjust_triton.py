@@ -1,8 +1,8 @@
 """Adjusted logits in Triton: each program has a part of the vocabulary, of counts as of logits.
 
-So programs need nothing of each other. Each counts the tokens of its part that came since it last ran, in steady steps
-one token; then it writes the penalized logits to the row's slot, and changes there what the row's lists say. What comes
-after drafts is a launch of its own, once all are counted.
+So programs are independent. Each counts the new tokens of its part, in steady steps one token; then it writes the
+penalized logits to the row's slot, and changes them by the row's lists. Logits after drafts are a separate launch,
+after all counts.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -36,7 +36,7 @@ def _real(param, COLUMN: tl.constexpr):
 
 @triton.jit
 def _count(history, counts, start, length, output, first, BLOCK: tl.constexpr):
-    """Counts the tokens from `start` on that are in the part of the vocabulary from `first` on."""
+    """Count the tokens from `start` on in the part of the vocabulary from `first` on."""
     for at in range(start, length, BLOCK):
         place = at + tl.arange(0, BLOCK)
         token = tl.load(history + place, mask=place < length, other=-1)
@@ -55,7 +55,7 @@ def _penalized(x, count, repetition, frequency, presence):
 
 @triton.jit
 def _ids(list, count, first, VOCAB: tl.constexpr):
-    """Tokens of a list, and which of them are in this program's part of the vocabulary."""
+    """Return the tokens of a list, and whether each is in this program's part of the vocabulary."""
     place = tl.arange(0, _LIST)
     token = tl.load(list + place, mask=place < count, other=-1)
     return token, (token >= first) & (token < tl.minimum(first + _TILE, VOCAB))
@@ -63,9 +63,10 @@ def _ids(list, count, first, VOCAB: tl.constexpr):
 
 @triton.jit
 def _ban(x, history, output, ends, tokens, words, first, VOCAB: tl.constexpr):
-    """Bans the last tokens of words whose other tokens end the output, which begins at `output`; `history` is its end.
+    """Ban the last tokens of words whose other tokens end the output, which begins at `output`; `history` is its end.
 
-    All words are compared at once, token by token."""
+    All words are compared at once, token by token.
+    """
     word = tl.arange(0, _MOST_WORDS)
     end = tl.load(ends + word, mask=word < words, other=0)
     begin = tl.load(ends + word - 1, mask=(word > 0) & (word < words), other=0)
@@ -82,7 +83,7 @@ def _ban(x, history, output, ends, tokens, words, first, VOCAB: tl.constexpr):
 
 @triton.jit
 def _counts(counts, token, mine, drafts, place):
-    """How often a row has tokens, its first `place` drafts included."""
+    """Return the counts of a row's tokens, its first `place` drafts included."""
     count = tl.load(counts + token, mask=mine, other=0, cache_modifier=".cg")
     for draft in range(place):
         count += (token == tl.load(drafts + draft)).to(tl.int32)
@@ -91,7 +92,7 @@ def _counts(counts, token, mine, drafts, place):
 
 @triton.jit
 def _adjust(logits, history, length, param, wishes, counts, adjusted, place, first, VOCAB: tl.constexpr):
-    """Writes the logits of one row after `place` drafts, in a part of the vocabulary."""
+    """Write the logits of one row after `place` drafts, in a part of the vocabulary."""
     token = first + tl.arange(0, _TILE)
     inside, drafts = token < VOCAB, history + length
     repetition, frequency = _real(param, _REPETITION), _real(param, _FREQUENCY)
@@ -138,7 +139,7 @@ def adjust_kernel(
     logits, index, rows, state, settings, history, wishes, counts, counted, adjusted, batch, slots,
     VOCAB: tl.constexpr, HISTORY: tl.constexpr, BLOCK: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    """One part of a row's vocabulary: its counts and its logits, or with DRAFTS its logits after one draft or more."""
+    """Process one part of a row's vocabulary: its counts and its logits, or with DRAFTS its logits after drafts."""
     entry, tile, place = tl.program_id(0), tl.program_id(1), tl.program_id(2) + DRAFTS
     sample = tl.load(index + entry)
     before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
@@ -153,11 +154,11 @@ def adjust_kernel(
         history += row * HISTORY
         wishes += slot * _WISH_WORDS
         counts += slot * VOCAB
-        # Processors are given the counts too.
+        # Processors read the counts too.
         if (DRAFTS == 0) & (_penalizes(param) | (tl.load(wishes + _PROCESSORS) != 0)):
             done = counted + slot * tl.num_programs(1) + tile
             _count(history, counts, tl.load(done), length, tl.load(wishes + _OUTPUT), first, BLOCK)
-            tl.debug_barrier()  # all threads have counted, and have read where to begin
+            tl.debug_barrier()  # all threads have counted, and read the start
             tl.store(done, length)
         logits += (place * batch + sample).to(tl.int64) * VOCAB
         adjusted += (place * slots + slot) * VOCAB
@@ -165,7 +166,7 @@ def adjust_kernel(
 
 
 BLOCK = 256
-"""Tokens of a history that a program looks at together"""
+"""Tokens of a history read by a program at once"""
 
 
 def _adjust_logits(
@@ -177,7 +178,7 @@ def _adjust_logits(
     vocab, tiles = logits.shape[1], counted.shape[1]
     assert tiles == triton.cdiv(vocab, COUNTED_TILE)
     batch, given = rows.shape[0], (logits, index, rows, state, params, history, wishes, counts, counted, adjusted)
-    # What comes after drafts needs the counts of all before them.
+    # Logits after drafts need all counts of the history.
     for drafts, places in ((0, 1), (1, logits.shape[0] // batch - 1)):
         if places:
             adjust_kernel[(index.shape[0], tiles, places)](

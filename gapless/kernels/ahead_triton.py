@@ -1,8 +1,8 @@
-"""Compiles Triton's kernels on all cores before anything launches them.
+"""Compiles Triton's kernels on all cores before their first launch.
 
-Triton compiles a kernel at its first launch, while the launch waits: one after another they take half a minute. What is
-not in Triton's cache is compiled by forked processes, since threads would wait for each other: Triton reads a kernel's
-source under the interpreter's lock. Threads then load all kernels from the cache.
+Triton compiles a kernel at its first launch, which waits: one after another they take half a minute. Kernels missing in
+Triton's cache are compiled by forked processes, since threads would wait for each other: Triton reads a kernel's source
+under the interpreter's lock. Threads then load all kernels from the cache.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -32,21 +32,21 @@ from gapless.device.record import PlainMode
 log = logging.getLogger("gapless.kernels")
 
 MOST_WORKERS = 16
-"""Processes that compile at a time, and threads that load"""
+"""Most compiling processes, and loading threads"""
 COMPILE_SECONDS = 60.0
-"""Processes that take longer are ended, and threads here compile what is missing."""
+"""Time limit of the processes; threads here compile the rest."""
 REAP_SECONDS = 1.0
 WITNESSES = 3
-"""Kernels that are looked up to learn whether Triton's cache is filled."""
+"""Kernels looked up to see whether Triton's cache is filled."""
 SWITCH_SECONDS = 5e-3
 
 
 @contextmanager
 def ahead() -> Iterator[None]:
-    """Inside, launches of this thread have their kernels compiled and loaded, and run nothing; the end waits for that.
+    """Let launches of this thread compile and load their kernels inside, and run nothing; the end waits for that.
 
-    Tensors that operators leave unwritten hold zeros, so that no index is out of bounds. A kernel that fails to compile
-    raises at its first launch.
+    Unwritten tensors hold zeros, so that no index is out of bounds. A kernel that fails to compile raises at its first
+    launch.
     """
     with ThreadPoolExecutor(min(MOST_WORKERS, usable_cores()), "compile") as threads, _long_turns():
         loader = Loader(threads)
@@ -59,9 +59,9 @@ def ahead() -> Iterator[None]:
 
 
 class Loader:
-    """Implements the part of an executor that Triton uses. A kernel whose future is done is on the device too.
+    """The part of an executor that Triton uses. A kernel with a done future is on the device too.
 
-    Nothing begins before `start`: else the thread that submits would wait for the interpreter's lock at every turn.
+    Nothing begins before `start`: else the submitting thread would wait for the interpreter's lock at every turn.
     """
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
@@ -98,18 +98,18 @@ class Loader:
 
 
 def fill_cache(jobs: list[Callable[[], Any]]) -> None:
-    """Have forked processes compile what Triton's cache lacks, unless it has the kernels that are looked up.
+    """Let forked processes compile the kernels missing in Triton's cache, unless it has the looked up ones.
 
-    They have no other thread, use no device, and run nothing but the compiler. A kernel that they leave out is compiled
-    when it is loaded.
+    They have no other thread, use no device, and run only the compiler. A kernel that they miss is compiled when it is
+    loaded.
     """
     if all(map(is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
         return
     children: list[int] = []
     end = time.monotonic() + COMPILE_SECONDS
     try:
-        # The machine may refuse pipes or processes. A lock that another thread holds at a fork stays held in the child:
-        # such a child ends with our patience.
+        # The machine may refuse pipes or processes. A child forked while another thread held a lock hangs until
+        # COMPILE_SECONDS.
         with warnings.catch_warnings(), suppress(OSError):
             warnings.simplefilter("ignore", DeprecationWarning)
             fork_all(jobs, children)
@@ -131,7 +131,7 @@ def fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
         os.write(write, bytes(range(min(256, len(jobs)))))
         os.close(write)
         for _ in range(min(MOST_WORKERS, usable_cores(), len(jobs))):
-            children.append(forked_worker(todo, jobs))  # noqa: PERF401  (a fork that is refused keeps those before it)
+            children.append(forked_worker(todo, jobs))  # noqa: PERF401 (a refused fork keeps the earlier ones)
     finally:
         os.close(todo)
 
@@ -152,13 +152,14 @@ def forked_worker(todo: int, jobs: list[Callable[[], Any]]) -> int:
 
 
 def _leave_parent(kept: int) -> None:
-    """Close what the parent has open, its sockets, pipes and devices, so that its end is seen while this one runs."""
+    """Close the parent's files, sockets, pipes and devices, so that others see the parent's end while this process
+    runs."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor != kept:
-            with suppress(OSError):  # that of the list itself is closed by now
+            with suppress(OSError):  # the list's own is closed by now
                 os.close(descriptor)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
@@ -169,7 +170,7 @@ def _leave_parent(kept: int) -> None:
 def runs(child: int) -> bool:
     try:
         return os.waitpid(child, os.WNOHANG) == (0, 0)
-    except ChildProcessError:  # a program that ignores SIGCHLD has no more to wait for
+    except ChildProcessError:  # a program that ignores SIGCHLD has nothing to wait for
         return False
 
 
@@ -197,8 +198,8 @@ def is_cached(compiles: Callable[[], Any]) -> bool:
 
 @contextmanager
 def _long_turns() -> Iterator[None]:
-    """Let threads that compute hold the interpreter's lock for Python's default interval: the short one of a running
-    engine makes them twice as slow."""
+    """Let computing threads hold the interpreter's lock for Python's default interval: a running engine's short one
+    makes them twice as slow."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -225,7 +226,7 @@ def _launching_nothing() -> Iterator[None]:
 
 
 class Zeros(PlainMode):
-    """Fills tensors with zeros that are made without contents, or by an operator of this package."""
+    """Fills tensors with zeros if they are made without contents, or by an operator of this package."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

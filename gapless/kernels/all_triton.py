@@ -62,8 +62,8 @@ INVARIANT_KERNELS = KERNELS._replace(
     decode_attention=unpack.decode_attention(triton_invariant_decode),
     prefill_attention=unpack.prefill_attention(triton_invariant_prefill),
 )
-"""The kernels under `--batch-invariant`: a row's bits follow from the row, whatever else is in its batch.
+"""The kernels under `--batch-invariant`: a row's bits depend on the row alone, not on its batch.
 
-Norms, rotation, activation and sampling are the default ones: each program of theirs works on one row in one way, and
+Norms, rotation, activation and sampling are the default ones: each of their programs works on one row in one way, and
 comparing is exact. Product and attention are replaced, and a batch of few rows runs as any other.
 """

@@ -1,4 +1,4 @@
-"""What the attention kernels in Triton share: the online softmax over entries of a row's pages, in base 2."""
+"""Common part of the attention kernels in Triton: the online softmax over entries of a row's pages, in base 2."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -14,7 +14,7 @@ _INTERPRETED = tl.constexpr(INTERPRETED)
 
 @triton.jit
 def computable(x):
-    """Return x, in float32 if it is bfloat16 in Triton's interpreter, which computes that wrongly."""
+    """Return x, in float32 if it is bfloat16 in Triton's interpreter, whose bfloat16 arithmetic is wrong."""
     return x.to(tl.float32) if _INTERPRETED and x.dtype == tl.bfloat16 else x
 
 
@@ -38,7 +38,7 @@ def with_tile(acc, total, top, score, v):
 
 @triton.jit
 def entries(keys, values, where, there, D_PAD: tl.constexpr, MASKED: tl.constexpr):
-    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros except for those that are `there`."""
+    """Load keys [D_PAD, N] and values [N, D_PAD] at `where` [N]. MASKED: zeros unless `there`."""
     offs_d = tl.arange(0, D_PAD)
     if MASKED:
         k = tl.load(keys + where[None, :] + offs_d[:, None], mask=tl.trans(there), other=0.0)
@@ -57,8 +57,8 @@ def attend(
     """Online softmax of q [M, D_PAD] over entries low .. high of one row: acc [M, D_PAD], total and top [M].
 
     MASKED: `high` ends inside a tile, or some query's `position` [M] is before it. Masked entries are not loaded, so
-    that NaN in a page that is used again stays there. AHEAD: page ids are loaded a tile ahead, so that the pipeline of
-    keys and values need not wait for them.
+    that NaN left in a reused page has no effect. AHEAD: page ids are loaded a tile ahead, so that the pipeline of keys
+    and values need not wait for them.
     """
     D_PAD: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N)
@@ -85,7 +85,7 @@ def attend(
 
 @triton.jit
 def head_of(cache, layer, head, HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr):
-    """Return where keys and values of a layer and KV head begin in the first page."""
+    """Return the addresses of a layer's keys and values of a KV head in the first page."""
     keys = cache + layer * (2 * PAGE * HEADS * D) + head * D
     return keys, keys + PAGE * HEADS * D
 

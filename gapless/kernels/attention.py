@@ -1,8 +1,8 @@
-"""Paged attention as a plain computation: the results that fused kernels must have, without regard to speed.
+"""Paged attention as a plain computation: the reference results of fused kernels, without regard to speed.
 
 The cache is [pages, layers, 2, page_size, kv_heads, head_dim], keys before values. Position i of the sequence in row r
 of the page table is in page `page_table[r, i // page_size]` at offset `i % page_size`. Lengths are read from tensors
-and never by the host. Entries beyond a length may hold anything, NaN included, and have no effect.
+and never by the host. Entries beyond a length may hold anything, NaN included, without effect.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ are combined by their log-sums. Prefill is flash attention over pages with the q
 tile; a program finds its chunk by binary search in the chunks' offsets. A few tokens after a long context are split
 like rows of a decode. Both use the online softmax in base 2.
 
-The host gives bounds and never a length: the grid follows from shapes, lengths are read by the programs, and those
-beyond a length return at once. So a launch is the same for every content of the tables, and can be captured.
+The host gives bounds and never a length: the grid follows from shapes, and programs read the lengths and return at once
+beyond them. So a launch is the same for all table contents, and can be captured.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -49,11 +49,11 @@ LOG2_E = 1 / math.log(2)
 LEAST_IN_CHUNK = tl.constexpr(256)
 """A block is split only if all of its queries may read at least this many entries."""
 TABLES = ["rows", "starts", "lens", "positions", "slots"]
-"""Small tensors that may be any part of a larger one: a launch must not compile again for where it begins."""
+"""Small tensors that may start anywhere in a larger one: their alignment must not compile a launch again."""
 
 
 class AttentionTiles(NamedTuple):
-    """How a kernel is cut: query rows and KV entries of a tile, warps, stages of the software pipeline."""
+    """Tiles of a kernel: query rows, KV entries, warps, stages of the software pipeline."""
 
     rows: int
     entries: int
@@ -119,7 +119,7 @@ def _write_entry(
     line, head, qk_norm, cos, sin, eps, key_place, value_place, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Norms and rotates a token's key of one head, and writes it and its value to the cache."""
+    """Norm and rotate a token's key of one head, and write it and its value to the cache."""
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     offs_d = tl.arange(0, D_PAD)[None, :]
     there = offs_d < D
@@ -140,11 +140,11 @@ def decode_kernel(
     SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr, MANY: tl.constexpr, MAX_LEN: tl.constexpr, TURN: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (KV head, row, split). A row of one split is finished here; MANY: so are others, by the last program.
+    """Program (KV head, row, split). A row of one split is finished here; with MANY, others too, by the last program.
 
-    EARLY, MANY: the tables are ready before the kernel in front has ended, and the kernel after this one begins late.
-    TURN: keys and values follow q in memory, nothing is rotated yet, and the row's last entry is not in the cache yet.
-    partial [B, heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
+    EARLY, MANY: the tables are ready before the previous kernel ends, and the next kernel begins late. TURN: keys and
+    values follow q in memory, nothing is rotated yet, and the row's last entry is not in the cache yet. partial [B,
+    heads, splits, D] and logs [B, heads, splits] in float32; arrived [B, KV heads] of zeros, left as zeros.
     """
     if EARLY and not MANY:
         cuda.gdc_launch_dependents()
@@ -211,17 +211,17 @@ def prefill_kernel(
 ):  # fmt: skip
     """Program (KV head, block, split): BLOCK_Q queries of one chunk, times the GROUP heads that share a KV head.
 
-    A spare block for each chunk (see `chunk_of`) leaves room for all of them, whatever the sizes are.
-    The padding after the last chunk is one chunk more, whose result is zeros.
+    A spare block for each chunk (see `chunk_of`) leaves room for all of them, whatever the sizes are. The padding after
+    the last chunk counts as one more chunk, with zeros as its result.
 
-    SPLIT: splits share the entries that every query of the block may read; the first has the others too. Their results
-    go to partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32. Where there are few entries
-    the first does it all: its log-sum is infinite then, and the result in `out`.
+    SPLIT: splits share the entries readable by every query of the block; the first has the others too. Their results go
+    to partial [tokens, heads, splits, D] and logs [tokens, heads, splits] in float32. With few entries the first split
+    does it all, with an infinite log-sum and the result in `out`.
     """
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     AHEAD: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth > 16
     head = tl.program_id(0)
-    # Later blocks of a chunk see more keys: they begin first, so that the last to end are short ones.
+    # Later blocks of a chunk see more keys: they begin first, so that short ones end last.
     block = tl.num_programs(1) - 1 - tl.program_id(1)
     chunk = chunk_of(starts, chunks, block, BLOCK_Q, 1)
     begin = tl.load(starts + chunk).to(tl.int32)
@@ -251,7 +251,7 @@ def prefill_kernel(
     pages = table + tl.load(rows + chunk) * table_stride
     position = start + query
     high = tl.minimum(start + first + BLOCK_Q, length)
-    # Tiles that every query of the block may read whole, then those that need a mask.
+    # First the tiles readable in whole by every query of the block, then the masked ones.
     clear = (start + first + 1) // BLOCK_N * BLOCK_N
     low, until = 0, clear
     if SPLIT:
@@ -281,7 +281,7 @@ def prefill_kernel(
 
 
 def decode_tiles(head_dim: int, itemsize: int, group: int, many: bool = False) -> AttentionTiles:
-    """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed."""
+    """Choose by table, not by measuring at run time: a captured step must not depend on the time of its warm-up."""
     padded = triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if itemsize > 2:
@@ -305,7 +305,7 @@ def prefill_tiles(head_dim: int, itemsize: int, group: int, max_query: int) -> A
 
 
 class AttentionShape(NamedTuple):
-    """The shape of q and the cache, as both kernels need it."""
+    """Shape of q and the cache, for both kernels."""
 
     heads: int
     kv_heads: int
@@ -325,7 +325,7 @@ class AttentionShape(NamedTuple):
 
 
 class Unturned(NamedTuple):
-    """The work of `rope_and_write`, done by a decode whose keys and values follow its queries in memory."""
+    """The work of `rope_and_write` in a decode whose keys and values follow its queries in memory."""
 
     rotation: Rotation
     tokens: TokenBatch
@@ -346,7 +346,8 @@ def decode_attention(
         many = unturned is not None and batch >= MANY_FROM
     tiles = tiles or decode_tiles(shape.head_dim, q.element_size(), shape.heads // shape.kv_heads, many)
     if early is None:
-        # The other kernels of a step are early with few rows alone: no launch compiles again for the size of its batch.
+        # The other kernels of a step are early with few rows alone, so that no launch compiles again for its batch
+        # size.
         early = unturned is not None and is_hopper(q.device)
     wanted = (per_sm or (MANY_PER_SM if many else PROGRAMS_PER_SM)) * processors
     if splits is None:

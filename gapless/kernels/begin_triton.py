@@ -25,7 +25,7 @@ def begin_decode_kernel(
     words, count, writes, state, history, pages, out,
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Begins a step of PLACES tokens a row in one program: after a barrier it reads the page table that it wrote."""
+    """Begin a step of PLACES tokens a row in one program: after a barrier it reads the page table just written."""
     lane = tl.arange(0, BLOCK)
     pairs = words + _HEADER + count
     for start in range(0, writes, BLOCK):
@@ -45,7 +45,7 @@ def begin_decode_kernel(
             drafted = tl.load(line + _DRAFTED, mask=inside, other=0) - tl.load(line + _LENGTH, mask=inside, other=0)
             active &= (index // count == 0) | (index // count <= drafted)
             position += index // count
-        # An inert row's position means nothing; it reads no table.
+        # An inert row's position is undefined; it reads no table.
         token = tl.load(history + row * MAX_LEN + position, mask=active, other=0)
         page = tl.load(pages + row * MAX_PAGES + position // PAGE, mask=active, other=0).to(tl.int64)
         slot = tl.where(active, page * PAGE + position % PAGE, 0)

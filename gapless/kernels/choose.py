@@ -15,7 +15,7 @@ from gapless.kernels.seam import Kernels
 def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool = False) -> Kernels:
     """Return the best kernels for a model of `dtype` that work here on a device of this kind: cpu, cuda or sim.
 
-    batch_invariant: those whose rows do not depend on their batch, to the bit.
+    batch_invariant: kernels whose rows do not depend on their batch, to the bit.
 
     Raises:
         ConfigError: there are no such kernels here.

@@ -1,14 +1,14 @@
-"""Finds where a row's filters end, in Triton: passes over its logits count and weigh them by digits of their keys.
+"""The cut of a row's filters, in Triton: passes over its logits count and weigh them by digits of their keys.
 
-Logits are compared as whole numbers in their order, keys of 16 or 32 bits. A pass sums the tokens of each digit, which
-settles that digit of the key; the next looks at the tokens that have it. Counting settles 8 bits a pass and weighing 4,
-but the last 8 are counted all the same, since tokens of equal keys have equal weights. Sums are whole numbers, added by
-atomics, so they do not depend on how the vocabulary is spread over programs. First top-k, then top-p over what that
-leaves. The last pass also keeps what each program counted, and its program that ends last looks up the id among tokens
-equal to the last one. Rows that do not ask for a pass read no logits in it.
+Logits are compared as ordered whole numbers, keys of 16 or 32 bits. A pass sums the tokens of each digit, which settles
+that digit of the key; the next pass works on the tokens with it. Counting settles 8 bits a pass and weighing 4, but the
+last 8 are always counted, since tokens of equal keys have equal weights. Sums are whole numbers, added by atomics, so
+they do not depend on how the vocabulary is spread over programs. First top-k, then top-p over its result. The last pass
+also keeps each program's counts, and its last program to end looks up the id among tokens equal to the last one. Rows
+without a filter read no logits in its passes.
 
-On Hopper and later, with few rows, a pass begins before the one before it has ended: its logits arrive in the meantime.
-The first begins after all that the stream held, so these are there, and so are the tables.
+On Hopper and later, with few rows, a pass begins before the previous one ends, and its logits arrive meanwhile. The
+first pass begins after all earlier work of the stream, so logits and tables are ready.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -31,12 +31,13 @@ from gapless.kernels.unpack import unpacked
 FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 EARLY_TO = 4
-"""Rows up to which it pays that a launch begins before the one in front of it has ended."""
+"""Most rows for which an early launch pays."""
 COUNT_REGISTERS = 80
-"""Most of a thread of `count_kernel`: its last program alone could use more, and then fewer would run at a time."""
+"""Register limit of a thread of `count_kernel`: its last program alone could use more, and then fewer would run at
+once."""
 COUNT_BITS, WEIGH_BITS = 8, 4
 SLOT = 8 + 2**COUNT_BITS
-"""Words of a pass: what the passes before found, then the sums of its digits."""
+"""Words of a pass: results of the passes before, then the sums of its digits."""
 
 _LENGTH, _MIN_LEN, _STOP_IDS = tl.constexpr(L.LENGTH), tl.constexpr(L.MIN_LEN), tl.constexpr(L.STOP_IDS)
 _DRAFTED, _MASKED, _LATE = tl.constexpr(L.DRAFTED), tl.constexpr(L.MASKED), tl.constexpr(L.LATE)
@@ -48,19 +49,19 @@ _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _STOPS, _UNITS, _SLOT = tl.constexpr(MAX_STOP_IDS), tl.constexpr(2.0**40), tl.constexpr(SLOT)
 _COUNT_BITS, _COUNTS = tl.constexpr(COUNT_BITS), tl.constexpr(2**COUNT_BITS)
 _WEIGH_BITS, _WEIGHTS = tl.constexpr(WEIGH_BITS), tl.constexpr(2**WEIGH_BITS)
-# Words of a row's search: how many programs have ended; then slots.
+# Words of a row's search: number of ended programs; then slots.
 _ENDED, _SLOTS = (tl.constexpr(word) for word in (0, 8))
-# Words of a slot: the digits settled before it, what is wanted of the tokens that have them, then in a first pass by
-# weight what top-k leaves above its last key, that key, and how many of that stay.
+# Words of a slot: the digits settled before it, the wanted amount of the tokens with them, then in a first pass by
+# weight top-k's amount above its last key, that key, and the number of its tokens that stay.
 _PREFIX, _WANTED, _ABOVE, _LAST, _STAY, _SUMS = (tl.constexpr(word) for word in (0, 1, 2, 3, 4, 8))
 
 
 @triton.jit
 def load_allowed(logits, token, line, param, row, place, masks, VOCAB: tl.constexpr, ROOM: tl.constexpr):
-    """Load logits of a row in their own dtype: -inf past the vocabulary, where its mask leaves a token out and, below
-    the minimum length, at stop ids.
+    """Load logits of a row in their own dtype: -inf past the vocabulary, for masked tokens and, below the minimum
+    length, at stop ids.
 
-    They are those after `place` drafts; `masks` has ROOM places a row.
+    They are the logits after `place` drafts; `masks` has ROOM places a row.
     """
     x = tl.load(logits + token, mask=token < VOCAB, other=float("-inf"))
     if (tl.load(param + _MASKED) != 0) & (tl.load(line + _LATE) == 0):
@@ -75,8 +76,7 @@ def load_allowed(logits, token, line, param, row, place, masks, VOCAB: tl.conste
 
 @triton.jit
 def _listed(index, rows, state, settings, batch, EARLY: tl.constexpr):
-    """What a program works on: a sample, its row and that one's lines of the tables, its place, and whether it is no
-    padding."""
+    """Return a program's sample, its row and the row's lines of the tables, its place, and whether it is no padding."""
     if EARLY:
         cuda.gdc_launch_dependents()
     entry = tl.program_id(0)
@@ -98,7 +98,7 @@ def _load_tile(
     if asks:
         x = load_allowed(logits + sample * VOCAB, token, line, param, row, place, masks, VOCAB, ROOM)
     if EARLY:
-        # All programs wait, so that a pass that has ended has all before it ended.
+        # All programs wait, so that the end of a pass implies the end of all before it.
         cuda.gdc_wait()
     return x
 
@@ -167,13 +167,13 @@ def _top_key(tops, LANES: tl.constexpr):
 
 @triton.jit
 def _read(words):
-    """Words of a search, past the first-level cache: other programs, of this launch too, wrote these."""
+    """Read words of a search, past the first-level cache: other programs, also of this launch, wrote them."""
     return tl.load(words, cache_modifier=".cg")
 
 
 @triton.jit
 def _reached(amount, wanted, DIGITS: tl.constexpr):
-    """The digit at which the sum from the largest on reaches `wanted`, and what is wanted of that one."""
+    """Return the digit at which the sum from the largest on reaches `wanted`, and the wanted part of that digit."""
     digit, sums = tl.arange(0, DIGITS), tl.cumsum(amount, axis=0, reverse=True)
     found = tl.maximum(tl.sum((sums >= wanted).to(tl.int32), axis=0) - 1, 0)
     return found.to(tl.uint32), wanted - tl.sum(tl.where(digit == found, sums - amount, 0), axis=0)
@@ -181,14 +181,14 @@ def _reached(amount, wanted, DIGITS: tl.constexpr):
 
 @triton.jit
 def _counted(slot):
-    """Return the key as far as a pass by counts settles it, and how many tokens that have it are wanted."""
+    """Return the key as far as a pass by counts settles it, and the wanted number of tokens with it."""
     digit, wanted = _reached(_read(slot + _SUMS + tl.arange(0, _COUNTS)), _read(slot + _WANTED), _COUNTS)
     return (_read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS) + digit, wanted
 
 
 @triton.jit
 def _weighed(slot, first, logits, param, top, temperature):
-    """Return the key as far as a pass by weight settles it, and what weight of the tokens that have it is wanted."""
+    """Return the key as far as a pass by weight settles it, and the wanted weight of the tokens with it."""
     wanted = _read(slot + _WANTED)
     if first:
         last = _value(_read(slot + _LAST).to(tl.uint32), logits)
@@ -203,8 +203,8 @@ def _weighed(slot, first, logits, param, top, temperature):
 
 @triton.jit
 def _after_top_k(own, param, counts, VOCAB: tl.constexpr):
-    """Return the key of the last token that top-k leaves after its `counts` passes, and how many tokens with that key
-    stay; 0 without passes."""
+    """Return the last key left by top-k after its `counts` passes, and the number of its tokens that stay; 0 without
+    passes."""
     key, stay = tl.full([], 0, tl.uint32), tl.full([], 0, tl.int64)
     if _wanted(param, False, VOCAB) & (counts > 0):
         key, stay = _counted(own + _SLOTS + (counts - 1) * _SLOT)
@@ -213,7 +213,7 @@ def _after_top_k(own, param, counts, VOCAB: tl.constexpr):
 
 @triton.jit
 def _after_top_p(slot, top_key, logits, top, temperature):
-    """Return the key and the number that the last pass of top-p finds, which counts tokens of whole keys."""
+    """Return the key and number found by top-p's last pass, which counts tokens of whole keys."""
     prefix, wanted = _read(slot + _PREFIX).to(tl.uint32) << _COUNT_BITS, _read(slot + _WANTED)
     digit = tl.arange(0, _COUNTS)
     # No token has a key above the best one's.
@@ -226,7 +226,7 @@ def _after_top_p(slot, top_key, logits, top, temperature):
 
 @triton.jit
 def _add_counts(sums, key, start, shift):
-    """Add how many keys have each digit, of those whose digits before it are `start`; and return them."""
+    """Count the keys with prefix `start` by their next digit, add the counts to `sums`, and return them."""
     digit, counts = (key >> shift) - start, tl.arange(0, _COUNTS)
     count = tl.histogram(digit.to(tl.int32), _COUNTS, mask=digit < _COUNTS)
     tl.atomic_add(sums + counts, count.to(tl.int64), mask=count != 0, sem="relaxed")
@@ -235,7 +235,8 @@ def _add_counts(sums, key, start, shift):
 
 @triton.jit
 def _sum_by_digit(digit, units, TILE: tl.constexpr, OWN: tl.constexpr):
-    """The units of each digit. Threads add up the `OWN` tokens that they load, then one reduction crosses them."""
+    """Return the units of each digit. Threads add up the `OWN` tokens that they load, then one reduction crosses
+    them."""
     digit, units = digit.reshape(TILE // OWN, OWN), units.reshape(TILE // OWN, OWN)
     sums = tl.zeros([TILE // OWN, _WEIGHTS], tl.int64)
     for each in tl.static_range(_WEIGHTS):
@@ -309,7 +310,8 @@ def _nth(
     logits, line, param, row, place, masks, parts, key, rank,
     VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The id of a row's token that has this rank, from 1, among those of a key, whose last digit `parts` counts."""
+    """Return the id of a row's token of this rank, from 1, among the tokens of a key, whose last digit `parts`
+    counts."""
     lane, splits = tl.arange(0, LANES), tl.num_programs(1)
     own = parts + (tl.program_id(0) * splits + lane) * _COUNTS + (key % _COUNTS).to(tl.int32)
     count = tl.load(own, mask=lane < splits, other=0, cache_modifier=".cg").to(tl.int32)
@@ -324,7 +326,7 @@ def _nth(
 def _settle(logits, line, param, row, place, masks, own, tops, parts, counts, slots, top_p,
     VOCAB: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, BITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The value and the id of the last token that stays, into the table."""
+    """Write the value and id of the last token that stays to the table."""
     temperature, top_key = _real(param, _TEMPERATURE), _top_key(tops, LANES)
     top = _value(top_key, logits)
     bits, last = tl.full([], _KEEP_VALUE, tl.int32), tl.full([], _KEEP_ID, tl.int32)
@@ -378,7 +380,7 @@ def count_kernel(logits, index, rows, state, settings, masks, batch, search, top
         tl.debug_barrier()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
             logits += sample * VOCAB
-            again = tl.load(index + tl.program_id(0))  # held until now, what follows from it would spill
+            again = tl.load(index + tl.program_id(0))  # reloaded: keeping its derived values would spill
             row = tl.load(rows + again % batch).to(tl.int64)
             _settle(
                 logits, line, param, row, again // batch, masks, own, tops, parts, counts, slots, top_p,
@@ -398,7 +400,7 @@ def _cut(
     counts = bits // COUNT_BITS if top_k else 0
     weights = (bits - COUNT_BITS) // WEIGH_BITS if top_p else 0
     slots = counts + weights + top_p
-    # If the first launch adds nothing to it, that launch writes the zeros.
+    # If the first launch only adds nothing, it writes the zeros itself.
     search = (torch.zeros if top_k else torch.empty)(entries, 8 + slots * SLOT, dtype=torch.int64, device=logits.device)
     tops = torch.empty(entries, splits, dtype=torch.int64, device=logits.device)
     parts = torch.empty(entries, splits, 2**COUNT_BITS, dtype=torch.int16, device=logits.device)

@@ -1,7 +1,7 @@
-"""Drafts in torch: tokens that a row may get next, in its history after its length, and what became of them.
+"""Drafts in torch: a row's possible next tokens, in its history after its length, and their acceptance.
 
 A step with P places a row runs its last token and its drafts, and samples after each, with the noise of that position.
-So what it samples after a draft that is right is the very token that a later step would have sampled.
+So the token sampled after a right draft is the very token that a later step would have sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from gapless.kernels.tables import Tables
 
 
 def drafts_of(state: Tensor, places: int) -> Tensor:
-    """Return how many drafts each row runs in a step of `places` places, int32 [N], from its line of `state`."""
+    """Return the number of drafts that each row runs in a step of `places` places, int32 [N], from its line of
+    `state`."""
     return (state[:, L.DRAFTED] - state[:, L.LENGTH]).clamp(0, places - 1)
 
 
@@ -44,7 +45,7 @@ def look_up(rows: Tensor, tables: Tables, most: int, shortest: int, longest: int
     rows = rows.long()
     state, params, history = (table.index_select(0, rows) for table in tables[:3])
     length = state[:, L.LENGTH, None].long()
-    end = torch.arange(history.shape[1], device=rows.device)  # where a match ends, and what followed it begins
+    end = torch.arange(history.shape[1], device=rows.device)  # ends of possible matches, starts of their continuations
     same, whole = torch.zeros_like(history), torch.ones_like(history, dtype=torch.bool)
     for back in range(1, longest + 1):
         last = history.gather(1, (length - back).clamp(min=0))

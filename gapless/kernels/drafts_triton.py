@@ -1,4 +1,4 @@
-"""Drafts in Triton: which were right, and those for the next step."""
+"""Drafts in Triton: acceptance, and drafts for the next step."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -14,7 +14,7 @@ from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.unpack import unpacked
 
 BLOCK = 1024
-"""Tokens of a history that a program looks at together."""
+"""Tokens of a history read by a program at once."""
 
 _ACTIVE, _LENGTH, _DRAFTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
@@ -27,7 +27,7 @@ def accept_kernel(
     tokens, finite, rows, state, history, out, count,
     HISTORY: tl.constexpr, PLACES: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keep what was sampled after right drafts."""
+    """Keep the tokens sampled after right drafts."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     row = tl.load(rows + index, mask=inside, other=0).to(tl.int64)
@@ -56,7 +56,7 @@ def look_up_kernel(
     rows, state, settings, history, matches,
     HISTORY: tl.constexpr, MOST: tl.constexpr, SHORTEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draft for one row what followed the last time that its history had the longest end of what it ends with."""
+    """Draft for one row the tokens that followed the last occurrence of the longest matching end of its history."""
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     line, param, own = state + row * _STATE, settings + row * _PARAMS, history + row * HISTORY
     length = tl.load(line + _LENGTH)

@@ -1,4 +1,4 @@
-"""Which dtype a CPU computes in where the user leaves it open."""
+"""Default dtype of a CPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gapless.kernels.linear import TorchLinear
 ROWS = (1, 128)
 SIZE, TURNS = 1024, 3
 CLEAR = 1.5
-"""float32 serves where the checkpoint's dtype takes this many times its time: it needs twice the memory, and a busy
+"""float32 is chosen if the checkpoint's dtype takes this many times as long: it needs twice the memory, and a busy
 moment must not change a model's results."""
 
 
 def float32_gains(dtype: torch.dtype) -> float:
-    """Return how many times as fast as `dtype` float32 is on this CPU, for one row and for prompts alike.
+    """Return float32's speed on this CPU as a multiple of `dtype`'s, for one row and for prompts alike.
 
-    Our own products widen what they read to float32, so half as many bytes are never slower: 1, not measured. torch's,
-    without a compiler, are measured: its bfloat16 is emulated on many processors.
+    Our own products widen their inputs to float32, so half as many bytes are never slower: 1, not measured. torch's
+    products, used without a compiler, are measured: its bfloat16 is emulated on many processors.
     """
     if dtype == torch.float32 or native.load() is not None:
         return 1.0

@@ -66,7 +66,7 @@ class FewRowsLinear(TorchLinear):
     """Torch's product, except for one row, which has a kernel of its own."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if x.shape[0] != 1:  # none, where a chunk ends before its prompt does
+        if x.shape[0] != 1:  # no row if a chunk ends before its prompt
             return super().__call__(x, out)
         out = x.new_empty(1, self.weight.shape[0]) if out is None else out
         triton_one_row_linear(x, self.weight, self.bias, out)

@@ -1,13 +1,13 @@
 """Linear layers of few rows in Triton, with the operations around them: norm, SiLU times gate, residual.
 
 With few rows a product takes as long as its weight takes to arrive. So the weight is loaded first, by enough programs
-to keep every multiprocessor busy, and what the kernel before has written is asked for last. Where the launch allows it
-(programmatic dependent launch, Hopper and later), a kernel begins before the one in front of it has ended and its
-weight arrives in the meantime.
+to keep every multiprocessor busy, and the previous kernel's result is loaded last. If the launch allows it
+(programmatic dependent launch, Hopper and later), a kernel begins before the previous one ends, and its weight arrives
+meanwhile.
 
 One row, or two and a small matrix, are multiplied in turn, and the norm is folded in: sum(w * x * norm) / rms(x), with
-the mean square found along the way. All else goes to the tensor cores, which want their input as it is: there the norm
-is a launch of its own, in whose shadow the weight is asked for.
+the mean square computed on the way. All other cases use tensor cores, which need their input as it is: there the norm
+is a separate launch, during which the weight is loaded.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -27,21 +27,21 @@ from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma
 from gapless.kernels.norm_triton import rms_norm
 
 MOST_ROWS = 32
-"""Rows that these kernels can take."""
+"""Most rows of these kernels."""
 PAIR_WEIGHT = 8 << 20
-"""Elements of a matrix up to which two rows are multiplied one after the other, and not on the tensor cores"""
+"""Most elements of a matrix for which two rows are multiplied one after the other, and not on the tensor cores"""
 MOST_WEIGHT = 64 << 20
-"""Elements of a matrix up to which several rows take less time here than in torch's product, with norm and activation
-in launches of their own: measured for Qwen3 of 1.7B, 4B and 8B."""
+"""Most elements of a matrix for which several rows take less time here than in torch's product, with separate launches
+of norm and activation: measured for Qwen3 of 1.7B, 4B and 8B."""
 ONCE = 128
-"""Programs that run at once, when one fills a multiprocessor's shared memory with weights."""
+"""Programs that run at once if one fills a multiprocessor's shared memory with weights."""
 MOST_SPLIT_BLOCKS = 4096
-"""Blocks of columns of a product whose depth is split."""
+"""Most blocks of columns of a product with split depth."""
 
 
 @triton.jit
 def _weight_rows(N: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
-    """The weight's rows of a program [BLOCK_N], and which of them exist. GATED: gates first, then their ups."""
+    """Return the weight's rows of a program [BLOCK_N], and whether each exists. GATED: gates first, then their ups."""
     lane = tl.arange(0, BLOCK_N)
     if GATED:
         column = tl.program_id(0) * (BLOCK_N // 2) + lane % (BLOCK_N // 2)
@@ -84,8 +84,8 @@ def _begin(
     weight, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Asks for the first part of a program's weight, then waits for the kernel in front. Returns where the weight's
-    rows are [BLOCK_N, 1], which of them exist, the depths of that part [BLOCK_K], and the part."""
+    """Request the first part of a program's weight, then wait for the previous kernel. Returns the addresses of the
+    weight's rows [BLOCK_N, 1], whether each exists, the depths of that part [BLOCK_K], and the part."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     k = tl.arange(0, BLOCK_K)
     lines = weight + row.to(tl.int64)[:, None] * K
@@ -100,11 +100,11 @@ def _begin(
 def _own_adapters(
     up, slots, M, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, RANK: tl.constexpr
 ):
-    """The slots of a program's rows [BLOCK_M], above 0 if one of them is, and the first lines of their adapters."""
+    """Return the slots of a program's rows [BLOCK_M], whether any is above 0, and the first lines of their adapters."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     token = tl.arange(0, BLOCK_M)
     slot = tl.load(slots + token, mask=token < M, other=0)
-    # To look takes longer than to add a few zeros.
+    # Looking takes longer than adding a few zeros.
     some = tl.max(slot, axis=0) if BLOCK_M > 4 else 1
     return slot, some, first_lines(up, slot, row, inside, N, RANK)
 
@@ -114,7 +114,7 @@ def _added(
     own, up, inner, N: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """What the adapters add to a program's result; `own` are what `_own_adapters` returned."""
+    """Return the adapters' terms of a program's result; `own` is the result of `_own_adapters`."""
     row, inside = _weight_rows(N, BLOCK_N, GATED)
     slot, some, held = own
     low = tl.program_id(0) * BLOCK_N
@@ -130,7 +130,7 @@ def rows_in_turn_kernel(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """One row or two, not on the tensor cores. BLOCK_K is all of K, or the part that is asked for at a time."""
+    """One row or two, not on the tensor cores. BLOCK_K is all of K, or the part loaded at a time."""
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
         shrink(x, table, inner, slots, tl.program_id(0) - BLOCKS, ROWS, K, RANK, SHARES, EARLY)
@@ -152,7 +152,8 @@ def _one_row(
     x, norm, lines, inside, k, tile, eps, K: tl.constexpr, NORM: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A row times a program's part of the weight [1, BLOCK_N], which begins with `tile`: products in registers."""
+    """Return a row times a program's part of the weight [1, BLOCK_N], which begins with `tile`: products in
+    registers."""
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for begin in range(0, K, BLOCK_K):
@@ -199,7 +200,7 @@ def _two_rows(
 
 @triton.jit
 def _ask(lines, first, K: tl.constexpr, PART: tl.constexpr):
-    """Asks for `PART` of the weight's rows `lines` [BLOCK_N], from depth `first` on."""
+    """Request `PART` of the weight's rows `lines` [BLOCK_N], from depth `first` on."""
     LINE: tl.constexpr = 1024 // lines.dtype.element_ty.primitive_bitwidth
     for begin in tl.static_range(0, PART, 16 * LINE):
         at = tl.minimum(first + begin + tl.arange(0, 16) * LINE, K - 1)
@@ -226,11 +227,11 @@ def matrix_kernel(
     BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, ADAPT: tl.constexpr, RANK: tl.constexpr, PROJECTIONS: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows, on the tensor cores, which take at least 64 rows of their first operand: the weight's.
+    """Up to BLOCK_M rows on the tensor cores, which take at least 64 rows of their first operand: the weight's.
 
     Program (columns, split): the last to end of a split K sums the parts. parts [SPLITS, BLOCK_M, N] float32; arrived
     int32 of zeros, one for each block of columns, left as zeros. A program's part of the weight is loaded before the
-    kernel in front has ended if BLOCK_K is all of its depth, and else asked for.
+    previous kernel ends if BLOCK_K is all of its depth, and otherwise prefetched.
     """
     BLOCKS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     if ADAPT and ADD and tl.program_id(0) >= BLOCKS:
@@ -248,7 +249,7 @@ def matrix_kernel(
         if EARLY:
             cuda.gdc_launch_dependents()
         if PART == BLOCK_K:
-            # It is in shared memory when the input comes.
+            # It reaches shared memory before the input.
             tile = _part(lines, inside, at, K)
         elif EARLY:
             _ask(weight + tl.minimum(row, N - 1).to(tl.int64) * K, split * PART, K, PART)
@@ -259,7 +260,7 @@ def matrix_kernel(
         if PART == BLOCK_K:
             value = _inputs(rows, token, at, M, K)
         if ADAPT and not ADD:
-            # While the inputs come.
+            # While the inputs arrive.
             added = _added(own, table, inner, N, RANK, PROJECTIONS, FIRST, SECOND, BLOCK_M, BLOCK_N, GATED)
         sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         if PART == BLOCK_K:
@@ -276,7 +277,7 @@ def matrix_kernel(
         else:
             place = parts + token[:, None] * N + row[None, :]
             tl.store(place + split * BLOCK_M * N, sums, mask=inside[None, :])
-            # All threads have stored before one of them says so.
+            # All threads have stored before one of them signals it.
             tl.debug_barrier()
             counter = arrived + tl.program_id(0)
             if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
@@ -291,7 +292,7 @@ def matrix_kernel(
 
 
 class FewRowsTiles(NamedTuple):
-    """How a product is cut; `splits` of K and `stages` are for several rows."""
+    """Tiles of a product; `splits` of K and `stages` are for several rows."""
 
     columns: int
     depth: int
@@ -310,9 +311,9 @@ def tiles_for(
 ) -> FewRowsTiles:
     """Choose by table, not by measuring at run time: a captured step must not depend on when it was warmed.
 
-    One choice for rows that are multiplied in turn, one for up to 16 others, and one for more: there a row's result
-    does not depend on its batch. large: see `has_large_blocks`. whole: a block may load its part of the weight at once
-    (see `has_wgmma`), and does so unless that is too much for it, or would take more blocks than run at once.
+    One choice for rows multiplied in turn, one for up to 16 others, and one for more: there a row's result does not
+    depend on its batch. large: see `has_large_blocks`. whole: a block may load its part of the weight at once (see
+    `has_wgmma`), unless that is too large, or would take more blocks than run at once.
     """
     block = triton.next_power_of_2(depth)
     if rows == 1 and depth <= 1024:
@@ -341,10 +342,10 @@ def launch(
     gated: bool = False, add: bool = False, tiles: FewRowsTiles | None = None, early: bool | None = None,
     beside: AdapterWork | None = None,
 ) -> None:  # fmt: skip
-    """Writes to `out`, or adds to it, x @ weight.T + bias. x [M, K], weight [N, K], all contiguous.
+    """Write x @ weight.T + bias to `out`, or add it. x [M, K], weight [N, K], all contiguous.
 
     norm [K]: x is normed first. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up.
-    tiles and early (see `launch_options`) are for measuring. beside: what is done for the adapters of the rows.
+    tiles and early (see `launch_options`) are for measuring. beside: work for the rows' adapters.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS

@@ -28,7 +28,8 @@ _HELD = tl.constexpr(int(Flag.HELD))
 
 
 def stops_at_once(block: int) -> int:
-    """Return how many stop ids of a row a program of `block` rows compares together: as many as its registers hold."""
+    """Return the number of stop ids of a row that a program of `block` rows compares at once, limited by its
+    registers."""
     return 4 if block < 1024 else 2
 
 
@@ -45,10 +46,10 @@ def _stops(param, token, sampled, GROUP: tl.constexpr):
 
 @triton.jit
 def _publish(words, state, outbox, number, slot, slots, samples, LINE: tl.constexpr, COLUMNS: tl.constexpr):
-    """Writes the header of the outbox when its lines are written, and the numbers of the next step and slot."""
-    # The host reads after the event of this step. Should it ever poll, the header still comes after the lines, which
-    # may be in its memory: a barrier, a fence for the whole system (in an addition of nothing to the null row), and
-    # a barrier again, since one thread carries the fence for all.
+    """Write the header of the outbox after its lines, and the numbers of the next step and slot."""
+    # The host reads after the event of this step. If it ever polls, the header must still come after the lines, which
+    # may be in its memory: hence a barrier, a fence for the whole system (an addition of 0 to the null row), and
+    # another barrier, since one thread carries the fence for all.
     tl.debug_barrier()
     tl.store(words + _STEP, (number + 1) & _MAX_STEP)  # every thread has read them
     tl.store(words + _SLOT, (slot + 1) % slots)
@@ -102,13 +103,13 @@ def finish_kernel(
             tl.store(out + index * WIDTH + place, token, mask=sampled)
 
         generation = tl.load(line + _GENERATION, mask=inside, other=0)
-        # An inert row stays as it is. All threads have read what is written now.
+        # An inert row stays unchanged. All threads have read the words written now.
         tl.debug_barrier()
         tl.store(line + _COMPUTED, tl.where(sampled, length - 1, computed + step), mask=active)
         tl.store(line + _LENGTH, length, mask=active & sampled)
         tl.store(line + _ACTIVE, tl.zeros_like(flag), mask=active & sampled & (flag != _LIVE) & (flag != _HELD))
 
-        # A line of one token is one store of 16 bytes: it may have to cross the bus.
+        # A line of one token is one store of 16 bytes, since it may cross the bus.
         given = tl.where(column == _LINE_FLAG, flag[:, None], given)
         given = tl.where(column == _LINE_GENERATION, generation[:, None], given)
         given = tl.where(column == _LINE_ROW, row.to(tl.int32)[:, None], given)

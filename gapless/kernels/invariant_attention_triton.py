@@ -1,10 +1,10 @@
 """Paged attention in Triton whose results do not depend on batch or chunks, to the bit. Reference: attention.py.
 
-A query at position p gives the same bits as a decode row and in a chunk of any border, since p fixes the order of its
-sums. Tiles of queries begin at multiples of the tile in the sequence, tiles of keys at multiples of theirs. Keys are
-cut into at most MOST_SEGMENTS segments, whose size follows from p; a segment's sums begin from nothing, and segments
-are folded in ascending order. With few decode rows several programs share the segments of a row and a second launch
-folds; else one program does both. The kernel is one binary for decode and prefill.
+A query at position p gives the same bits as a decode row and in any chunk, since p fixes the order of its sums. Tiles
+of queries begin at multiples of the tile in the sequence, as do tiles of keys. Keys are cut into at most MOST_SEGMENTS
+segments, whose size follows from p; a segment's sums begin at zero, and segments are folded in ascending order. With
+few decode rows several programs share the segments of a row and a second launch folds; else one program does both. The
+kernel is one binary for decode and prefill.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -22,7 +22,7 @@ from gapless.kernels.library_triton import has_warpgroups, operator
 from gapless.kernels.splits_triton import GRID_PER_SM, multiprocessors
 
 LEAST_IN_SEGMENT = 128
-"""Entries of a segment in a short row: those of a longer one are twice, four times, ... as many."""
+"""Entries of a segment in a short row: a longer row has twice, four times, ... as many."""
 MOST_SEGMENTS = 16
 """Segments of a row."""
 
@@ -62,23 +62,23 @@ def attention_kernel(
     """Program (KV head, block, share): BLOCK_Q queries of one chunk times the GROUP heads of a KV head.
 
     `single`: chunk c is token c, and block c is its tile. Else two spare blocks for each chunk (see `chunk_of`) leave
-    room for all of them wherever a chunk begins; the padding after the last chunk is one chunk more, whose result is
-    zeros. Each share takes an equal part of a tile's segments; if there are several, the sums of each segment go to
-    partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
+    room for all of them at any start of a chunk; the padding after the last chunk counts as one more chunk, with zeros
+    as its result. Each share takes an equal part of a tile's segments; if there are several, the sums of each segment
+    go to partial [tokens, heads, most, D] and sums [tokens, heads, most, 2] in float32.
     """
     D_PAD: tl.constexpr = triton.next_power_of_2(D)
     head, block = tl.program_id(0), tl.program_id(1)
     if single != 0:
         chunk, begin, end, tile = block, block, block + 1, block * 0
     else:
-        # Later tiles of a chunk see more keys: they begin first, so that the last to end are short ones.
+        # Later tiles of a chunk see more keys: they begin first, so that short ones end last.
         block = tl.num_programs(1) - 1 - block
         chunk = chunk_of(starts, chunks, block, BLOCK_Q, 2)
         begin = tl.load(starts + chunk).to(tl.int32)
         end = tl.load(starts + chunk + 1, mask=chunk < chunks, other=tokens).to(tl.int32)
         tile = block - begin // BLOCK_Q - 2 * chunk
     length = tl.load(lens + chunk, mask=chunk < chunks, other=0).to(tl.int32)
-    # An inert row has one entry, whatever its chunk: each of its queries reads that.
+    # An inert row has one entry, read by all its queries.
     start = tl.maximum(length - (end - begin), 0)
     first = (start // BLOCK_Q + tile) * BLOCK_Q
     stop = start + (end - begin)
@@ -101,7 +101,7 @@ def attention_kernel(
     keys, values = head_of(cache, layer, head, HEADS, D, PAGE)
     pages = table + tl.load(rows + chunk) * table_stride
     reach = tl.minimum(first + BLOCK_Q, length)
-    # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all of those before.
+    # BLOCK_Q divides BLOCK_N: every query of the tile reads a part of the last tile of keys, and all tiles before.
     size = _segment(first, LEAST, MOST)
     segments = tl.cdiv(reach, size)
     shares = tl.num_programs(2)
@@ -116,7 +116,7 @@ def attention_kernel(
             BLOCK_N, True, True,
         )  # fmt: skip
         if shares > 1:
-            # Only decode rows have several, so that their one token is `begin`: small offsets take few registers.
+            # Only decode rows have several, so their one token is `begin`: small offsets take few registers.
             at = (begin.to(tl.int64) * HEADS + head) * GROUP * most + segment
             _store_segment(partial + at * D, sums + at * 2, acc, total, top, offs_m % GROUP * most, real, D)
         else:
@@ -175,7 +175,7 @@ def queries_of(tiles: AttentionTiles, group: int) -> int:
 
 
 def shares_for(batch: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Programs that a decode row may have at most, from what the host knows: constant for a captured launch."""
+    """Return the most programs of a decode row, from the host's bounds: constant for a captured launch."""
     return max(1, min(MOST_SEGMENTS, -(-longest // LEAST_IN_SEGMENT), GRID_PER_SM * processors // (batch * kv_heads)))
 
 
@@ -213,7 +213,7 @@ def invariant_decode(
     q: Tensor, cache: Tensor, layer: int, page_table: Tensor, rows: Tensor, kv_lens: Tensor, scale: float, *,
     shares: int | None = None, tiles: AttentionTiles | None = None,
 ) -> Tensor:  # fmt: skip
-    """See attention.decode_attention. What follows `scale` is for tests and measuring; `shares` change no bit."""
+    """See attention.decode_attention. Parameters after `scale` are for tests and measuring; `shares` change no bit."""
     longest = page_table.shape[1] * cache.shape[3]
     shares = shares or shares_for(q.shape[0], cache.shape[4], longest, multiprocessors(q.device))
     return _launch(q, cache, layer, page_table, rows, None, kv_lens, scale, shares, tiles)

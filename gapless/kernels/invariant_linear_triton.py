@@ -1,10 +1,10 @@
 """A matrix product in Triton whose rows do not depend on their batch, to the bit.
 
-The order of its sums fixes a result's bits. The depth K is cut into segments, which follow from the weight's
-shape alone. Within a segment a tensor core adds up ascending parts of K by one instruction shape, from zero; segments
-are added in ascending order in float32. How many rows there are only decides who computes a segment: with few rows
-each segment has a program of its own and the last to end adds them up, with many one program walks them all. Rows past
-the last are zeros. The reference is `Linear`, within rounding.
+The order of its sums fixes a result's bits. The depth K is cut into segments, which follow from the weight's shape
+alone. Within a segment a tensor core adds ascending parts of K by one instruction shape, from zero; segments are added
+in ascending order in float32. The number of rows only decides who computes a segment: with few rows each segment has
+its own program and the last to end adds them up, with many one program walks them all. Rows past the last are zeros.
+The reference is `Linear`, within rounding.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -23,12 +23,12 @@ from gapless.kernels.few_rows_triton import MOST_SPLIT_BLOCKS
 from gapless.kernels.library_triton import counters, has_warpgroups, operator
 
 PROGRAMS = 192
-"""A product of few rows aims at this many programs: enough to ask for the weight at the memory's full speed."""
+"""Target number of programs of a product of few rows: enough to load the weight at the memory's full speed."""
 MOST_SEGMENTS = 8
 LEAST_DEPTH = 256
 """Inputs below which a segment is not cut further."""
 FEW_BLOCKS = 64
-"""Blocks of results below which each segment has a program of its own: this bounds the memory of the parts."""
+"""Blocks of results below which each segment has its own program: this bounds the memory of the parts."""
 FEW_ROWS = 256
 """Rows up to which a block is 64 rows high. It is 128 beyond: the same instruction, in twice the warps."""
 ROW_BLOCKS = tl.constexpr(8)
@@ -36,7 +36,7 @@ ROW_BLOCKS = tl.constexpr(8)
 
 
 class ProductTiles(NamedTuple):
-    """How a product is cut, a function of the weight's shape and dtype. Only `rows` and `warps` follow the batch."""
+    """Tiles of a product, a function of the weight's shape and dtype. Only `rows` and `warps` follow the batch."""
 
     rows: int
     columns: int
@@ -48,7 +48,7 @@ class ProductTiles(NamedTuple):
 
 
 def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bool) -> ProductTiles:
-    """Choose by table: nothing is measured at run time. float32 goes without tensor cores, which round it.
+    """Choose by table: nothing is measured at run time. float32 avoids tensor cores, which round it.
 
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
@@ -69,7 +69,7 @@ def product_kernel(
 
     parts [SEGMENTS, rows, N] float32; arrived int32 of zeros, one for each block, left as zeros.
     """
-    # Neighbours share weights: the blocks of a group of rows come column by column.
+    # Neighbours share weights: the blocks of a group of rows run column by column.
     COLUMNS: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0)
     first = block // (ROW_BLOCKS * COLUMNS) * ROW_BLOCKS
@@ -101,7 +101,7 @@ def product_kernel(
     if not done:
         step = rows.to(tl.int64) * N
         tl.store(parts + tl.program_id(1) * step + place, total, mask=mine)
-        # All threads have stored before one of them says so.
+        # All threads have stored before one of them signals it.
         tl.debug_barrier()
         done = tl.atomic_add(arrived + block, 1, sem="acq_rel") == SEGMENTS - 1
         if done:
@@ -121,7 +121,7 @@ def product(
 ) -> Tensor:
     """Return x [M, K] @ weight [N, K].T + bias [N]: [M, N]; all contiguous. A row's bits follow from the row alone.
 
-    tiles: for tests and measuring; those that differ in `depth`, `segment` or `columns` may differ in bits.
+    tiles: for tests and measuring; other `depth`, `segment` or `columns` may change bits.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype

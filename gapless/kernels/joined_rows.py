@@ -1,8 +1,8 @@
 """A decoder layer for rows with adapters and large matrices on CUDA: the seam's `JoinedRows`.
 
-A product makes the first half of every slot's adapter for every row, also of a slot that is being loaded meanwhile:
-what comes of a slot is read for its own rows alone, and it has none until its load has been seen. First halves have the
-product's dtype here, as in peft.
+A product computes the first half of every slot's adapter for every row, even of a slot being loaded: a slot's result is
+read for its own rows alone, and it has none until its load has been observed. First halves have the product's dtype
+here, as in peft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gapless.kernels.seam import JoinedRows, Linear
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 
 MOST_ROWS = 256
-"""Rows up to which each reads its own adapter; with more of them kernels are faster that share what they read."""
+"""Most rows that each read their own adapter; for more, kernels with shared reads are faster."""
 
 
 def _serves(linear: Linear) -> bool:
@@ -29,7 +29,7 @@ def _serves(linear: Linear) -> bool:
 
 
 def _whole(front: Tensor, size: int) -> Tensor:
-    """Return `front` with what follows it in its memory, `size` lines or numbers in all."""
+    """Return `front` extended to the lines or numbers after it in memory, `size` in all."""
     return front.as_strided((size, *front.shape[1:]), front.stride())
 
 

@@ -13,17 +13,17 @@ from gapless.base.params import (
 from gapless.base.processors import MAX_ARGUMENTS, MAX_PROCESSORS
 from gapless.base.speculative import MAX_DRAFTS, SHORTEST_MATCH
 
-# Columns of the table `state`, which the device advances. CUT_VALUE and CUT_ID are those of the row's last token; those
-# of each draft follow, two columns each.
+# Columns of the table `state`, which the device advances. CUT_VALUE and CUT_ID belong to the row's last token; two
+# columns for each draft follow.
 GENERATION, ACTIVE, LENGTH, COMPUTED, LATE, DRAFTED, CUT_VALUE, CUT_ID = range(8)
 STATE_COLUMNS = CUT_VALUE + 2 * (1 + MAX_DRAFTS)
 
 KEEP_VALUE, KEEP_ID = -(2**23), 2**31 - 1
 """CUT_VALUE and CUT_ID that keep every token: the bits of -inf, and an id that none exceeds."""
 
-# Columns of the table `params`, written once at admission: bounds, the slot of a row that adjusts its logits, that of
-# its adapter, whether it gets masks, how many tokens are drafted for it at a time, whose answers it shares (0: none),
-# what the registry of sampling parameters says, stop ids. Reals are stored as the bits of a float32.
+# Columns of the table `params`, written once at admission: bounds, the slots of the row's adjusted logits and adapter,
+# whether it gets masks, its most drafts, the tenant that shares its answers (0: none), the registered sampling
+# parameters, stop ids. Reals are stored as the bits of a float32.
 MIN_LEN, MAX_LEN, ADJUST_SLOT, ADAPTER_SLOT, MASKED, DRAFTS, TENANT, FIRST_PARAM = range(8)
 PARAM_OF = columns(PARAMS, FIRST_PARAM)
 TEMPERATURE, TOP_P, TOP_K, MIN_P = (PARAM_OF[name] for name in ("temperature", "top_p", "top_k", "min_p"))
@@ -34,24 +34,23 @@ STOP_IDS = FIRST_PARAM + sum(entry.words.count for entry in PARAMS if entry.word
 PARAM_COLUMNS = STOP_IDS + MAX_STOP_IDS
 
 NO_TOKEN, REJECTED, RIGHT = -1, -2, -3
-"""What stands for a token where there is none, in the place of a draft that was not the token, and after a token that
-was sampled in its one place and is what was drafted."""
+"""Marks in place of a token: none, a wrong draft, and a right draft after the token of a row's single place."""
 
 SUFFIX_LENGTHS = (SHORTEST_MATCH, 4, 8)
-"""Lengths of the ends of a history after which it is noted what followed, each in a part of the table `suffixes`"""
-# Words of an entry of that table: whose answer it was, the digest of the tokens before, the token that followed, how
-# often these tokens came since it took the entry, how often it followed them, and which row of a step may write.
+"""Lengths of the ends of a history whose next token is recorded, each in a part of the table `suffixes`"""
+# Words of an entry of that table: its tenant, the digest of the tokens before, the next token, the occurrences of these
+# tokens since it took the entry, the occurrences followed by it, and the writing row of a step.
 OWN_TENANT, DIGEST, NEXT, SEEN, SAME, CLAIM = range(6)
 SUFFIX_WORDS = CLAIM + 1
 SEEN_MOST = 64
-"""SEEN from which the counts of an entry are halved: what came long ago counts less"""
+"""SEEN at which the counts of an entry are halved: old occurrences count less"""
 DIGEST_BEGIN, DIGEST_MIX, DIGEST_SHIFT = 0x85EBCA6B, 0x9E3779B1, 15
 """A digest is 32 bits: the tenant's number times the first; then for each token, the last one first, (digest ^ token)
 times the second, and that ^ itself shifted right."""
 
-# Words of a slot's wishes: three counts, where the output begins, a bit for each logits processor, what these are
-# given, then lists one after the other: ids that have a bias, the biases, allowed ids, for each bad word where it ends
-# among their tokens, these tokens. Reals are the bits of a float32.
+# Words of a slot's wishes: three counts, the start of the output, a bit for each logits processor, their arguments,
+# then consecutive lists: biased ids, biases, allowed ids, for each bad word the end of its tokens, these tokens. Reals
+# are the bits of a float32.
 BIASES, ALLOWED, BAD_WORDS, OUTPUT, PROCESSORS, ARGUMENTS = range(6)
 WISHES = ARGUMENTS + MAX_PROCESSORS * MAX_ARGUMENTS
 MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
@@ -59,15 +58,15 @@ MOST_BAD_WORDS = 2 * MAX_BAD_WORDS
 WISH_WORDS = WISHES + 3 * MAX_BIASES + MOST_BAD_WORDS + MAX_BAD_TOKENS
 
 IN_PROMPT = 1 << 30
-"""Added to a token's count in the output when the prompt has it"""
+"""Added to a token's count in the output if the prompt has it"""
 BANNED = -1e30
-"""The logit of a bad word's last token: below any other, but for those at -inf, so that some token is left."""
+"""Logit of a banned bad-word token: below every finite logit, but above -inf, so that some token stays."""
 
-# Words of a row's mail. The host writes masks: the tag of the mask at each place, which draft each mask after the
-# first follows, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. It also writes what it
-# expects: the tag of the row's tokens, and the number and ids of the tokens after them. The device writes replies:
-# their tag, the tokens that the row got, the number of its next drafts, these drafts. A tag is one int64: the row's
-# generation, and in the low half a number of its tokens.
+# Words of a row's mail. The host writes masks: the tag of the mask at each place, the draft before each mask after the
+# first, and from MAIL_MASK on the masks, a bit for each token of the vocabulary. It also writes its expectation: the
+# tag of the row's tokens, and the number and ids of the tokens after them. The device writes replies: their tag, the
+# row's new tokens, the number of its next drafts, these drafts. A tag is one int64: the row's generation, and in the
+# low half a number of its tokens.
 MAIL_TAG = 0
 MAIL_TOLD = MAIL_TAG + 2 * (1 + MAX_DRAFTS)
 MAIL_TOKENS = MAIL_TOLD + 2
@@ -78,7 +77,7 @@ MAIL_AHEAD = MAIL_ALONG + MAX_DRAFTS
 MAIL_EXPECTED = MAIL_AHEAD + 2
 MAIL_RUN = MAIL_EXPECTED + 1
 MOST_EXPECTED = 2 * MAX_DRAFTS + 1
-"""Tokens that the host may expect: all that a step may give, and the drafts after them"""
+"""Most tokens that the host may expect: a step's most tokens, and the drafts after them"""
 MAIL_MASK = 80
 assert MAIL_AHEAD % 2 == 0 and MAIL_RUN + MOST_EXPECTED <= MAIL_MASK
 

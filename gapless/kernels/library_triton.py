@@ -1,4 +1,4 @@
-"""Registers operations in torch's library: dispatch modes see what each reads and writes, as with torch's own.
+"""Registers operations in torch's library: dispatch modes see the reads and writes of each, as of torch's own.
 
 An argument of a kernel must not be called `params`: Triton 3.6 uses that name in the function that it writes around it.
 """
@@ -30,14 +30,14 @@ _TYPES = {
     "tuple[Tensor, Tensor, Tensor]": "(Tensor, Tensor, Tensor)",
     "None": "()",
 }
-"""Annotations of Python, and the types of a schema that are spelt in another way"""
+"""Python annotations, and the types of a schema with another spelling"""
 
 
 def operator(function: Callable[..., Any], *writes: str) -> Callable[..., Any]:
     """Make the operator gapless::triton_<the function's name>, for CUDA, or for the CPU in Triton's interpreter.
 
-    Its schema follows from the annotations. The function writes to the tensors that are named, and to no other one.
-    Parameters by keyword alone are for measuring, and no part of the operator.
+    Its schema follows from the annotations. The function writes only to the named tensors. Keyword-only parameters are
+    for measuring, and not in the operator.
     """
     name, signature = f"triton_{function.__name__.lstrip('_')}", inspect.signature(function)
     assert signature.parameters.keys() >= {*writes}, f"{name} has no parameter for all of {writes}"
@@ -77,7 +77,7 @@ def has_warpgroups(device: torch.device) -> bool:
 @functools.cache
 def has_wgmma(device: torch.device) -> bool:
     """Return whether the device has compute capability 9.x: a block may have 227 KiB of shared memory, and tensor cores
-    multiply from there. Those of later ones take at most 512 of a product's depth at once."""
+    multiply from there. Later tensor cores take at most 512 of a product's depth at once."""
     return not triton.knobs.runtime.interpret and facts.capability(device)[0] == 9
 
 
@@ -90,7 +90,7 @@ def has_large_blocks(device: torch.device) -> bool:
 def launch_options(early: bool) -> dict[str, bool]:
     """Return the options of a kernel that begins early: programmatic dependent launch, on Hopper and later.
 
-    Its first work overlaps the end of the kernel before it, for whose results it waits (`gdc_wait`). All its programs
+    Its first work overlaps the end of the previous kernel, for whose results it waits (`gdc_wait`). All its programs
     wait, so that a kernel that waits for it waits for everything before it.
     """
     return {"launch_pdl": True} if early else {}
@@ -98,9 +98,9 @@ def launch_options(early: bool) -> dict[str, bool]:
 
 @functools.cache
 def counters(device: torch.device, count: int) -> Tensor:
-    """Return int32 zeros: how many programs that share a result are done. Kernels leave zeros, and share a stream.
+    """Return int32 zeros: the ended programs of each shared result. Kernels leave zeros, and share a stream.
 
-    First asked for by an eager launch: a graph's pool would give it memory that others have between replays.
+    First needed by an eager launch: a graph's pool would give it memory reused between replays.
     """
     assert triton.knobs.runtime.interpret or not facts.capturing(), "launched eagerly before it is captured"
     return torch.zeros(count, dtype=torch.int32, device=device)
@@ -108,6 +108,6 @@ def counters(device: torch.device, count: int) -> Tensor:
 
 @triton.jit
 def prefetch(place):
-    """Asks for the lines of memory at `place`, a tensor of pointers, into the second-level cache."""
+    """Request the lines of memory at `place`, a tensor of pointers, into the second-level cache."""
     asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,l", [place.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)

@@ -9,22 +9,22 @@ from torch.nn.functional import linear, pad
 from gapless.kernels.seam import Linear
 
 SIZES = 4
-"""Numbers of rows that oneDNN meets between a power of two and the next. It keeps a quarter to half a megabyte for each
-of them and each shape of a weight: without filling up, short streams on the demo took a gigabyte."""
+"""Row counts between a power of two and the next that oneDNN sees. It keeps a quarter to half a megabyte for each of
+them and each shape of a weight: without padding, short streams on the demo took a gigabyte."""
 
 
 class TorchLinear:
     """A layer x [N, in] -> x @ weight.T + bias [N, out].
 
-    On a CPU the weight is copied into oneDNN's blocked layout, where that exists: a step of one to eight rows then
-    takes about half the time. The packed tensor is opaque: it has no storage that others could look at. Rows are filled
-    up with zeros to one of few numbers of them: oneDNN compiles code for every number that it meets, and keeps it.
+    On a CPU the weight is copied into oneDNN's blocked layout, if that exists: a step of one to eight rows then takes
+    about half the time. The packed tensor is opaque: no other code can use its storage. Rows are padded with zeros to a
+    few row counts: oneDNN compiles code for every count that it sees, and keeps it.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.packed = packs(weight)
         self.half = not self.packed and weight.device.type == "cpu" and weight.dtype == torch.float16
-        """oneDNN's too, in the plain layout"""
+        """Whether oneDNN multiplies, in the plain layout"""
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
         self.bias = bias
 
@@ -34,7 +34,7 @@ class TorchLinear:
             return found if out is None else out.copy_(found)
         if out is None:
             return linear(x, self.weight, self.bias)
-        # What `linear` calls, which takes no `out`.
+        # The function behind `linear`, which takes no `out`.
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
@@ -57,13 +57,13 @@ def filled_up(rows: int) -> int:
 
 
 def weights(layer: Linear) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer that is multiplied by other products than torch's."""
+    """Return weight and bias of a layer for products other than torch's."""
     assert isinstance(layer, TorchLinear)
     return layer.weight, layer.bias
 
 
 def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Give a layer another weight of the same shape, from any device, in the memory that graphs know it by."""
+    """Replace a layer's weight by one of the same shape, from any device, in the memory known to graphs."""
     if isinstance(layer, TorchLinear) and not layer.packed:
         layer.weight.copy_(weight)
         if layer.bias is not None and bias is not None:
@@ -73,7 +73,7 @@ def refill(layer: Linear, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _take_over(layer: object, other: object) -> None:
-    """Copy what `other` holds to where `layer` holds the same."""
+    """Copy the tensors of `other` into the memory of `layer`."""
     for name, found in vars(other).items():
         if isinstance(found, Tensor):
             getattr(layer, name).copy_(found)

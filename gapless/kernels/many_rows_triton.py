@@ -4,8 +4,8 @@ A norm is folded into the products on both sides of it. The one before it, which
 times the norm's weight and the sums of their squares; the one after it divides its own sums by the root mean square. So
 nothing is launched between two products. The tiles of a product are few and all run at once.
 
-On Hopper a kernel begins before the one in front of it has ended (programmatic dependent launch). Until then it asks
-the cache for its weight.
+On Hopper a kernel begins before the previous one ends (programmatic dependent launch), and meanwhile loads its weight
+into the cache.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -24,9 +24,9 @@ from gapless.kernels.adapt_fused_triton import AdapterWork, shrink
 from gapless.kernels.library_triton import is_hopper, launch_options
 
 MOST_ROWS = 256
-"""Rows that these kernels are made for."""
+"""Most rows of these kernels."""
 MOST_NARROW = 4096
-"""Columns up to which narrow tiles of a product run all at once"""
+"""Most columns for which narrow tiles of a product run all at once"""
 LINE = tl.constexpr(64)
 """Elements of 16 bits in a line of the cache."""
 
@@ -36,7 +36,7 @@ def _finish(
     sums, up, scale, bias, out, norm, scaled, squares, M, N: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     ADD: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Writes a program's sums [BLOCK_M, BLOCK_N] to `out`, or adds them to it and may leave what a norm needs."""
+    """Write a program's sums [BLOCK_M, BLOCK_N] to `out`, or add them; optionally leave a norm's inputs."""
     WIDTH: tl.constexpr = N // 2 if GATED else N
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -56,7 +56,7 @@ def _finish(
     kept = sums.to(out.dtype.element_ty)
     tl.store(out + at, kept, mask=mine)
     if LEAVE:
-        # The norm is of what the next layer reads: the sum rounded to its dtype.
+        # The norm uses the sum rounded to its dtype, as the next layer reads it.
         value = tl.where(inside[None, :], kept.to(tl.float32), 0.0)
         tl.store(squares + token * tl.num_programs(1) + tl.program_id(1), tl.sum(value * value, axis=1), mask=token < M)
         value *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -65,7 +65,7 @@ def _finish(
 
 @triton.jit
 def _ask_for(weight, column, K: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Asks the second-level cache for rows `column` and on of the weight."""
+    """Request rows `column` and on of the weight into the second-level cache."""
     row = (column + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None] * K
     line = tl.minimum(tl.arange(0, triton.next_power_of_2((K + LINE - 1) // LINE)) * LINE, K - 1)[None, :]
     tl.inline_asm_elementwise(
@@ -80,11 +80,11 @@ def product_kernel(
     LEAVE: tl.constexpr, EARLY: tl.constexpr, LINES: tl.constexpr, SHARES: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (rows, columns). x and weight are descriptors, of which `given` and `matrix` are the pointers.
+    """Program (rows, columns). x and weight are descriptors of the pointers `given` and `matrix`.
 
     before [M, BEFORE] float32: sums of squares of x before its norm's weight, if BEFORE. GATED: BLOCK_N gates and their
-    ups. scaled, squares: what is left for the next norm, if LEAVE. EARLY: the weight is asked for while the kernel in
-    front still runs. If LINES, further programs do the first half of adapters, see `adapt_fused_triton.shrink`.
+    ups. scaled, squares: inputs of the next norm, if LEAVE. EARLY: the weight is requested while the previous kernel
+    runs. If LINES, further programs do the first half of adapters, see `adapt_fused_triton.shrink`.
     """
     COLUMNS: tl.constexpr = ((N // 2 if GATED else N) + BLOCK_N - 1) // BLOCK_N
     if LINES > 0 and tl.program_id(1) >= COLUMNS:
@@ -119,7 +119,7 @@ def product_kernel(
 
 
 class ManyRowsTiles(NamedTuple):
-    """How a product is cut; a gated one has as many ups as it has `columns` of gates."""
+    """Tiles of a product; a gated one has as many ups as it has `columns` of gates."""
 
     rows: int
     columns: int
@@ -139,7 +139,7 @@ def tiles_for(rows: int, columns: int, gated: bool = False) -> ManyRowsTiles:
 
 
 class Following(NamedTuple):
-    """The norm after a residual, and what its product needs."""
+    """The norm after a residual, and its product's inputs."""
 
     norm: Tensor
     """[N] its weight"""
@@ -154,12 +154,12 @@ def launch(
     eps: float = 0.0, gated: bool = False, following: Following | None = None, beside: AdapterWork | None = None,
     early: bool | None = None,
 ) -> None:  # fmt: skip
-    """Writes x @ weight.T + bias to `out`, or with `following` or `beside` adds it. x [M, K], weight [N, K], all
+    """Write x @ weight.T + bias to `out`, or with `following` or `beside` add it. x [M, K], weight [N, K], all
     contiguous.
 
-    squares [M, S] float32: sums of squares by whose mean over K the product's rows are divided, as a norm does.
-    gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up. beside: the first half of
-    what adapters add to x. early: for measuring.
+    squares [M, S] float32: sums of squares; the product's rows are divided by the root of their mean over K, as a norm
+    does. gated: the first half of the columns are gates, and out [M, N // 2] is silu(gate) * up. beside: the first half
+    of x's adapter terms. early: for measuring.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
@@ -181,10 +181,9 @@ def launch(
 
 
 MOST_WEIGHT = 8 << 20
-"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there (docs/gpu.md,
-"Larger models")."""
+"""Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there."""
 LEAST_DEPTH = 128
-"""Inputs that a tile holds at a time."""
+"""Inputs held by a tile at a time."""
 
 
 def serves(weight: Tensor) -> bool:

@@ -1,14 +1,14 @@
-"""Masks in torch: which tokens may come next, for rows whose matchers decide; and the replies to those who make them.
+"""Masks in torch: allowed next tokens of rows with matchers, and the replies to the mask makers.
 
-Host and device share a record for each row, the row's mail (`layout` says what it holds). No fence orders them: the
-writer of a record's part writes its tag last, and the reader looks at that tag first. The host writes the masks of a
-row's next tokens only after it has read the last reply, and that reply proves that the masks before were read.
+Host and device share a record for each row, the row's mail (see `layout`). No fence orders them: the writer of a
+record's part writes its tag last, and the reader reads that tag first. The host writes the masks of a row's next tokens
+only after it has read the last reply, which proves that the previous masks were read.
 
-A mask after drafts counts only for a row that has these very drafts. So it does not matter where the host has them
-from, and a row whose drafts have no mask runs without them.
+A mask after drafts counts only for a row with these very drafts. So their source does not matter, and a row runs
+without the drafts that lack masks.
 
-Where a form leaves only one text, the host expects its tokens. A row that got those that come first has the next ones
-as drafts, unless it has drafts that begin with them.
+If a form leaves only one text, the host expects its tokens. A row that got the first expected tokens gets the next ones
+as drafts, unless its own drafts begin with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gapless.kernels.tables import Tables
 
 
 class MaskedRows(NamedTuple):
-    """The listed rows that get masks, F rows. Others, and padding, are the null row."""
+    """The F listed rows; ones without masks, and padding, are the null row."""
 
     rows: Tensor
     """int64 [F]"""
@@ -34,7 +34,7 @@ class MaskedRows(NamedTuple):
     """int32 [F, STATE_COLUMNS]"""
 
     def drafts(self, tables: Tables, most: int) -> Tensor:
-        """Return int32 [F, most], what the history has after each row's tokens."""
+        """Return int32 [F, most], the history after each row's tokens."""
         place = torch.arange(most, device=self.rows.device)
         at = (self.state[:, L.LENGTH, None] + place).clamp(max=tables.history.shape[1] - 1)
         return tables.history[self.rows[:, None], at.long()]
@@ -45,7 +45,7 @@ def mask(index: Tensor, rows: Tensor, tables: Tables, mail: Tensor, places: int)
     at = _masked_rows(index, rows, tables)
     place = torch.arange(places, device=mail.device)
     tags = mail.view(torch.int64)[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places].index_select(0, at.rows)
-    # After the tags: a mask, and the draft before it, are complete before its tag says so.
+    # After the tags: a mask, and the draft before it, are complete before its tag is written.
     along = mail[:, L.MAIL_ALONG : L.MAIL_ALONG + places - 1].index_select(0, at.rows)
     there = tags == at.tags[:, None] + place
     there[:, 1:] &= (along == at.drafts(tables, places - 1)) & (place[1:] <= drafts_of(at.state, places)[:, None])
@@ -79,13 +79,13 @@ def reply(
 
 
 def banned(words: Tensor, vocab: int) -> Tensor:
-    """Return bool [N, vocab], the tokens that masks int32 [N, words] leave out."""
+    """Return bool [N, vocab], the tokens excluded by masks int32 [N, words]."""
     bit = torch.arange(32, device=words.device, dtype=torch.int32)
     return ((words[:, :, None] >> bit) & 1 == 0).flatten(1)[:, :vocab]
 
 
 def _expect(at: MaskedRows, given: Tensor, tables: Tables, mail: Tensor, most: int) -> None:
-    """Make drafts of what the mail expects after the tokens `given` [F, W], where these are what it expected."""
+    """Make drafts of the mail's expected tokens if the tokens `given` [F, W] were the expected ones."""
     count, place = (given >= 0).sum(1), torch.arange(given.shape[1], device=given.device)
     tags = mail.view(torch.int64)[:, L.MAIL_AHEAD // 2].index_select(0, at.rows)
     # After the tags, like masks.

@@ -1,7 +1,7 @@
-"""Masks in Triton. One program a row decides whether its mask has come; then others fetch it, a part each.
+"""Masks in Triton. One program a row checks its mask's tag; then others fetch the mask, a part each.
 
-The mail is in pinned host memory. Tags are looked at afresh each time, and masks by another launch, which begins when
-the tags have been read: so no mask is older than its tag.
+The mail is in pinned host memory. Tags are read uncached each time, and masks by another launch, which begins after the
+tags were read: so no mask is older than its tag.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -17,9 +17,9 @@ from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
 LOOKS = 16
-"""How often a program looks for a late mask: each takes a GPU about a microsecond, across the bus."""
+"""Most looks of a program for a late mask: each takes a GPU about a microsecond, across the bus."""
 WORDS = 2048
-"""Words of a mask that a program fetches, which cross the bus together"""
+"""Words of a mask fetched by a program, which cross the bus together"""
 
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _GENERATION, _ACTIVE, _LENGTH = tl.constexpr(L.GENERATION), tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH)
@@ -33,7 +33,7 @@ _AHEAD, _EXPECTED, _RUN = tl.constexpr(L.MAIL_AHEAD), tl.constexpr(L.MAIL_EXPECT
 
 @triton.jit
 def _masked(index, rows, settings):
-    """The sample of this program's entry, and its row: 0 where it gets no masks, or is padding."""
+    """Return the sample of this program's entry, and its row: 0 if it gets no masks, or is padding."""
     entry = tl.program_id(0)
     sample = tl.load(index + entry)
     before = tl.load(index + entry - 1, mask=entry > 0, other=-1)
@@ -63,7 +63,7 @@ def _fence(state):
 
 @triton.jit
 def _drafted(line, PLACES: tl.constexpr):
-    """The drafts that a row runs in a step with PLACES."""
+    """Return the number of drafts that a row runs in a step with PLACES."""
     return tl.minimum(tl.maximum(tl.load(line + _DRAFTED) - tl.load(line + _LENGTH), 0), PLACES - 1)
 
 
@@ -72,10 +72,9 @@ def late_kernel(
     index, rows, state, settings, history, mail, mail_words,
     HISTORY: tl.constexpr, PLACES: tl.constexpr, LANES: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """Decides for one row whether its mask has come. One that has ended, or was given up, is not waited for.
+    """Decide for one row whether its mask is ready. Ended or failed rows are not waited for.
 
-    Of its drafts, those are left whose masks are there: they are not waited for either. LANES: more than PLACES, a
-    power of two.
+    Drafts without ready masks are dropped: they are not waited for either. LANES: more than PLACES, a power of two.
     """
     _, row = _masked(index, rows, settings)
     if row != 0:
@@ -130,7 +129,7 @@ def reply_kernel(
         if MOST > 0:
             got = tl.sum((given >= 0).to(tl.int32), axis=0)
             tag = tl.load(_place(own, _AHEAD), volatile=True)
-            _fence(state)  # what is expected is read after its tag
+            _fence(state)  # the expected tokens are read after their tag
             run = tl.load(own + _RUN + lane, mask=lane < got, other=0, volatile=True)
             right = tl.sum(((lane < got) & (run != given)).to(tl.int32), axis=0) == 0
             asked = settings + row * _PARAMS

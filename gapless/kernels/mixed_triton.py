@@ -1,5 +1,5 @@
 """The beginning of a step with prompt chunks in Triton: new rows and pages into the tables, prompt tokens into the
-history, and everything that the forward reads. Two launches, one when the packet brings no rows and no pages."""
+history, and all inputs of the forward. Two launches, one if the packet has no rows and no pages."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
@@ -22,11 +22,11 @@ _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
 BLOCK = 256
-"""Tokens or page writes that a program handles together."""
+"""Tokens or page writes handled by one program."""
 SPLITS = 8
-"""Programs that share the tokens of one row, at most."""
+"""Most programs that share the tokens of one row."""
 ROWS = 1024
-"""Sizes of rows that a program adds up at once; a larger batch takes another variant of the kernel."""
+"""Row sizes summed by a program at once; a larger batch takes another variant of the kernel."""
 
 
 @triton.jit(do_not_specialize=["count", "writes", "admissions"])
@@ -53,9 +53,9 @@ def gather_kernel(
     MAX_LEN: tl.constexpr, MAX_PAGES: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, s) handles a share of the tokens of the batch's row b, and the last b those that belong to no row.
+    """Program (b, s) handles a share of the tokens of the batch's row b, and the last b the tokens of no row.
 
-    A decode row of the packet is PLACES rows of the batch, place after place of all, before those with chunks.
+    A decode row of the packet is PLACES rows of the batch, place by place, before the rows with chunks.
     """
     index, split = tl.program_id(0), tl.program_id(1)
     lane, more, decoded = tl.arange(0, ROWS), decode * (PLACES - 1), decode * PLACES
@@ -82,7 +82,7 @@ def gather_kernel(
             place = tl.where(index < decoded, index // tl.maximum(decode, 1), 0)
             active &= (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
             computed += place
-        # The history knows the token of a decode row; the tokens of chunks come with the packet.
+        # Tokens of decode rows come from the history, tokens of chunks from the packet.
         brought, live = tl.where(index < decoded, 0, size), tl.where(active, size, 0)
         if split == 0:
             column = by_row + index

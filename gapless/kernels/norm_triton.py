@@ -44,7 +44,7 @@ def add_rms_norm_kernel(
         if slot > 0:
             line, sums = lines + slot * (RANK * WIDTH) + column, inner + row * INNER_ROW + slot * INNER_SLOT
             value = with_lines(value, first_of(line, inside, WIDTH), line, inside, sums, WIDTH, RANK)
-    # The norm is of what the next layer reads: the sum rounded to its dtype.
+    # The norm uses the sum rounded to x's dtype, as the next layer reads it.
     kept = value.to(x.dtype.element_ty)
     tl.store(x + at, kept, mask=inside)
     value = kept.to(tl.float32)
@@ -75,11 +75,10 @@ def add_rms_norm(
     x: Tensor, delta: Tensor, weight: Tensor, eps: float, inner: Tensor | None = None, adapters: Tensor | None = None,
     lines: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Adds `delta` [T, H], whose rows may be apart, to `x` [T, H], which is rounded to its dtype; returns the sum's
-    `rms_norm`.
+    """Add `delta` [T, H], whose rows may be apart, to `x` [T, H], rounded to its dtype; return the sum's `rms_norm`.
 
-    With `adapters` int64 [T], adds the second half of what these do too: inner [T, slots, rank] times `lines` [slots,
-    rank, H] of each token's slot.
+    With `adapters` int64 [T], also adds the adapters' second half: inner [T, slots, rank] times `lines` [slots, rank,
+    H] of each token's slot.
     """
     assert x.is_contiguous() and delta.stride(1) == 1 and weight.is_contiguous()
     rows, width = x.shape

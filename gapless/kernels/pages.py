@@ -1,7 +1,7 @@
 """Copies of pages and their checksums: sums of a page's words, each weighted by its place, modulo 2 ** 64.
 
-Weights are odd, below 2 ** 31, and differ. So one word that has changed, or two of 32 bits that have changed places,
-always change the sum; other changes do, except by chance. It finds faults, not forgeries.
+Weights are odd, below 2 ** 31, and differ. So one changed word, or two swapped ones of 32 bits, always change the sum;
+other changes do, except by chance. It finds faults, not forgeries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MASK = (1 << 30) - 1
 
 
 def weights(words: int, device: torch.device) -> Tensor:
-    """Return int64 [words]: what each word counts."""
+    """Return int64 [words]: the weight of each word."""
     return (torch.arange(words, device=device) * FACTOR & MASK) * 2 + 1
 
 

@@ -1,7 +1,7 @@
-"""Copies of pages and their checksums in Triton: one launch for all pages of a group that a transfer has.
+"""Copies of pages and their checksums in Triton: one launch for all pages of a group in a transfer.
 
-The multiprocessors read and write pinned host memory themselves. So a transfer never stands in front of a step's upload
-on a copy engine, and its launch costs the host the same for any number of pages.
+The multiprocessors read and write pinned host memory themselves. So a transfer never blocks a step's upload on a copy
+engine, and its launch costs the host the same for any number of pages.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -16,15 +16,15 @@ from gapless.kernels import pages
 from gapless.kernels.library_triton import operator
 
 TILE = 4096
-"""Words that a program copies at a time"""
+"""Words copied by a program at a time"""
 LOADING, STORING = 8, 2
-"""Programs of one launch. What they write to the host backs up in front of the bus, and what steps write stands behind
-it: on an H100, 16 programs that store double the time of a step. These leave a step's longest time as it is, and reach
-46 and 43 GB/s by themselves."""
+"""Programs of one launch. Their writes to the host queue up at the bus, before the writes of steps: on an H100, 16
+storing programs double the time of a step. These numbers leave a step's longest time unchanged, and reach 46 and 43
+GB/s alone."""
 _FACTOR, _MASK = tl.constexpr(pages.FACTOR), tl.constexpr(pages.MASK)
 
 
-# One variant for any number of pages, and wherever a group's places begin: no transfer after the first compiles.
+# One variant for any number of pages and any start of a group's places: no later transfer compiles.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["places", "sums"])
 def copy_kernel(src, dst, places, sums, count, words, src_stride, dst_stride, TILE: tl.constexpr):
     for page in range(count):

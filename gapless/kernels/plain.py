@@ -1,5 +1,5 @@
-"""Every operation in plain torch: the fallback, and the reference of the other implementations. It has none that fuse
-more, which would gain nothing here."""
+"""Every operation in plain torch: the fallback, and the reference of the other implementations. It fuses no further
+operations, which would gain nothing here."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def begin_decode(words: Tensor, counts: Counts, tables: Tables, page_size: int) 
 
 
 def kv_slots(pages: Tensor, rows: Tensor, positions: Tensor, active: Tensor, page_size: int) -> Tensor:
-    """Return [T], where each token's KV goes: slot 0, in the null page, for tokens of inert rows."""
+    """Return the KV slot of each token, [T]: slot 0, in the null page, for tokens of inert rows."""
     # An inert row's position means nothing and may be past the end.
     page = pages[rows, torch.div(torch.where(active, positions, 0), page_size, rounding_mode="floor")].long()
     return torch.where(active, page * page_size + positions % page_size, 0)
@@ -99,10 +99,10 @@ def finish(
 
 
 class Given(NamedTuple):
-    """The tokens that the sampled rows got, N rows. All int32."""
+    """Tokens taken by N sampled rows. All int32."""
 
     tokens: Tensor
-    """[N, W], NO_TOKEN after those that were taken"""
+    """[N, W], NO_TOKEN after the taken ones"""
     counts: Tensor
     """[N]"""
     flags: Tensor
@@ -110,14 +110,14 @@ class Given(NamedTuple):
 
 
 def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
-    """Return the tokens that each row takes, from its state `line` before the step."""
+    """Return the tokens that each row takes, by its state `line` before the step."""
     active = line[:, L.ACTIVE].bool()
     places = line[:, L.LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     there = (tokens >= 0) & (line[:, L.LATE, None] == 0)
     stops = there & (params[:, None, L.STOP_IDS :] == tokens[:, :, None]).any(-1)
     full = there & (places >= params[:, L.MAX_LEN, None])
     goes_on = there & ~stops & ~full
-    # The first is taken if there is one, every other one if all to its left go on.
+    # The first is taken if there is one, every other one if all to its left continue.
     before = torch.cat((torch.ones_like(there[:, :1]), goes_on[:, :-1]), dim=1).long().cumprod(1).bool()
     taken = there & before & (active & finite)[:, None]
     counts = taken.sum(1).int()
@@ -134,8 +134,8 @@ def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: Given, tabl
     count, active = len(given.tokens), line[:, L.ACTIVE].clone()
     line[:, L.COMPUTED] += active if sizes is None else active * sizes
     length, taken = line[:count, L.LENGTH].clone(), given.tokens >= 0
-    # A place without a token rewrites the null row's history, so that every index is in range; with a token that an
-    # embedding takes, since the null row pads batches.
+    # A place without a token rewrites the null row's history, so that every index is in range; with a valid token,
+    # since the null row pads batches.
     column = torch.where(taken, length[:, None] + torch.arange(given.tokens.shape[1], device=rows.device), 0)
     tables.history.index_put_((torch.where(taken, rows[:count, None], 0), column.long()), given.tokens.clamp(min=0))
     line[:count, L.LENGTH] += given.counts
@@ -153,7 +153,7 @@ def _publish(words: Tensor, table: Tensor, lines: Tensor) -> None:
 
 
 def next_header(words: Tensor, slots: int) -> None:
-    """Make the packet that of the next step and outbox, from which a chain runs on without another packet."""
+    """Advance the packet to the next step and outbox, so that a chain runs on without another packet."""
     words[L.PACKET_STEP : L.PACKET_STEP + 1].add_(1).bitwise_and_(L.MAX_STEP_WORD)
     words[L.PACKET_SLOT : L.PACKET_SLOT + 1].add_(1).remainder_(slots)
 

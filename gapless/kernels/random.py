@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a value is a function of seed, position and token, and of nothing else.
+"""Counter-based random numbers: a value is a function of seed, position and token alone.
 
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC11). The key is the
 request's seed; the counter is (token id // 4, position, 0, 0) and its four outputs serve four neighbouring ids.

@@ -18,7 +18,7 @@ HEADS = 4
 
 @triton.jit
 def angle_of(angles, position, D: tl.constexpr, D_PAD: tl.constexpr, MAX_LEN: tl.constexpr):
-    """Cosines and sines of a position [1, D_PAD], the same for both halves of a head."""
+    """Return cosines and sines of a position [1, D_PAD], the same for both halves of a head."""
     column = tl.arange(0, D_PAD)[None, :]
     # An inert row's position means nothing and may be past the end.
     line = angles + tl.minimum(position, MAX_LEN - 1) * D + tl.where(column < D // 2, column, column - D // 2)
@@ -50,7 +50,7 @@ def rope_and_write_kernel(
     PAGE: tl.constexpr, TURNED: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, HEADS heads). EARLY: lines of its adapter are there before the kernel in front has ended."""
+    """Program (token, HEADS heads). EARLY: lines of its adapter are ready before the previous kernel ends."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -95,7 +95,7 @@ def rope_and_write_kernel(
     tl.store(place + HALF, out_right, mask=inside & turned)
 
     slot = tl.load(slots + token)
-    # Keys are the last that are rotated; values follow them.
+    # Keys are the last rotated heads; values follow them.
     kv = head - (TURNED - KV_HEADS)
     value = kv // KV_HEADS
     line = (((slot // PAGE) * LAYERS + layer) * 2 + value) * PAGE + slot % PAGE
@@ -109,15 +109,15 @@ def rope_and_write(
     layer: int, inner: Tensor | None = None, adapters: Tensor | None = None, up: Tensor | None = None,
     early: bool = False,
 ) -> None:  # fmt: skip
-    """Norms (if `qk_norm` [Hq + Hkv, D] is given) and rotates queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
-    and writes keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv
-    may be apart.
+    """Norm (if `qk_norm` [Hq + Hkv, D] is given) and rotate queries and keys of `qkv` [T, Hq + 2 * Hkv, D] in place,
+    and write keys and values into `cache` [pages, layers, 2, page_size, Hkv, D] at `slots` int64 [T]. Tokens of qkv may
+    be apart.
 
-    `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Tokens
-    with the same slot (inert ones, in the null page) leave the entry of any of them there. Computed in float32.
+    `table` [max_len, D] float32 has cosines in its left half and sines in its right; `positions` int64 [T]. Of tokens
+    with the same slot (inert ones, in the null page) any one is kept. Computed in float32.
 
-    With `adapters` int64 [T], first adds the second half of what these do: inner [T, 3 * rank] or [T, slots, 3 * rank]
-    times `up` [slots, rank, all columns of qkv] of each token's slot. Values then go to the cache alone. early: see
+    With `adapters` int64 [T], first adds the adapters' second half: inner [T, 3 * rank] or [T, slots, 3 * rank] times
+    `up` [slots, rank, all columns of qkv] of each token's slot. Values then go to the cache alone. early: see
     `launch_options`.
     """
     assert qkv.stride()[1:] == (qkv.shape[2], 1) and cache.is_contiguous() and table.is_contiguous()

@@ -1,7 +1,7 @@
 """Sampling in torch: greedy, temperature, top-k, top-p and min-p, row by row, with a seed a request.
 
-`cut` finds where a row's filters end, by search over values; `sample` draws among the tokens down to there. What
-each row asks for is read from the tables, so one program serves all.
+`cut` finds the cut of a row's filters, by search over values; `sample` draws among the tokens above it. Each row's
+settings are read from the tables, so one program serves all.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -18,7 +18,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import Filters
 
 UNITS = 2.0**40
-"""The weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
+"""Weight of the best token as a whole number: a million tokens of its weight still add up in 63 bits."""
 
 
 def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def sample(logits: Tensor, rows: Tensor, tables: Tables, adjusted: Tensor | None
 
 
 def at_place(state: Tensor, place: Tensor) -> Tensor:
-    """Return the lines of `state` [N, columns] as they are when `place` drafts of each row are its tokens."""
+    """Return the lines of `state` [N, columns] as if `place` drafts of each row were its tokens."""
     cut = (L.CUT_VALUE + 2 * place)[:, None] + torch.arange(2, device=place.device)
     now = state[:, L.GENERATION : L.CUT_VALUE]
     length = torch.where(torch.arange(L.CUT_VALUE, device=place.device) == L.LENGTH, place[:, None], 0)
@@ -61,7 +61,7 @@ def _draw(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
 
 
 def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
-    """Draw as `_draw` does, but noise for rows with a temperature alone: here tables may be read at once."""
+    """Do as `_draw`, but make noise for rows with a temperature alone: here the host may read tables at once."""
     tokens, hot = logits.argmax(-1), (_real(params, L.TEMPERATURE) > 0).squeeze(1).nonzero().squeeze(1)
     if hot.numel():
         tokens[hot] = _draw(logits[hot], state[hot], params[hot])
@@ -69,12 +69,12 @@ def _draw_hot(logits: Tensor, state: Tensor, params: Tensor) -> Tensor:
 
 
 def _own_logits(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
-    """Return float32 [N, vocab]: the row's adjusted logits where it has a slot."""
+    """Return float32 [N, vocab]: adjusted logits for rows with a slot."""
     return torch.where(slots[:, None] > 0, adjusted.index_select(0, slots), logits.float())
 
 
 def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tensor:
-    """Return what `_own_logits` does, but look up rows with a slot alone: here tables may be read at once."""
+    """Do as `_own_logits`, but look up rows with a slot alone: here the host may read tables at once."""
     asking = slots.nonzero().squeeze(1)  # san: ok(the CPU's implementation)
     logits = logits.to(torch.float32, copy=True)
     if asking.numel():
@@ -83,7 +83,7 @@ def _own_logits_of_few(logits: Tensor, adjusted: Tensor, slots: Tensor) -> Tenso
 
 
 def _leave_masked(x: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None) -> None:
-    """Write -inf to what the masks of MASKED rows that are not LATE leave out."""
+    """Write -inf to the tokens excluded by the masks of MASKED rows that are not LATE."""
     masked, own = (params[:, L.MASKED] != 0) & (state[:, L.LATE] == 0), rows.long() * masks.shape[1]
     own = own if place is None else own + place
     x.masked_fill_(banned(masks.flatten(0, 1).index_select(0, own), x.shape[1]) & masked[:, None], -torch.inf)
@@ -92,7 +92,7 @@ def _leave_masked(x: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows:
 def _leave_masked_of_few(
     x: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None
 ) -> None:
-    """Do the same, but look at rows with masks alone: here tables may be read at once."""
+    """Do the same, but read rows with masks alone: here the host may read tables at once."""
     asking = params[:, L.MASKED].nonzero().squeeze(1)  # san: ok(the CPU's implementation)
     if asking.numel():
         some, place = x[asking], None if place is None else place[asking]
@@ -110,13 +110,13 @@ def reach_by_bits(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
 
 
 def reach_in_order(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
-    """Return what `reach_by_bits` does, for targets above 0, by sorting: less work on a CPU, more memory."""
+    """Do as `reach_by_bits`, for targets above 0, by sorting: less work on a CPU, more memory."""
     order = key.argsort(descending=True)
     reached = amount.gather(1, order).cumsum(-1) >= target
     return key.gather(1, order).where(reached, 0).amax(-1, keepdim=True)
 
 
-# Operators of torch, so that a recorded step looks at its rows each time that it runs, and holds no search bit by bit.
+# Operators of torch, so that a recorded step reads its rows at each replay, and holds no search bit by bit.
 _LIBRARY = torch.library.Library("gapless", "FRAGMENT")
 _LIBRARY.define("draw(Tensor logits, Tensor state, Tensor params) -> Tensor")
 _LIBRARY.impl("draw", _draw_hot, "CPU")
@@ -155,7 +155,7 @@ def cut(logits: Tensor, index: Tensor, rows: Tensor, tables: Tables, filters: Fi
     last = torch.where(kept, key, key.amax(-1, keepdim=True)).amin(-1, keepdim=True)
     ids = (vocab - 1 - last % (1 << _bits(vocab))).clamp(0, vocab - 1)
     value = logits.gather(1, ids)
-    # A search that reached a token that cannot be drawn reached everything.
+    # A search that reached an excluded token reached everything.
     narrow = hot & best.isfinite() & (value > -torch.inf)
     value, ids = torch.where(narrow, value.view(torch.int32), L.KEEP_VALUE), torch.where(narrow, ids, L.KEEP_ID)
     found = torch.where(rows[:, None] == 0, state[:, L.CUT_VALUE : L.CUT_ID + 1], torch.cat((value, ids.int()), dim=1))
@@ -171,7 +171,7 @@ def _real(params: Tensor, column: int) -> Tensor:
 def _allowed(
     logits: Tensor, state: Tensor, params: Tensor, masks: Tensor, rows: Tensor, place: Tensor | None
 ) -> Tensor:
-    """Return a float32 copy of `logits`: stop ids below the minimum length, and what masks leave out, are -inf.
+    """Return a float32 copy of `logits`: stop ids below the minimum length, and masked tokens, are -inf.
 
     The rows int32 [N] have `masks` [rows, P, words], each at its place, or all at the first.
     """

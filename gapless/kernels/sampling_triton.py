@@ -1,4 +1,4 @@
-"""Greedy and Gumbel-max sampling in Triton: the vocabulary is spread over programs, and a last one a row chooses.
+"""Greedy and Gumbel-max sampling in Triton: the vocabulary is spread over programs, and a last program a row chooses.
 
 A token is a function of the row's logits, settings, seed and length, whatever the batch and the spread: comparing is
 exact in any order, and of equal scores the lowest id wins.
@@ -19,7 +19,7 @@ from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
 BLOCK = 1024
-"""Tokens that a program looks at together."""
+"""Tokens read by a program at once."""
 CHUNKS = ((8, 1), (64, 4))
 """(rows, blocks a program): few rows need many programs each to fill a GPU, many rows do not."""
 MANY_ROWS_BLOCKS = 16
@@ -34,7 +34,7 @@ _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 
 @triton.jit
 def gumbel(block, position, seed_low, seed_high):
-    """Gumbel noise [B, 4] of tokens 4 * block + (0..3): kernels/random.py says how it is made."""
+    """Return the Gumbel noise [B, 4] of tokens 4 * block + (0..3), as defined in kernels/random.py."""
     zero = tl.zeros_like(block)
     word0, word1, word2, word3 = tl.philox_impl(block, zero + position, zero, zero, zero + seed_low, zero + seed_high)
     column = tl.arange(0, 4)[None, :]
@@ -42,7 +42,7 @@ def gumbel(block, position, seed_low, seed_high):
     high = tl.where(column == 2, word2[:, None], word3[:, None])
     bits = tl.where(column < 2, low, high)
     uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
-    # -log1p(-uniform): the quotient takes back what rounding took from 1 - uniform.
+    # -log1p(-uniform): the quotient corrects the rounding of 1 - uniform.
     rest = 1.0 - uniform
     lost = tl.where(rest == 1.0, 1.0, uniform / (1.0 - rest))
     exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * lost)
@@ -51,13 +51,13 @@ def gumbel(block, position, seed_low, seed_high):
 
 @triton.jit
 def _row(rows, sample, batch):
-    """Return the row of a sample, and how many of its drafts come before."""
+    """Return the row of a sample, and the number of its drafts before it."""
     return tl.load(rows + sample % batch).to(tl.int64), (sample // batch).to(tl.int32)
 
 
 @triton.jit
 def _runs(line, place):
-    """Return whether a row has something at this place: its own token, or a draft."""
+    """Return whether a row has its own token or a draft at this place."""
     return (place == 0) | (place <= tl.load(line + _DRAFTED) - tl.load(line + _LENGTH))
 
 
@@ -106,7 +106,7 @@ def drawn_kernel(
     VOCAB: tl.constexpr, ROOM: tl.constexpr, SPLITS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    """Return the best score, with noise, of the tokens that the cut keeps in one chunk of a row, and its token."""
+    """Return the best score, with noise, of the kept tokens in one chunk of a row, and its token."""
     sample, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row, place = _row(rows, sample, batch)
     line, param = state + row * _STATE, settings + row * _PARAMS
@@ -130,7 +130,7 @@ def drawn_kernel(
             token = block[:, None] * 4 + tl.arange(0, 4)[None, :]
             x = _load(logits, adjusted, slots, sample, token, line, param, row, place, masks, VOCAB, ROOM)
             kept = (x > lowest) | ((x == lowest) & (token <= last))
-            # Few chunks hold anything that is kept where top-k or top-p cut, and the noise is what costs.
+            # With top-k or top-p few chunks hold a kept token, and the noise is the cost.
             if tl.max(kept.to(tl.int32)) != 0:
                 noise = gumbel(block.to(tl.uint32), length, seed_low, seed_high)
                 score = tl.where(kept, tl.div_rn(x - top, temperature) + noise, float("-inf"))
@@ -147,7 +147,7 @@ def choose_kernel(
     rows, settings, batch, values, ids, noisy, noisy_ids, tokens, finite,
     VOCAB: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
+    """Write the token of one row, and whether its logits are good: nothing NaN or +inf, and not all -inf."""
     sample = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     inside, at = lane < SPLITS, sample * LANES + lane
@@ -161,7 +161,7 @@ def choose_kernel(
         value = tl.load(noisy + at, mask=inside, other=float("-inf"))
         token = tl.load(noisy_ids + at, mask=inside, other=VOCAB)
     chosen = tl.min(tl.where(value == tl.max(value, axis=0), token, VOCAB), axis=0)
-    # The token of a bad row means nothing, but it is one.
+    # The token of a bad row is undefined, but valid.
     tl.store(tokens + sample, tl.minimum(chosen, VOCAB - 1).to(tl.int64))
 
 

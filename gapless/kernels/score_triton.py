@@ -1,7 +1,8 @@
-"""Log-probabilities of sampled tokens in Triton: the vocabulary is spread over programs, a last one an entry ends it.
+"""Log-probabilities of sampled tokens in Triton: the vocabulary is spread over programs, and a last program an entry
+ends it.
 
-How a row is spread depends on the vocabulary alone, so its bits do not depend on what else is listed. Tokens compare by
-whole numbers in the order (logit, then smaller id first), no two equal: the next best is the greatest below the last.
+The spread of a row depends on the vocabulary alone, so its bits do not depend on other entries. Tokens compare by whole
+numbers in the order (logit, then smaller id first), no two equal: the next best is the greatest below the last.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -18,7 +19,7 @@ from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
 TILE = 2048
-"""Tokens that a program holds in registers."""
+"""Tokens held by a program in registers."""
 
 _GENERATION, _LENGTH, _STATE = tl.constexpr(L.GENERATION), tl.constexpr(L.LENGTH), tl.constexpr(L.STATE_COLUMNS)
 _ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SLOT), tl.constexpr(L.NO_TOKEN)
@@ -66,11 +67,12 @@ def spread_kernel(
     logits, index, tokens, batch, sums, before, best,
     COLUMNS: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Measure a part of a row: greatest logit, sum of exp below it, tokens before the row's own, and the best."""
+    """Measure a part of a row: greatest logit, sum of exp below it, tokens ranked before the row's own, and the
+    best."""
     entry, split = tl.program_id(0), tl.program_id(1)
     sample = tl.load(index + entry).to(tl.int64)
     row, given = logits + sample * VOCAB, tokens + sample % batch * COLUMNS + sample // batch
-    # What follows the last token of a row with drafts means nothing.
+    # Results after the last token of a row with drafts are undefined.
     if (sample < batch) | (tl.load(given) >= 0):
         place = tl.arange(0, TILE)
         token = split * TILE + place
@@ -81,7 +83,7 @@ def spread_kernel(
         top = tl.max(x, axis=0)
         at = entry * SPLITS + split
         tl.store(sums + 2 * at, top)
-        # A part of -inf alone sums to 0; what is NaN or +inf makes the sum NaN.
+        # A part of -inf alone sums to 0; NaN or +inf makes the sum NaN.
         tl.store(sums + 2 * at + 1, tl.sum(tl.exp(x - tl.where(top == float("-inf"), 0.0, top)), axis=0))
         tl.store(before + at, tl.sum(((x > own) | ((x == own) & (token < target))).to(tl.int32), axis=0))
         if WIDTH:
@@ -115,7 +117,7 @@ def line_kernel(
     position = tl.where(target >= 0, position, -1)
 
     lane = tl.arange(0, LANES)
-    splits = tl.where((sample < batch) | (target >= 0), SPLITS, 0)  # those that `spread_kernel` looked at
+    splits = tl.where((sample < batch) | (target >= 0), SPLITS, 0)  # the parts read by `spread_kernel`
     inside, at = lane < splits, entry * SPLITS + lane
     tops = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
     parts = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
@@ -139,7 +141,7 @@ def line_kernel(
             word = tl.where(column == _TOP + place, tl.where(there, token, _NO_TOKEN), word)
             word = tl.where(column == _TOP + WIDTH + place, logprob.to(tl.int32, bitcast=True), word)
             last = tl.max(tl.where(key < last, key, _NONE), axis=0)
-    # `finish` has moved the packet on. The line may have to cross the bus: one store, in order.
+    # `finish` has advanced the packet. The line may cross the bus: one store, in order.
     slot = (tl.load(words + _SLOT) + slots - 1) % slots
     tl.store(outboxes + slot.to(tl.int64) * slot_words + start + entry * LINE + column, word, mask=column < LINE)
 

@@ -24,7 +24,7 @@ class Scored(NamedTuple):
     generations: Tensor
     positions: Tensor
     targets: Tensor
-    """Token ids; NO_TOKEN where none was sampled."""
+    """Token ids; NO_TOKEN if none was sampled."""
 
 
 def score(
@@ -65,7 +65,7 @@ def lines(logits: Tensor, scored: Scored, width: int) -> Tensor:
 def measure(logits: Tensor, target: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return log-probability and rank [M] of `target` int64 [M]; ids and log-probabilities [M, width] of the best.
 
-    Equal logits rank by id, as the sampler takes them, so that a greedy token has rank 1.
+    Equal logits rank by id, as in the sampler, so that a greedy token has rank 1.
     """
     logprobs = logits.log_softmax(-1)
     index = target[:, None]

@@ -1,7 +1,7 @@
 """Cuts the rows of a decode batch into splits, and combines their results: for attention_triton.
 
-The host gives bounds, and programs find the size of a split from the lengths: every program of a row, and the one that
-combines, must find the same.
+The host gives bounds, and programs compute the size of a split from the lengths: every program of a row, and the
+combining one, must get the same size.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
@@ -19,28 +19,28 @@ from triton.language.extra import cuda
 from gapless.device import facts
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Kernels run on the CPU, in Triton's interpreter, which does bfloat16 arithmetic wrongly: it gets float32."""
+"""Kernels run on the CPU, in Triton's interpreter, whose bfloat16 arithmetic is wrong: it gets float32."""
 PROGRAMS_PER_SM = 2
-"""Programs with work that a decode launch aims at: fewer leave memory idle, more cost partial results."""
+"""Target number of programs with work of a decode launch: fewer leave memory idle, more cost partial results."""
 GRID_PER_SM = 8
-"""The most programs of a decode launch, roughly, idle ones included: enough to split one long row among many."""
+"""Most programs of a decode launch, roughly, idle ones included: enough to split one long row among many."""
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
 MANY_FROM = 5
-"""Rows from which a decode that rotates is cut into more and smaller programs, all of which run at once, combines its
-splits itself, and lets the next kernel begin when its sums are done: earlier, that kernel would slow it down."""
+"""Least rows for which a rotating decode is cut into more and smaller programs, which all run at once, combines its
+splits itself, and lets the next kernel begin after its sums: earlier, that kernel would slow it down."""
 MANY_PER_SM = 3
-"""Programs with work that such a launch aims at."""
+"""Target number of programs with work of such a launch."""
 AT_ONCE_PER_SM = 4
-"""Programs of it that a multiprocessor runs at once."""
+"""Most programs of it that a multiprocessor runs at once."""
 LEAST_IN_SPLIT = 64
 """Entries below which a range is not split further."""
 LEAST_AT_LONGEST = 256
-"""Entries that a split has at least in a row as long as the page table allows."""
+"""Least entries of a split in a row as long as the page table allows."""
 MOST_CHUNK_SPLITS = 16
-"""The most splits of a chunk. Each split has a partial result for every token, and one tile combines them all."""
+"""Most splits of a chunk. Each split has a partial result for every token, and one tile combines them all."""
 ROWS_AT_ONCE = tl.constexpr(256)
-"""Lengths that are summed at once."""
+"""Lengths summed at once."""
 
 
 @functools.cache
@@ -52,7 +52,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @triton.jit
 def _parts(lens, batch, size):
-    """Return how many parts of `size` entries a batch's rows have together."""
+    """Return the number of parts of `size` entries in a batch's rows."""
     parts = 0
     for first in range(0, batch, ROWS_AT_ONCE):
         row = first + tl.arange(0, ROWS_AT_ONCE)
@@ -63,9 +63,10 @@ def _parts(lens, batch, size):
 
 @triton.jit
 def split_size(lens, length, batch, most, wanted, at_once, least, whole, HEADS: tl.constexpr, MANY: tl.constexpr):
-    """Entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted` programs.
+    """Return the entries of a split of a row of `length`, a multiple of `whole`: the batch makes about `wanted`
+    programs.
 
-    MANY: splits are longer where there would be more than `at_once`, the last of which would run after all others.
+    MANY: splits are lengthened to at most `at_once` programs, so that none runs after all others.
     """
     fair = tl.maximum(tl.cdiv(_parts(lens, batch, 1) * HEADS, wanted), least)
     if MANY:
@@ -95,8 +96,8 @@ def _combine(out, partial, logs, splits, D: tl.constexpr, SPLITS_PAD: tl.constex
 def combine_if_last(
     out, partial, logs, arrived, first, splits, most, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
-    """Counts a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
-    # All threads have stored before one of them says so.
+    """Count a split that has stored its results; the last of a row combines heads `first` .. first + GROUP."""
+    # All threads have stored before one of them signals it.
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel") == splits - 1:
         tl.store(arrived, 0)
@@ -110,7 +111,7 @@ def combine_kernel(
     lens, out, partial, logs, batch, most, wanted, least, whole, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, SPLITS_PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (query head, row): the row's result from its splits', when it has several."""
+    """Program (query head, row): the row's result from its splits, if it has several."""
     if EARLY:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
@@ -129,7 +130,7 @@ def combine_chunks_kernel(
     out, partial, logs, splits, GROUP: tl.constexpr, D: tl.constexpr, SPLITS_PAD: tl.constexpr
 ):  # fmt: skip
     """Program (KV head, token): combine the splits of a token for each query head of the KV head. A first log-sum of
-    infinity marks a token whose chunk was not split."""
+    infinity marks a token of an unsplit chunk."""
     first = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * GROUP
     if tl.load(logs + first * splits) == float("inf"):
         return
@@ -139,9 +140,9 @@ def combine_chunks_kernel(
 
 
 def split_count(batch: int, kv_heads: int, longest: int, wanted: int, grid: int) -> int:
-    """Splits that a row may have at most, from what the host knows: constant for a captured launch.
+    """Return the most splits of a row, from the host's bounds: constant for a captured launch.
 
-    `wanted` programs with work, of `grid` in all; no row gets more than its part of what is wanted.
+    `wanted` programs with work, of `grid` in all; no row gets more than its share.
     """
     return max(1, min(-(-wanted // kv_heads), grid // (batch * kv_heads), longest // LEAST_AT_LONGEST, MOST_SPLITS))
 
@@ -152,8 +153,8 @@ def chunk_split_count(blocks: int, kv_heads: int, longest: int, processors: int)
 
 
 def split_space(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Return memory for the results of this many splits of queries q [T, heads, D], and for log-sums, in float32."""
-    # Results first: whatever their number, the log-sums after them are aligned.
+    """Return float32 memory for the results of this many splits of queries q [T, heads, D], and for their log-sums."""
+    # Results first: then the log-sums are always aligned.
     count = q.shape[0] * q.shape[1] * splits
     space = torch.empty(count * (q.shape[2] + 1), dtype=torch.float32, device=q.device)
     return space[: count * q.shape[2]], space[count * q.shape[2] :]

@@ -1,8 +1,8 @@
-"""Drafts from other answers, in torch: what followed the last tokens of a history before, in a table on the device.
+"""Drafts from other answers, in torch: the token that followed the end of a history before, in a table on the device.
 
-The table is a hash table without chains: an entry of another context is taken over. An entry names its tenant in full,
-so a row never gets what another tenant's answers had; digests of a tenant's own contexts may collide, which costs a
-wrong draft.
+The table is a hash table without chains: a new context overwrites the entry of another. An entry names its tenant in
+full, so a row never gets another tenant's tokens; digests of a tenant's own contexts may collide, which costs a wrong
+draft.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def remember(rows: Tensor, tokens: Tensor, tables: Tables, suffixes: Tensor) -> 
             mine = may & (entries[:, L.CLAIM].index_select(0, at) == order)
             at = torch.where(mine, at, spare)
             lines = _noted(entries.index_select(0, at), tenant, digest, token)
-            entries.index_copy_(0, at, lines)  # the spare entry, to which others write, means nothing
+            entries.index_copy_(0, at, lines)  # the spare entry takes all other writes
             entries[spare].zero_()
 
 

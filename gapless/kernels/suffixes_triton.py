@@ -20,7 +20,7 @@ _SEEN, _SAME, _CLAIM = tl.constexpr(L.SEEN), tl.constexpr(L.SAME), tl.constexpr(
 _WORDS, _SEEN_MOST = tl.constexpr(L.SUFFIX_WORDS), tl.constexpr(L.SEEN_MOST)
 _BEGIN, _MIX, _SHIFT = tl.constexpr(L.DIGEST_BEGIN), tl.constexpr(L.DIGEST_MIX), tl.constexpr(L.DIGEST_SHIFT)
 _SHORTEST = tl.constexpr(L.SUFFIX_LENGTHS[0])
-"""Each other length is twice the one before."""
+"""Each further length is twice the previous one."""
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def remember_kernel(
     rows, tokens, state, settings, history, suffixes, count,
     HISTORY: tl.constexpr, WIDTH: tl.constexpr, ENTRIES: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Note what followed in these rows after as many tokens as the program's part of the table is for."""
+    """Record the token that followed in these rows, for the context length of the program's part of the table."""
     size = _SHORTEST << tl.program_id(0)
     part = suffixes + tl.program_id(0).to(tl.int64) * (ENTRIES + 1) * _WORDS
     for start in range(0, count, BLOCK):
@@ -60,7 +60,7 @@ def remember_kernel(
             tl.atomic_max(entry + _CLAIM, index + 1, mask=may)
             tl.debug_barrier()
             mine = may & (tl.atomic_or(entry + _CLAIM, 0, mask=may) == index + 1)
-            tl.debug_barrier()  # before any claim is given up
+            tl.debug_barrier()  # before any claim is released
             known = tl.load(entry + _OWN_TENANT, mask=mine, other=0) == tenant
             known &= tl.load(entry + _DIGEST, mask=mine, other=0) == digest.to(tl.int32, bitcast=True)
             following = tl.load(entry + _NEXT, mask=mine, other=0)
@@ -85,7 +85,7 @@ def recall_kernel(
     rows, matches, state, settings, history, suffixes, factor, least,
     HISTORY: tl.constexpr, MOST: tl.constexpr, ENTRIES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Draft for one row, token by token, what its tenant's answers had."""
+    """Draft for one row, token by token, from its tenant's answers."""
     row = tl.load(rows + tl.program_id(0)).to(tl.int64)
     line, param = state + row * _STATE, settings + row * _PARAMS
     length, tenant = tl.load(line + _LENGTH), tl.load(param + _TENANT)

@@ -1,7 +1,7 @@
 """Operators of torch behind the seam: the views are unpacked into a flat schema.
 
-Recorder and checkers see what an operator reads and writes by its tensor arguments, so no schema has a view. Unpacking
-costs the host time only when a step runs eagerly or is captured, and not in a replay.
+Recorder and checkers see an operator's reads and writes by its tensor arguments, so no schema has a view. Unpacking
+costs host time only in an eager or capturing step, and not in a replay.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Operator = Callable[..., Any]
 
 
 def unpacked(operator: Any) -> Operator:
-    """Return an operation of `seam.Kernels` that calls an operator with its own arguments, in their order, and with
-    those fields of its views that the operator has an argument for, by name."""
+    """Return an operation of `seam.Kernels` that calls an operator with its arguments in order, and with the fields of
+    its views that match the operator's arguments by name."""
     names = [argument.name for argument in operator._schema.arguments]
     places: list[tuple[int, int | None]] = []
 
@@ -31,7 +31,8 @@ def unpacked(operator: Any) -> Operator:
 
 
 def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | None]]:
-    """Return where each argument of an operator is: the place of an argument, and of the field if that is a view."""
+    """Return the source of each argument of an operator: the place of an argument, and of the field if that is a
+    view."""
     views = [getattr(arg, "_fields", ()) for arg in args]
     fields = {name: (at, place) for at, view in enumerate(views) for place, name in enumerate(view)}
     whole = iter([at for at, view in enumerate(views) if not view])
@@ -40,7 +41,7 @@ def _places(names: Sequence[str], args: Sequence[Any]) -> list[tuple[int, int | 
     return places
 
 
-# Operations of every layer have functions of their own: in an eager step the host's time for each call counts.
+# Operations of every layer have their own functions: in an eager step the host's time for each call counts.
 
 
 def rope_and_write(operator: Operator) -> Callable[[Tensor, Rotation, KV, TokenBatch], None]:

@@ -1,6 +1,6 @@
-"""Views that the operations take: the tensors that belong together, as one argument each.
+"""Views, the arguments of operations: tensors that belong together.
 
-Views hold tensors of the device and integers of the host. T query tokens, B rows, of which C have chunks. Q query heads
+Views hold tensors of the device and integers of the host. T query tokens, B rows, C of them with chunks. Q query heads
 and K key heads of D.
 """
 
@@ -12,31 +12,31 @@ from torch import Tensor
 
 
 class KV(NamedTuple):
-    """One layer of a KV memory, and where each row's pages are in it."""
+    """One layer of a KV memory, and the page table."""
 
     cache: Tensor
     """[pages, layers, 2, page_size, K, D], keys before values. Page 0 is the null page."""
     layer: int
     page_table: Tensor
-    """[R, W] int32, whole rows that may be apart. Entry i of a row holds positions i * page_size and on."""
+    """[R, W] int32, whole rows that may be apart. Entry i of a row holds the positions from i * page_size."""
 
 
 class RowBatch(NamedTuple):
-    """The facts about each row that attention reads. All int64.
+    """Attention's inputs for each row. All int64.
 
-    An inert row (finished, or padding) has a KV length of 1 or 0, and its result means nothing.
+    An inert row (finished, or padding) has a KV length of 1 or 0 and an undefined result.
     """
 
     rows: Tensor
     """[B] each row's line in the page table"""
     kv_lens: Tensor
-    """[B] KV entries that the row's last query token may read, its own included"""
+    """[B] KV entries readable by the row's last query token, its own included"""
     starts: Tensor | None = None
-    """[B + 1] where each row's query tokens begin, and the end of the last row's; None when each row has one"""
+    """[B + 1] start of each row's query tokens, and the end of the last row's; None if each row has one"""
 
 
 class Filters(NamedTuple):
-    """The filters that any row of a list has. The search for the end of another is not launched."""
+    """Filters used by any row of a list. Searches for unused ones are not launched."""
 
     top_k: bool
     top_p: bool
@@ -45,7 +45,7 @@ class Filters(NamedTuple):
 class TokenBatch(NamedTuple):
     """The position of each query token and the place of its KV. All int64.
 
-    A token of an inert row has a slot in the null page, and a position that means nothing and may be past the end.
+    A token of an inert row has a slot in the null page, and an undefined position, possibly past the end.
     """
 
     positions: Tensor
@@ -66,16 +66,16 @@ class Rotation(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Sizes of a packet's sections, which fix where each begins, and of its batch."""
+    """Sizes of a packet's sections, which fix their offsets, and of its batch."""
 
     rows: int
-    """Rows of the packet; a batch has a decode row once for each of its places."""
+    """Rows of the packet; a batch repeats a decode row for each of its places."""
     decode: int
     """The first rows decode; the others are chunks."""
     page_writes: int
     admissions: int
     tokens: int
-    """T, which may be more than the rows have"""
+    """T, which may exceed the rows' tokens"""
     places: int = 1
     """Query tokens of each decode row"""
 
@@ -86,11 +86,11 @@ class Counts(NamedTuple):
 
 
 class Recall(NamedTuple):
-    """How far drafts from other answers may go."""
+    """Bounds of drafts from other answers."""
 
     most: int
     """Drafts of a row"""
     factor: int
-    """Drafts, in thousandths of the length of the end of the history that they follow"""
+    """Most drafts, in thousandths of the length of the matched end of the history"""
     least: int
-    """How often a token must have followed, in thousandths of the times that the tokens before it came"""
+    """Least share of occurrences followed by the token, in thousandths"""

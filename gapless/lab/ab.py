@@ -19,11 +19,11 @@ from gapless.lab.report import judge, pairs_of
 from gapless.lab.summary import figures
 
 WARM_UP_PAIR = 1_000_000
-"""Number of the warm-up pair, so that its seed is far from those of the pairs that count."""
+"""Number of the warm-up pair, so that its seed is far from the counted pairs' seeds."""
 
 
 def run_experiment(setup: Setup, tell: Say) -> dict[str, Any]:
-    """Start what is to be started, run everything, judge, and return the report (see gapless.lab.report).
+    """Start the servers, run everything, judge, and return the report (see gapless.lab.report).
 
     Raises ConfigError for a request that does not fit into a model, ArmError or ServerError for a server.
     """

@@ -1,4 +1,4 @@
-"""What `gapless ab` is asked for: the two sides, what they play, how often, and how it is judged."""
+"""The plan of `gapless ab`: the two sides, their load, the number of runs, and the judgement."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gapless.lab.bench import LoadPlan
 from gapless.lab.compare import JUDGED, METRICS, TESTS, Rules
 
 INTERIM_ALPHA = 0.001
-"""What each look before the last may spend (Haybittle and Peto)."""
+"""Error probability of each look before the last (Haybittle and Peto)."""
 _arms, _runs, _judge = (partial(flag, group=group) for group in ("Arms", "Runs", "Judgement"))
 
 
 @dataclass(frozen=True)
 class AbFlags:
-    """What is compared, how often, and how it is judged. Fixed before the first run."""
+    """The sides, the number of runs and the judgement. Fixed before the first run."""
 
     a_url: str | None = _arms(None, "arm A is this server, which runs already")
     b_url: str | None = _arms(None, "arm B is this server; the same URL as A makes an A/A test")
@@ -75,7 +75,7 @@ class AbFlags:
         return order
 
     def looks(self) -> list[int]:
-        """Numbers of pairs after which the data are judged."""
+        """Numbers of pairs that end in a look at the data."""
         if not self.stop_early:
             return [self.runs]
         quarters = {max(4, 2 * round(self.runs * k / 8)) for k in (1, 2, 3)}

@@ -23,7 +23,7 @@ from gapless.lab.target import Target
 
 LETTERS = ("A", "B")
 ADDRESS = ("host", "port", "uds")
-"""Settings that say where a server is and not what it does."""
+"""Settings of a server's place, which do not change its work."""
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0
 _READY = "ready after"
@@ -36,7 +36,7 @@ class ArmError(GaplessError):
 
 @dataclass(frozen=True)
 class Arm:
-    """What is compared. Either `url` names a running server, or `flags` are those of `gapless serve`."""
+    """One side of a comparison. Either `url` names a running server, or `flags` are flags of `gapless serve`."""
 
     letter: str
     name: str
@@ -54,7 +54,7 @@ class Live(NamedTuple):
 
     url: str
     facts: Mapping[str, Any]
-    """What it says of itself: version, model, max_model_len, and the line it started with."""
+    """The server's own description: version, model, max_model_len, and the line it started with."""
     api_key: str = ""
     pid: int | None = None
 
@@ -169,7 +169,7 @@ def last_words(log: Path) -> str:
 
 
 def server_facts(url: str, api_key: str = "", insecure: bool = False) -> dict[str, Any]:
-    """Version, model and settings, those of them that the server tells. Raises ServerError where nothing answers."""
+    """Version, model and settings, as far as the server tells them. Raises ServerError if nothing answers."""
     target = Target(base_url=url, api_key=api_key, insecure=insecure, timeout=10.0)
     return asyncio.run(with_client(target, _facts))
 
@@ -186,7 +186,7 @@ async def _facts(client: Client) -> dict[str, Any]:
 
 
 def engine_settings(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a gapless runs with: settings that differ from the defaults, device, dtype. Nothing of other engines."""
+    """A gapless server's settings that differ from the defaults, device, dtype. Nothing of other engines."""
     changed, about = info.get("changed"), info.get("info")
     if not isinstance(changed, dict):
         return {}

@@ -17,7 +17,7 @@ from gapless.lab.datasets import MADE_UP, Prompt, Workload, build
 from gapless.lab.http import Client
 from gapless.lab.load import SideLoad, run_load
 from gapless.lab.records import LoadRun
-from gapless.lab.summary import METRICS, LoadSummary, block, remarks, result_json, summarise
+from gapless.lab.summary import SUMMARY_METRICS, LoadSummary, block, remarks, result_json, summarise
 from gapless.lab.target import Target
 from gapless.lab.workload import cut, find_source, warm_up_prompts
 
@@ -40,7 +40,7 @@ class LoadPlan:
     """A directory or a file."""
     tokenizer_id: str | None = None
     """How the user named it."""
-    metrics: tuple[str, ...] = METRICS
+    metrics: tuple[str, ...] = SUMMARY_METRICS
     percents: tuple[float, ...] = (99.0,)
     goodput: Mapping[str, float] = field(default_factory=dict)
     probe_rate: float = 0.0
@@ -48,7 +48,7 @@ class LoadPlan:
 
 
 class BenchResult(NamedTuple):
-    """What came out. `plan` has the model's name and the lengths that were used."""
+    """The results. `plan` has the model's name and the actual lengths."""
 
     plan: LoadPlan
     run: LoadRun
@@ -56,7 +56,7 @@ class BenchResult(NamedTuple):
     summary: LoadSummary
     notes: tuple[str, ...]
     side: Mapping[str, float] = {}
-    """What single-token requests beside the load took, by the keys of the result's JSON."""
+    """Latencies of single-token requests beside the load, by the keys of the result's JSON."""
 
     def block(self) -> str:
         plan = self.plan
@@ -64,7 +64,7 @@ class BenchResult(NamedTuple):
         return "\n".join(lines)
 
     def json(self) -> dict[str, Any]:
-        """The result's JSON, to which the caller adds the date."""
+        """The result's JSON; the caller adds the date."""
         plan, ramp = self.plan, self.plan.arrivals.ramp
         rate = plan.arrivals.rate
         times = [s.scheduled for s in self.run.samples]
@@ -124,8 +124,8 @@ async def bench_serve(client: Client, plan: LoadPlan, say: Say, bar: Bar) -> Ben
 async def measure(
     plan: LoadPlan, prompts: list[Prompt], notes: list[str], bar: Bar, client: Client, keep: bool = False
 ) -> BenchResult:
-    """Send the prompts as the plan says. `notes` come before those that the run gives cause for. With `keep` a
-    cancellation leaves what was measured by then."""
+    """Send the prompts by the plan. `notes` come before the run's own. With `keep` a
+    cancellation leaves the measurements so far."""
     times = plan.arrivals.times(len(prompts), plan.work.seed)
     beside = SideLoad(client, plan.probe_rate) if plan.probe_rate else None
     with bar("requests", len(prompts)) as advance:
@@ -175,7 +175,7 @@ def check_prompts(plan: LoadPlan, prompts: Sequence[Prompt], model: probe.Served
 
 @contextmanager
 def raised_priority(wish: str) -> Iterator[str]:
-    """Put this thread before others inside, so that a busy server does not delay the readings; yields what was got.
+    """Put this thread before others inside, so that a busy server does not delay the readings; yields the priority.
 
     Servers that are started outside must not inherit it.
     """

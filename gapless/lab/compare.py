@@ -23,7 +23,7 @@ from gapless.lab.summary import request_figures
 
 TESTS = ("crossover", "permutation", "welch")
 EFFECTS = (0.01, 0.03)
-"""Relative differences for which a row says how many pairs they would take."""
+"""Relative differences whose number of pairs a row estimates."""
 
 
 class Metric(NamedTuple):
@@ -91,7 +91,7 @@ class Rules(NamedTuple):
 
 
 class Judgement(TypedDict):
-    """What the test says of one metric. Differences are shares of A's mean: 0.03 is 3 %."""
+    """The test's result for one metric. Differences are shares of A's mean: 0.03 is 3 %."""
 
     delta: float
     """B less A"""
@@ -109,7 +109,7 @@ class Judgement(TypedDict):
 
 
 class Description(TypedDict):
-    """What the runs say of one metric: the fields of its Metric, and figures of `n` pairs."""
+    """The runs' figures of one metric: the fields of its Metric, and figures of `n` pairs."""
 
     key: str
     label: str

@@ -49,9 +49,9 @@ class Source(NamedTuple):
     """Ids, which every server with the vLLM extensions takes, give exact lengths whatever the tokenizer. Words have
     spaces between."""
     tokens_per_unit: float = 1.0
-    """What the server's tokenizer makes of a word on average."""
+    """Tokens of a word on average, by the server's tokenizer."""
     note: str = ""
-    """What the lengths rest on, where that is not obvious."""
+    """The basis of the lengths, if it is not obvious."""
     codec: Codec | None = None
     """Set when texts have to be cut to their length."""
 
@@ -90,7 +90,7 @@ class Workload:
     path: str = ""
     input_len: int = 1024
     output_len: int = 128
-    """0: as the file says."""
+    """0: by the file."""
     range_ratio: float = 0.0
     prefix_len: int = 0
     """Tokens that prompts begin with in common, on top of the input length."""
@@ -121,7 +121,7 @@ class Workload:
 
     @property
     def own_times(self) -> bool:
-        """The data set itself says when requests are sent."""
+        """The data set itself has the times of requests."""
         return self.dataset == "timed_trace" and self.self_timed
 
     @property

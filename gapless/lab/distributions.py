@@ -45,7 +45,7 @@ def t_power(shift: float, df: float, alpha: float) -> float:
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number from `low` to `high` for which `holds`, given that it holds from somewhere on."""
+    """The least number from `low` to `high` with `holds`, given that it holds from some number on."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

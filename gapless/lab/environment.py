@@ -1,4 +1,4 @@
-"""The machine under a measurement: what it is, whether it is quiet, and how its GPU stands."""
+"""The machine under a measurement: its parts, whether it is quiet, and the state of its GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gapless.base.host import memory, processor_says, usable_cores
 
 _STAT = Path("/proc/stat")
 _GPU_FIELDS = "name,clocks.sm,temperature.gpu,power.draw,power.limit,clocks_throttle_reasons.active"
-LOOK_SECONDS = 0.5
+BUSY_LOOK_SECONDS = 0.5
 _VECTOR = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_int8", "amx_bf16", "amx_fp16"),
     *("asimd", "asimddp", "sve", "i8mm", "bf16"),
@@ -25,7 +25,7 @@ _LIBRARIES = {"oneDNN": "ONEDNN_MAX_CPU_ISA", "MKL": "MKL_ENABLE_INSTRUCTIONS"}
 
 
 def describe_host() -> dict[str, Any]:
-    """What of this machine matters to figures. No names: reports are published."""
+    """Facts about this machine that matter to figures. No names: reports are published."""
     has = (processor_says("flags") or processor_says("Features")).split()
     kept = _kept_to_avx2() if "avx512f" in has else ""
     left = [name for name in has if not (kept == _ALL_KEPT and name.startswith(("avx512", "amx")))]
@@ -56,7 +56,7 @@ def load_average() -> float | None:
 def wait_until_quiet(busy: float, seconds: float) -> float | None:
     """Wait until at most a share `busy` of the machine's processors works, `seconds` at most.
 
-    Returns the share in the last half second; None, at once, where the system does not say.
+    Returns the share in the last half second; None, at once, if the system does not tell.
     """
     end = time.monotonic() + seconds
     while True:
@@ -71,7 +71,7 @@ def gpu_states() -> list[dict[str, str]]:
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # no such tool, or one without a driver: the report then says nothing of GPUs
+        return []  # no such tool, or one without a driver: the report has no GPUs then
     names = _GPU_FIELDS.split(",")
     return [dict(zip(names, map(str.strip, line.split(",")), strict=False)) for line in said.strip().splitlines()]
 
@@ -80,7 +80,7 @@ def _busy_share() -> float | None:
     before = _ticks()
     if before is None:
         return None
-    time.sleep(LOOK_SECONDS)
+    time.sleep(BUSY_LOOK_SECONDS)
     after = _ticks()
     assert after is not None
     passed = after[1] - before[1]

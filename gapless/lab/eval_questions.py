@@ -1,6 +1,6 @@
 """Questions with one right answer each: GSM8K's form, MMLU-Pro's form, and the demo model's held-out problems.
 
-What an answer says is found by the rules of lm-eval's gsm8k and mmlu_pro, strict and flexible.
+The result of an answer is extracted by the rules of lm-eval's gsm8k and mmlu_pro, strict and flexible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gapless.base.errors import ConfigError
 from gapless.demo import held_out
 from gapless.lab.datasets import json_objects
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOTS_SEED = 1 << 40
 """Examples for the demo's problems are drawn from a stream of their own."""
 CHOICE_TASK = (
@@ -26,7 +26,7 @@ NO_CATEGORY = "all"
 MATCHES = ("flexible", "strict")
 STRICT_NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 ANY_NUMBER = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
-RULES = {
+EXTRACTION_RULES = {
     "number": {"strict": 'the first "#### N"', "flexible": "the last number"},
     "choice": {
         "strict": 'the first "answer is (X)"',
@@ -47,7 +47,7 @@ class Question(NamedTuple):
 
     @property
     def letters(self) -> str:
-        return LETTERS[: len(self.options)]
+        return OPTION_LETTERS[: len(self.options)]
 
 
 def demo_questions(count: int, seed: int) -> list[Question]:
@@ -99,9 +99,9 @@ def _number(row: Mapping[str, Any], name: str, category: str, where: str) -> Que
 
 def _choice(row: Mapping[str, Any], options: Any, name: str, category: str, where: str) -> Question:
     """MMLU-Pro: the right letter as "answer", or its place from 0 as "answer_index" (or as "answer", as in MMLU)."""
-    if not isinstance(options, list) or not 2 <= len(options) <= len(LETTERS):
-        raise ConfigError(f'{where}: "options" must be a list of 2 to {len(LETTERS)} texts')
-    letters, answer, index = LETTERS[: len(options)], row.get("answer"), row.get("answer_index")
+    if not isinstance(options, list) or not 2 <= len(options) <= len(OPTION_LETTERS):
+        raise ConfigError(f'{where}: "options" must be a list of 2 to {len(OPTION_LETTERS)} texts')
+    letters, answer, index = OPTION_LETTERS[: len(options)], row.get("answer"), row.get("answer_index")
     if answer is None or isinstance(answer, int):
         answer, index = None, answer if index is None else index
     letter = answer.strip().upper() if isinstance(answer, str) else ""
@@ -129,7 +129,7 @@ def split_shots(questions: Sequence[Question], count: int) -> tuple[list[Questio
 
 
 def examples_for(question: Question, pool: Sequence[Question], count: int) -> list[Question]:
-    """The first `count` of the pool of the same form; of the same category, where options are asked for."""
+    """The first `count` of the pool of the same form; of the same category if options are asked for."""
     alike = [shot for shot in pool if bool(shot.options) == bool(question.options) and shot.text != question.text]
     same = [shot for shot in alike if shot.category == question.category]
     return (same if question.options and same else alike)[:count]
@@ -176,7 +176,7 @@ def find(question: Question, text: str) -> dict[str, str]:
 
 
 def is_right(found: str, gold: str) -> bool:
-    """Equal once commas, dollar signs and a full stop at the end are gone, as lm-eval compares; 42 and 42.0 differ."""
+    """Equal without commas, dollar signs and a full stop at the end, as lm-eval compares; 42 and 42.0 differ."""
     return bool(found) and _plain(found) == _plain(gold)
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.lab.eval_questions import MATCHES, RULES, Question, find, is_right
+from gapless.lab.eval_questions import EXTRACTION_RULES, MATCHES, Question, find, is_right
 from gapless.lab.eval_run import EvalFlags, prompt_hash
 from gapless.lab.records import Sample
 from gapless.lab.target import Content
 
 KIND = "gapless-eval"
 Z95 = 1.959963984540054
-SHOWN = 40
-"""Characters of what was extracted, in a row of the list."""
+SHOWN_CHARS = 40
+"""Characters of the extracted result, in a row of the list."""
 TYPES = {"id": str, "category": str, "gold": str, "extracted": str, "correct": bool, "prompt_sha256": str, "text": str}
 
 
@@ -69,7 +69,7 @@ class EvalResult:
         """The entries of RULES that the questions need: number, choice or both."""
         asked = zip(questions, contents, answers, strict=True)
         self.records = [_record(question, content, answer, self.match) for question, content, answer in asked]
-        """What the file keeps of each question: how it was answered, and what either rule makes of that."""
+        """The file's record of each question: the answer, and the result of either rule."""
         self.errors = [row for row in self.records if row["error"]]
         self.cut = sum(row["finish_reason"] == "length" for row in self.records)
         self.total = self.share(self.match)
@@ -107,7 +107,7 @@ class EvalResult:
         return found
 
     def json(self) -> dict[str, Any]:
-        """The result's JSON, to which the caller adds date, data and target."""
+        """The result's JSON; the caller adds date, data and target."""
         task = self.flags
         asked = {
             "backend": "openai-chat" if task.chat else "openai",
@@ -118,7 +118,7 @@ class EvalResult:
             "concurrency": task.concurrency,
             "stop": list(task.stop),
             "match": self.match,
-            "rules": {kind: RULES[kind] for kind in self.kinds},
+            "rules": {kind: EXTRACTION_RULES[kind] for kind in self.kinds},
         }
         results = {
             **self.total.json(),
@@ -174,7 +174,7 @@ class Comparison:
             for x, y in pairs
             if x["correct"] != y["correct"]
         ]
-        """Questions that one of the two got right. `a` and `b` are what was extracted."""
+        """Questions that one of the two got right. `a` and `b` are the extracted results."""
         self.other_prompt = sum(x["prompt_sha256"] != y["prompt_sha256"] for x, y in pairs)
         """Questions that were asked in other words."""
         self.same_text = sum(x["text"] == y["text"] for x, y in pairs)
@@ -233,7 +233,7 @@ class Comparison:
 
 
 def _cut(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "…")
+    return repr(text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…")
 
 
 def mcnemar(lost: int, gained: int) -> float:

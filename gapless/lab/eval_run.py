@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEMO_DATA = "demo"
 STOP = ("Question:",)
-"""Ends a completion that goes on with a question of its own, as in lm-eval. A chat ends by itself."""
+"""Ends a completion that adds a question of its own, as in lm-eval. A chat ends by itself."""
 _data, _answer_flag = (partial(flag, group=group) for group in ("Questions", "Answers"))
 
 
@@ -67,7 +67,7 @@ class EvalFlags(RequestFlags):
         return () if self.chat else STOP
 
     def content(self, question: Question, pool: Sequence[Question]) -> Content:
-        """What is sent for a question."""
+        """The prompt of a question."""
         shots = examples_for(question, pool, self.shots)
         return chat_messages(question, shots, self.shots_as_turns) if self.chat else completion_prompt(question, shots)
 
@@ -80,7 +80,7 @@ def prompt_hash(content: Content) -> str:
 async def ask_server(
     client: Client, flags: EvalFlags, contents: Sequence[Content], advance: Advance
 ) -> tuple[Target, Sequence[Sample]]:
-    """The target with its model's name, and an answer to each prompt in order, after a cancellation to those that had
+    """The target with its model's name, and an answer to each prompt in order, after a cancellation to prompts that had
     ended. Nothing is asked twice.
 
     Raises ServerError when the server is not there, has no such model, or refuses a first question in any form.

@@ -1,4 +1,4 @@
-"""The client of all commands: requests to one server over connections that are kept, with TLS where its URL says so."""
+"""The client of all commands: requests to one server over kept connections, with TLS if its URL asks for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close what is idle. A request that is under way ends its connection when it is cancelled."""
+        """Close idle connections. A request that is under way ends its connection when it is cancelled."""
         for connection in self._kept:
             connection.close()
         self._kept.clear()
@@ -62,7 +62,7 @@ class Client:
             except HttpError:
                 if kept.touched:
                     raise
-            break  # the server had closed a kept connection, which says nothing about the request
+            break  # the server had closed a kept connection, which is no fault of the request
         return await self._exchange(await self._open(), data, on_piece)
 
     async def _exchange(self, connection: Connection, data: bytes, on_piece: OnPiece | None) -> HttpAnswer:

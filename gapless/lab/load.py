@@ -38,7 +38,7 @@ class _Gate:
         self._waiting: deque[asyncio.Future[float]] = deque()
 
     async def enter(self, now: float) -> float:
-        """Wait for room; returns the time at which there was some: `now`, or when another request left."""
+        """Wait for room; returns the time of it: `now`, or when another request left."""
         if self._free > 0:
             self._free -= 1
             return now
@@ -66,14 +66,14 @@ class _Run:
         self.late: list[float] = []
         self._held = 0
         self._ended: list[tuple[Sample, HttpAnswer | None]] = []
-        """What has ended, each with its answer where that is not read yet. Times are the loop's."""
+        """Finished requests, each with its answer if that is not read yet. Times are the loop's."""
         self._next = {prompt.follows: prompt for prompt in prompts if prompt.follows >= 0}
         target = client.target
         # Made before the clock runs: the JSON of a long prompt takes a while.
         self._data = {p.place: target.generation(p.content, p.output_len) for p in prompts if p.follows < 0}
 
     async def play(self, timed: Sequence[tuple[Prompt, float]]) -> None:
-        """Send each prompt at its time, seconds after `start`, then those that follow it, and wait for all answers."""
+        """Send each prompt at its time, seconds after `start`, then its followers, and wait for all answers."""
         self.start = self._loop.time()
         heart = self._loop.create_task(self._beat())
         tasks = []
@@ -103,7 +103,7 @@ class _Run:
             self.late.append(self._loop.time() - due)
 
     async def _conversation(self, prompt: Prompt | None, scheduled: float) -> None:
-        """A request, and those that follow its answer."""
+        """A request, and its followers after its answer."""
         said: list[Mapping[str, Any]] = []
         error = ""
         while prompt is not None:
@@ -165,7 +165,7 @@ def _no_collection() -> Iterator[None]:
 
 
 async def _interrupted(play: Coroutine[Any, Any, None]) -> bool:
-    """Return whether this task was cancelled meanwhile; it goes on all the same."""
+    """Return whether this task was cancelled meanwhile; it continues all the same."""
     try:
         await play
     except asyncio.CancelledError:
@@ -188,8 +188,8 @@ async def run_load(
 
     Times are seconds from the start; a prompt's own `at` comes first. At most `concurrency` requests are under way;
     others that are due wait for room. Times that are all 0 with a limit are a closed loop. A turn that follows another
-    takes its time from that one, whatever `times` says. Samples are in the order of the prompts; a failed request is a
-    sample with an error, never an exception. With `keep` a cancellation ends the run, and what had ended is returned.
+    takes its time from that one, not from `times`. Samples are in the order of the prompts; a failed request is a
+    sample with an error, never an exception. With `keep` a cancellation ends the run; finished samples are returned.
     """
     firsts = [(p, at if p.at is None else p.at) for p, at in zip(prompts, times, strict=True) if p.follows < 0]
     run = _Run(client, prompts, concurrency, advance)

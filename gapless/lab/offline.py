@@ -20,7 +20,7 @@ PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 
 
 Report = tuple[list[str], dict[str, Any]]
-"""What was measured: the lines that the command of this name of `vllm bench` prints, and the keys of its file."""
+"""The measurement: the lines that the command of this name of `vllm bench` prints, and the keys of its file."""
 
 
 def throughput(llm: LLM, prompts: Sequence[Prompt], *, temperature: float = 0.0, bar: bool = False) -> Report:

@@ -19,7 +19,7 @@ from gapless.lab.target import Target
 from gapless.lab.workload import cut, find_source
 
 TOKEN_IDS = "return_token_ids"
-"""A field that makes servers send the ids of what they generate."""
+"""A field that makes servers send the ids of generated tokens."""
 
 
 class PairedLoad:
@@ -58,7 +58,7 @@ class PairedLoad:
         self._targets = [replace(target, omit=tuple(sorted(omit)), extra_body=body) for target in found]
 
     async def _fields(self, client: Client) -> Target:
-        """What the server takes; ids of the generated tokens are asked for where it can."""
+        """The server's fields; ids of the generated tokens are asked for if it can send them."""
         target, content = client.target, self.prompts(0)[0].content
         client.target = asking = replace(target, extra_body={**target.extra_body, TOKEN_IDS: True})
         answer, _ = await one_reply(client, content, 1)
@@ -93,7 +93,7 @@ class PairedLoad:
         return result
 
     def described(self) -> dict[str, Any]:
-        """What every run plays, for the report."""
+        """The load of every run, for the report."""
         plan, work = self.plan, self.plan.work
         target = self._targets[0]
         lengths = {"input_len": work.input_len, "output_len": work.output_len, "range_ratio": work.range_ratio}

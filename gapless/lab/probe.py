@@ -1,4 +1,4 @@
-"""Single requests to a server: is it there, what does it serve, which fields does it take, and what it streams."""
+"""Single requests to a server: whether it answers, its models, its fields, and its streams."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gapless.lab.records import Sample
 from gapless.lab.reply import EventReader, error_text, read_reply
 from gapless.lab.target import Content, Target
 
-POLL_SECONDS = 0.5
+READY_POLL_SECONDS = 0.5
 SILENT_SECONDS = 600.0
 """A long prompt on a slow machine may take minutes to its first token."""
 
 
 class ServedModel(NamedTuple):
-    """One entry of /v1/models. `max_len` is 0 when the server does not say."""
+    """One entry of /v1/models. `max_len` is 0 when the server does not tell."""
 
     name: str
     max_len: int = 0
@@ -136,9 +136,9 @@ async def wait_ready(client: Client, seconds: float) -> None:
                 raise ServerError(f"{client.target.base_url} is still loading its model")
             return
         except ServerError:
-            if loop.time() + POLL_SECONDS > end:
+            if loop.time() + READY_POLL_SECONDS > end:
                 raise
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(READY_POLL_SECONDS)
 
 
 async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Sample]:
@@ -165,7 +165,7 @@ async def try_fields(client: Client, content: Content, output_len: int) -> Targe
 
 
 async def server_vocabulary(client: Client) -> list[int] | None:
-    """Return the ids of all ordinary tokens, from /tokenizer_info; None when the server does not say."""
+    """Return the ids of all ordinary tokens, from /tokenizer_info; None when the server does not tell."""
     info = await ask(client, "GET", "/tokenizer_info")
     added = info.get("added_tokens_decoder")
     special = {int(number) for number in added if str(number).isdecimal()} if isinstance(added, dict) else set[int]()
@@ -174,14 +174,14 @@ async def server_vocabulary(client: Client) -> list[int] | None:
 
 
 async def tokenize(client: Client, text: str) -> list[int] | None:
-    """Return the server's token ids for a text, without special ones; None when it does not say."""
+    """Return the server's token ids for a text, without special ones; None when it does not tell."""
     fields = {"model": client.target.model, "prompt": text, "add_special_tokens": False}
     tokens = (await ask(client, "POST", "/tokenize", fields)).get("tokens")
     return tokens if isinstance(tokens, list) else None
 
 
 async def detokenize(client: Client, tokens: Sequence[int]) -> str | None:
-    """Return the server's text for token ids; None when it does not say."""
+    """Return the server's text for token ids; None when it does not tell."""
     fields = {"model": client.target.model, "tokens": list(tokens)}
     text = (await ask(client, "POST", "/detokenize", fields)).get("prompt")
     return text if isinstance(text, str) else None

@@ -35,12 +35,12 @@ class Sample(NamedTuple):
 
     @property
     def lag(self) -> float:
-        """Seconds by which the client itself was late."""
+        """The client's own delay in seconds."""
         return self.sent - self.released
 
     @property
     def queued(self) -> float:
-        """Seconds for which the limit on concurrency held it back."""
+        """Seconds of waiting for the limit on concurrency."""
         return self.released - self.scheduled
 
     @property
@@ -72,7 +72,7 @@ class Sample(NamedTuple):
 
 
 class ClientUse(NamedTuple):
-    """What the run took of the client itself. Seconds."""
+    """The client's own time in the run. Seconds."""
 
     cpu: float = 0.0
     """Processor time of this process."""

@@ -1,4 +1,4 @@
-"""Reads streamed answers: server-sent events, and what they say as the numbers of a sample. Does no I/O."""
+"""Reads streamed answers: server-sent events, and their numbers as a sample. Does no I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventReader:
 
 
 def server_events(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the data of each event, with the time at which its last byte was read."""
+    """Yield the data of each event, with the time of its last byte."""
     reader = EventReader()
     for at, data in pieces:
         for event in reader.feed(data):
@@ -54,7 +54,7 @@ def parse_event(data: bytes) -> dict[str, Any]:
 
 
 def read_reply(answer: HttpAnswer, asked: Sample | None = None) -> Sample:
-    """Complete the sample of a streaming request with its answer; `error` says what is wrong with that."""
+    """Complete the sample of a streaming request with its answer; `error` has its fault."""
     asked = asked or Sample()
     if answer.status != 200:
         return asked._replace(ended=answer.ended, error=f"HTTP {answer.status}: {error_text(answer.body)}")

@@ -1,6 +1,6 @@
 """An A/B report as one JSON object. Markdown, HTML, the live page and the rules for CI all read this object alone.
 
-Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are milliseconds unless the name says otherwise.
+Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are milliseconds unless the name has another unit.
 
     schema, kind ("gapless-ab"), version, created, command
     design      unit, order, pairs, planned_pairs, looks, test, alpha, power, seed
@@ -10,10 +10,10 @@ Schema 1. Shares such as `delta` are of A's mean (0.03 is 3 %); times are millis
     host        cpu, vector, cores, memory_bytes, system, python, gpus
     metrics     one object a metric, as gapless.lab.compare.compare describes it
     runs        one object a run, in the order of time
-    requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and what pairs of requests say
+    requests    by figure: quantiles (0 to 100 %) of all requests of an arm, and figures of pairs of requests
     tokens      what gapless.lab.same_tokens.compare_tokens found
     warnings    texts
-    rules       what --fail-if said: {rule, failed, why}
+    rules       results of --fail-if: {rule, failed, why}
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gapless.lab.arms import LETTERS, Arm, Live, shown_flags
 from gapless.lab.compare import ArmRun, MetricRow, Pair, compare
 from gapless.lab.same_tokens import Sameness, compare_tokens
 from gapless.lab.stats import percentile
-from gapless.lab.summary import METRICS, request_figures
+from gapless.lab.summary import SUMMARY_METRICS, request_figures
 
 SCHEMA = 1
-KIND = "gapless-ab"
+REPORT_KIND = "gapless-ab"
 _POINTS = 100
 
 
@@ -56,7 +56,7 @@ def judge(
     tokens = compare_tokens([(a.seed, a.load.samples, b.load.samples) for a, b in pairs])
     return {
         "schema": SCHEMA,
-        "kind": KIND,
+        "kind": REPORT_KIND,
         "version": gapless.__version__,
         "created": created,
         "command": shown_flags(setup.command),
@@ -75,7 +75,7 @@ def judge(
         "host": environment.describe_host(),
         "metrics": rows,
         "runs": [_run(run) for run in runs],
-        "requests": {name: _requests(runs, name) for name in METRICS},
+        "requests": {name: _requests(runs, name) for name in SUMMARY_METRICS},
         "tokens": tokens,
         "warnings": [
             *_not_judged(flags.judged, rows),
@@ -147,7 +147,7 @@ def _requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any]:
 
 
 def _paired_requests(runs: Sequence[ArmRun], name: str) -> dict[str, Any] | None:
-    """What the same prompt took in B minus in A. A description and no test: see gapless.lab.significance."""
+    """The time of the same prompt in B minus in A. A description and no test: see gapless.lab.significance."""
 
     def by_place(run: ArmRun) -> dict[int, float]:
         good = [s for s in run.load.samples if not s.error and s.events]

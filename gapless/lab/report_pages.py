@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 SIGNS = {"better": "✓", "worse": "✗", "same": "≈", "unknown": "?"}
-TESTS = {
+TEST_NAMES = {
     "crossover": "Cross-over t test over pairs of runs",
     "permutation": "Sign-flip permutation test over pairs of runs",
     "welch": "Welch's t test over runs",
@@ -44,7 +44,7 @@ renderReport(document.getElementById("report"), JSON.parse(document.getElementBy
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
-    """Results, what was compared, and what to keep in mind."""
+    """Results, the sides, and caveats."""
     a, b = report["arms"]
     parts = [
         f"### A/B: A = `{a['name']}`, B = `{b['name']}`",
@@ -105,9 +105,9 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 def _notes(report: Mapping[str, Any]) -> str:
     design = report["design"]
     return (
-        f"Mean ± sample standard deviation over runs ({design['order']}). {TESTS[design['test']]}; p is raised for the "
-        f"{len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within noise. "
-        f"Detectable: what this many runs call in {design['power']:.0%} of experiments."
+        f"Mean ± sample standard deviation over runs ({design['order']}). {TEST_NAMES[design['test']]}; p is raised "
+        f"for the {len(report['metrics'])} metrics (Holm). ✓ better, ✗ worse (p < {design['alpha']:g}), ≈ within "
+        f"noise. Detectable: what this many runs call in {design['power']:.0%} of experiments."
     )
 
 

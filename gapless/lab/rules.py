@@ -1,4 +1,4 @@
-"""What makes a comparison fail in CI: `--fail-if worse:1%`, `--fail-if tpot:worse:2%`, `--fail-if tokens:differ`."""
+"""Rules that fail a comparison in CI: `--fail-if worse:1%`, `--fail-if tpot:worse:2%`, `--fail-if tokens:differ`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did both arms say the same? The gate before any comparison of speed."""
+"""Whether both arms gave the same tokens: the gate before any comparison of speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gapless.lab.records import Sample
 
 
 class TokenDifference(TypedDict):
-    """The first place, from 0, where two answers differ, and what each has there: "" where it has ended."""
+    """The first place, from 0, where two answers differ, and the text of each there: "" after its end."""
 
     at: int
     a: str

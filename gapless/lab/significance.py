@@ -54,7 +54,7 @@ def crossover(a: Sequence[float], b: Sequence[float], a_first: Sequence[bool]) -
     """B minus A from pairs, with what the order within a pair does taken out.
 
     A linear drift of the machine, or a second run that profits from the first, adds +o to the pairs in one order and -o
-    to those in the other. The mean over both orders is free of it, and so is the spread, at the price of one degree of
+    to pairs in the other. The mean over both orders is free of it, and so is the spread, at the price of one degree of
     freedom (Hills and Armitage 1979; Jones and Kenward, Design and Analysis of Cross-Over Trials). Needs both orders
     and three pairs.
     """
@@ -80,7 +80,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Difference:
 def sign_flip_p(differences: Sequence[float], seed: int = 0) -> float:
     """Two-sided p-value of the paired permutation test (Fisher 1935): no normal distribution is assumed.
 
-    If A and B are the same, each pair's difference could as well have had the other sign. All 2^n flips up to 14 pairs,
+    If A and B are the same, each pair's difference could as well have the other sign. All 2^n flips up to 14 pairs,
     20,000 drawn ones above. It cannot fall below 2 / 2^n: 6 pairs are needed for 0.05.
     """
     size, pairs = abs(math.fsum(differences)) * (1 - 1e-12), len(differences)
@@ -107,7 +107,7 @@ def detectable(error: float, df: float, alpha: float, power: float) -> float:
 
 
 def pairs_needed(effect: float, spread: float, alpha: float, power: float, most: int = 10_000) -> int:
-    """Pairs with which a cross-over calls a true difference of `effect` in a share `power` of experiments.
+    """Pairs that a cross-over needs to call a true difference of `effect` in a share `power` of experiments.
 
     `spread` is the standard deviation of the pair differences, order taken out. `most` where more would be needed.
     """
@@ -163,7 +163,7 @@ def behind(samples: int, quantile: float) -> int:
 class Tail:
     """A high quantile of all runs of an arm, pooled, with a percentile-bootstrap interval over runs.
 
-    Runs are resampled, not requests (Davison and Hinkley, section 3.8): those of one run share its hiccups. With fewer
+    Runs are resampled, not requests (Davison and Hinkley, section 3.8): one run shares hiccups. With fewer
     than about ten runs such an interval is too narrow, as every bootstrap over few groups is.
     """
 

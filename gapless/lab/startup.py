@@ -54,7 +54,7 @@ def measure_starts(options: Mapping[str, Any], count: int, advance: Callable[[in
 
 
 def table(starts: Sequence[Start]) -> list[str]:
-    """A row a phase: the first start (its files may have come from the disk), and the median of the others."""
+    """A row a phase: the first start (its files may be read from the disk), and the median of the others."""
     names = list(dict.fromkeys(what for start in starts for what, _ in start.phases))
     rows = [(what, [dict(start.phases).get(what, 0.0) for start in starts]) for what in names]
     rows.append(("ready", [start.total for start in starts]))

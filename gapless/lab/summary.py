@@ -16,7 +16,7 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.records import LoadRun, Sample
 from gapless.lab.stats import Spread, percentile
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+SUMMARY_METRICS = ("ttft", "tpot", "itl", "e2el")
 QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
 GOODPUT = ("ttft", "tpot", "e2el")
 MS = 1000.0
@@ -58,7 +58,7 @@ class LoadSummary(NamedTuple):
     spreads: Mapping[str, Spread]
     """Milliseconds, by name of the metric."""
     client: Mapping[str, float]
-    """What the client itself did to the figures. `cpu_share` is of one core."""
+    """The client's own effect on the figures. `cpu_share` is of one core."""
     input_lens: tuple[int, ...]
     """Prompt tokens by place: the server's count, or the planned length if it sends none."""
 
@@ -170,7 +170,7 @@ def peak_concurrency(samples: Sequence[Sample]) -> int:
 
 
 def result_json(summary: LoadSummary, metrics: Sequence[str]) -> dict[str, Any]:
-    """The keys that `vllm bench serve` writes, and `client` for what only we say."""
+    """The keys that `vllm bench serve` writes, and `client` for ours."""
     result = dict(summary.totals)
     for name in metrics:
         found = summary.spreads[name]
@@ -180,8 +180,8 @@ def result_json(summary: LoadSummary, metrics: Sequence[str]) -> dict[str, Any]:
 
 
 def figures(summary: LoadSummary) -> dict[str, float]:
-    """The figures of a run by their names in the benchmark's JSON; those without a sample are left out."""
-    held = [name for name in METRICS if summary.spreads[name].n]
+    """The figures of a run by their names in the benchmark's JSON; figures without a sample are left out."""
+    held = [name for name in SUMMARY_METRICS if summary.spreads[name].n]
     values = result_json(summary, held)
     return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
 
@@ -272,7 +272,7 @@ def _rows(values: Mapping[str, float]) -> Iterator[str]:
 
 
 def remarks(summary: LoadSummary, run: LoadRun, prompts: Sequence[Prompt], *, exact_outputs: bool) -> list[str]:
-    """What a reader must know before believing the block. `exact_outputs`: every answer should have its full length."""
+    """Caveats for a reader of the block. `exact_outputs`: every answer should have its full length."""
     return [*_failures(run), *_token_remarks(run, prompts, exact_outputs), *_client_remarks(summary)]
 
 

@@ -17,7 +17,7 @@ BACKENDS = {**{name: name for name in ENDPOINTS}, "vllm": "openai", "sglang-oai"
 BACKENDS |= {"vllm-chat": "openai-chat", "sglang-oai-chat": "openai-chat"}
 SIX_HOURS = 6 * 3600.0
 DEFAULT_URL = "http://localhost:8000"
-"""Address at which `gapless serve` listens by default."""
+"""Default address of `gapless serve`."""
 
 server_flag, request_flag, result_flag = (partial(flag, group=group) for group in ("Server", "Requests", "Results"))
 
@@ -129,7 +129,7 @@ def _as_prompt(content: Content) -> Any:
 
 @dataclass(frozen=True)
 class RequestFlags:
-    """What every command that asks a server lets its user choose."""
+    """Options of every command that asks a server."""
 
     base_url: str | None = server_flag(None, "the server, such as http://localhost:8000", aliases=("--url",))
     backend: str = server_flag("openai", "openai is /v1/completions", choices=tuple(BACKENDS))

@@ -1,4 +1,4 @@
-"""What a server did between two pages of its /metrics, ours or any that has vLLM's series: as figures and as text."""
+"""A server's work between two pages of its /metrics, ours or any that has vLLM's series: as figures and as text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from prometheus_client.core import Sample
 
-WIDTH = 80
+TOP_WIDTH = 80
 LABEL = 10
 BAR, SHORT_BAR = 16, 10
-"""Characters of a bar, and of one where less than WIDTH is there."""
+"""Characters of a bar, and of one in a terminal narrower than that."""
 GAP = "   "
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 KNOWN = ("vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:prompt_tokens_total")
@@ -30,7 +30,7 @@ class Page:
                 self._samples.setdefault(sample.name, []).append(sample)
 
     def samples(self, *names: str) -> Sequence[Sample]:
-        """Return those of the first of these names that the page has."""
+        """Return the series of the first of these names that the page has."""
         return next((self._samples[name] for name in names if name in self._samples), ())
 
     def total(self, *names: str) -> float | None:
@@ -93,9 +93,9 @@ def _quantile(counts: Sequence[tuple[float, float]], rank: float) -> float:
 
 
 class TopView:
-    """What a server did in the `seconds` between two of its pages.
+    """A server's work in the `seconds` between two of its pages.
 
-    Rates are per second, shares from 0 to 1; None when the server does not say.
+    Rates are per second, shares from 0 to 1; None when the server does not tell.
     """
 
     def __init__(self, before: Page, now: Page, seconds: float) -> None:
@@ -120,7 +120,7 @@ class TopView:
         self.generation_rate = rate("vllm:generation_tokens_total")
         ended = grew_by("vllm:request_success_total", "finished_reason")
         self.finished = {reason: n / seconds for reason, n in ended.items() if n}
-        """Rate by finish reason, of those that occurred."""
+        """Rate by finish reason, without reasons that did not occur."""
         self.ttft = seen("vllm:time_to_first_token_seconds")
         self.itl = seen("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
         self.e2e = seen("vllm:e2e_request_latency_seconds")
@@ -168,10 +168,10 @@ class TopRow(NamedTuple):
     kind: str = ""
 
 
-def rows(seen: TopView, width: int = WIDTH) -> list[TopRow]:
-    """Return what is known, one subject per row; what is too wide for it goes on in the next. All bars have one scale:
+def rows(seen: TopView, width: int = TOP_WIDTH) -> list[TopRow]:
+    """Return the figures, one subject per row; a row that is too wide continues in the next. All bars have one scale:
     full is all of the time, or of the cache."""
-    many = BAR if width >= WIDTH else SHORT_BAR
+    many = BAR if width >= TOP_WIDTH else SHORT_BAR
     found: list[TopRow] = []
 
     def add(label: str, parts: Iterable[str], share: float | None = None, kind: str = "") -> None:
@@ -206,7 +206,7 @@ def fitted(parts: Iterable[str], width: int) -> list[str]:
     return lines
 
 
-def block(seen: TopView, heading: Sequence[str], width: int = WIDTH) -> str:
+def block(seen: TopView, heading: Sequence[str], width: int = TOP_WIDTH) -> str:
     """Return the rows as plain text under the parts of a heading."""
     lines = fitted(heading, width)
     for row in rows(seen, width):

@@ -34,7 +34,7 @@ from gapless.engine.trace import (
 )
 
 RAW_FORMAT = "gapless steps 3"
-PHASES = {
+TRACE_PHASES = {
     "plan": ("planning_at", "planned_at"),
     "pack": ("planned_at", "packed_at"),
     "launch": ("packed_at", "launched_at"),
@@ -42,7 +42,7 @@ PHASES = {
     "commit": ("observed_at", "committed_at"),
     "on the device": ("device_start", "device_end"),
 }
-"""Columns at which each phase of a step begins and ends."""
+"""Columns of the beginning and end of each phase of a step."""
 T = TypeVar("T")
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -104,7 +104,7 @@ def raw_lines(recording: Recording) -> bytes:
 
 
 def read_raw(data: bytes, where: str) -> Recording:
-    """What `raw_lines` wrote."""
+    """Read the text of `raw_lines`."""
     first, _, rest = data.partition(b"\n")
     head = _decode(first, _Head, f"{where}:1")
     if head.format != RAW_FORMAT:
@@ -122,7 +122,7 @@ def read_raw(data: bytes, where: str) -> Recording:
 
 
 def read_chrome(data: bytes, where: str) -> Recording:
-    """What `chrome_trace` wrote, from the arguments of its events. Raises ConfigError for another program's file."""
+    """Read the text of `chrome_trace`, from its events' arguments. Raises ConfigError for another program's file."""
     whole = _decode(data, _Chrome, where)
     if whole.otherData.format != FORMAT:
         raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({FORMAT})")
@@ -159,7 +159,7 @@ def _decode(data: Any, kind: type[T], where: str) -> T:
 
 
 class TraceSummary:
-    """What `gapless trace summary` shows of a recording, with its `worst` longest bubbles. Times are ns."""
+    """The summary that `gapless trace summary` shows of a recording, with its `worst` longest bubbles. Times are ns."""
 
     def __init__(self, recording: Recording, worst: int = 5) -> None:
         steps = recording.steps
@@ -170,16 +170,16 @@ class TraceSummary:
         """Steps that the recording lacks in its middle; the time around them is left out of everything here."""
         self.busy = int((rows["device_end"] - rows["device_start"]).sum())
         self.span = self.busy + sum(gap.end - gap.start for gap in gaps)
-        """What the steps and the gaps between them cover."""
+        """Time covered by the steps and the gaps between them."""
         enqueueing = np.minimum(rows["launched_at"], rows["device_end"]) - rows["device_start"]
         self.enqueueing = int(enqueueing.clip(min=0).sum())
-        """The part of `busy` in which the host was still enqueueing that very step."""
+        """The part of `busy` during which the host was still enqueueing that very step."""
         self.idle = _idle(gaps)
         """(cause, idle time, number of gaps, the longest), the worst cause first."""
         bubbles = [gap for gap in gaps if gap.cause != "no_work"]
         self.worst = sorted(bubbles, key=lambda gap: gap.start - gap.end)[:worst]
         self.start = steps[0].planning_at if steps else 0
-        phases = PHASES.items() if steps else ()
+        phases = TRACE_PHASES.items() if steps else ()
         self.phases = {name: _spread((rows[end] - rows[begin]).tolist()) for name, (begin, end) in phases}
         """Median and 99th percentile of a step."""
         self.requests = len(recording.requests)

@@ -28,7 +28,7 @@ _TEXT = (
     "court oil situation cost industry figure street image phone data picture practice piece land product doctor wall "
     "news test movie north love step film tree source hair look page term bar focus floor future arm evidence"
 )
-WORDS = tuple(_TEXT.split())
+MADE_UP_WORDS = tuple(_TEXT.split())
 
 SAFE_IDS = range(100, 1000)
 """Ids that any tokenizer of a language model has."""
@@ -37,11 +37,11 @@ Count = Callable[[str], Awaitable[int | None]]
 """Tokens of a text, or None if unknown."""
 
 WARM_UP_SEED = 1 << 40
-"""Warm-up prompts share nothing with those that are measured, or the prefix cache would know them."""
+"""Warm-up prompts share nothing with measured ones, or the prefix cache would have them."""
 
 
 async def id_source(client: Client, tokenizer: str | None) -> Source:
-    """Token ids of a tokenizer's directory, or those that the server lists."""
+    """Token ids of a tokenizer's directory, or of the server's list."""
     if tokenizer is not None:
         return Source(_vocabulary(_tokenizer_file(tokenizer)))
     ids = await probe.server_vocabulary(client)
@@ -97,22 +97,22 @@ def local_codec(tokenizer: str) -> probe.Codec:
 async def word_source(client: Client, tokenizer: str | None) -> Source:
     """Words that are one token each, if tokens can be counted; else words and how many tokens they are on average."""
     codec = local_codec(tokenizer) if tokenizer else probe.Codec()
-    words = await single_tokens(partial(codec.length, client), WORDS)
+    words = await single_tokens(partial(codec.length, client), MADE_UP_WORDS)
     if len(words) >= ENOUGH_WORDS:
         return Source(words)
     scale = await _tokens_per_word(partial(codec.length, client))
     if scale is not None:
-        return Source(WORDS, scale, codec=codec)
+        return Source(MADE_UP_WORDS, scale, codec=codec)
     scale = await _tokens_per_word(partial(_count_by_usage, client))
     if scale is None:
-        return Source(WORDS, note="tokens cannot be counted here: a word is taken for one")
-    return Source(WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
+        return Source(MADE_UP_WORDS, note="tokens cannot be counted here: a word is taken for one")
+    return Source(MADE_UP_WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
 
 
 async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> Content:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
-    longer = " ".join([prompt.content, *rng.choices(WORDS, k=8 + want // 8)])
+    longer = " ".join([prompt.content, *rng.choices(MADE_UP_WORDS, k=8 + want // 8)])
     tokens = await codec.encode(client, longer)
     # The end of a text that was cut may be read as other tokens than before, so the neighbours are tried too.
     for end in (want, want + 1, want - 1, want + 2, want - 2) if tokens else ():
@@ -141,7 +141,7 @@ async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
 async def _tokens_per_word(count: Count) -> float | None:
     """Tokens per word, from the difference of two texts, so that what a chat template adds cancels out."""
     rng = random.Random(0)
-    short, long = rng.choices(WORDS, k=40), rng.choices(WORDS, k=240)
+    short, long = rng.choices(MADE_UP_WORDS, k=40), rng.choices(MADE_UP_WORDS, k=240)
     few, many = await count(" ".join(short)), await count(" ".join(long))
     return (many - few) / (len(long) - len(short)) if few and many and many > few else None
 
@@ -158,7 +158,7 @@ async def find_source(work: Workload, client: Client, tokenizer: str | None) -> 
 
 
 async def cut(work: Workload, found: Source, prompts: list[Prompt], client: Client) -> list[Prompt]:
-    """Cut made-up texts to their lengths, where tokens can be counted; one that cannot be cut stays as it is."""
+    """Cut made-up texts to their lengths, if tokens can be counted; one that cannot be cut stays as it is."""
     if found.codec is None or work.dataset in ("custom", "sharegpt"):
         return prompts
     return [p._replace(content=await _cut(found.codec, client, p)) if p.input_len else p for p in prompts]

@@ -1,8 +1,8 @@
-"""Limit on prompt tokens that run beside decoding rows, which get no token before the step ends.
+"""Limit on the prompt tokens that share a step with decoding rows, which get no token before the step ends.
 
-What such a limit costs: a step has a price of its own, whatever runs in it, and smaller chunks are more steps, in which
-the rows whose prompts still wait do not take part. What it brings: rows that decode get their tokens as evenly as that.
-`tests/loop/test_waves.py` plays loads on machines of several speeds, and holds the constants to 5 % of the tokens.
+The limit costs throughput: every step has a fixed price, and smaller chunks are more steps, which rows whose prompts
+still wait miss. It brings even token times to the rows that decode. `tests/loop/test_waves.py` plays loads on machines
+of several speeds, and holds the constants to 5 % of the tokens.
 """
 
 from __future__ import annotations
@@ -12,41 +12,39 @@ from typing import Literal
 import numpy as np
 
 UNNOTICED_NS = 20_000_000
-"""A step with chunks may take this long in any case: fifty tokens a second still read as flowing text."""
+"""A step with chunks may always take this long: fifty tokens a second still read as flowing text."""
 STALL = 3
-"""A step with chunks may also take this many times what its decoding rows take in it: prompts get two thirds of the
-time."""
+"""A step with chunks may take this many times as long as its decoding rows: prompts get two thirds of the time."""
 SOON = 12
-"""Steps in which all prompts that could have a row shall have run. Where more of them come than STALL lets through,
-they would queue, and few rows decode."""
+"""Steps within which all prompts that could have a row should run. If more arrive than STALL allows, they would queue,
+and few rows would decode."""
 LONGEST = 8
-"""A step takes at most this many times what its decoding rows take in it, for the sake of SOON."""
+"""Longest step, in times of its decoding rows, that SOON may ask for."""
 LEAST_TOKENS = 128
-"""Prompt tokens of a step, at least, so that every prompt ends, in chunks that products are efficient with."""
+"""Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
 LEAST_BOUNDED = 16
-"""Prompt tokens of a step with a user's bound, at least: it has the say."""
+"""Least prompt tokens of a step under a user's bound, which comes first."""
 SPREADS = 3
 """Mean deviations of measured from expected times that a bound leaves room for"""
 MARGIN = 0.03
-"""Share of a bound that is left for what the terms leave out"""
+"""Share of a bound kept free for costs outside the terms"""
 _WEIGHT = 1 / 16
 _KEEP = 1 - 1 / 16
 _UNITS = np.array([1.0, 16.0, 256.0])
-"""What the terms of a step's time are counted in: steps, rows, tokens."""
+"""Units of the terms of a step's time: steps, rows, tokens."""
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])
-"""What speaks for smaller terms, as a share of what was measured. Where steps were alike, tokens took the
-time."""
+"""Weight of small terms, as a share of the measurements. If all steps were alike, the time goes to tokens."""
 
 Cause = Literal["rows", "chunk", "late"]
-"""Why a step took longer than the bound: its rows alone do, the least chunk beside them does, or it was foreseen to
-take less."""
+"""Cause of a step over the bound: its rows alone take longer, the least chunk beside them does, or the forecast was too
+low."""
 
 
 class StepTimes:
     """The time of a step: a price of its own, one for each decoding row, and one for each prompt token.
 
-    Fitted to the latest steps with prompt tokens and the latest without, each by the share by which it is off. Both
-    kinds keep their weight, since under steady load either may be rare.
+    Fitted to the latest steps with and without prompt tokens, by relative error. Both kinds keep their weight, since
+    under steady load either may be rare.
     """
 
     def __init__(self) -> None:
@@ -54,9 +52,9 @@ class StepTimes:
         self._moments = np.zeros((2, 3))
         self._terms = np.zeros(3)
         self.token_ns = 0.0
-        """Time of a prompt token; 0 until a step with some has been learnt."""
+        """Time of a prompt token; 0 before the first step with one."""
         self.spread_ns = 0.0
-        """Mean deviation of a step's time from what was expected"""
+        """Mean deviation of a step's time from the forecast"""
 
     def learn(self, rows: int, tokens: int, ns: int) -> None:
         """Take in a measured step of `rows` decoding rows and `tokens` prompt tokens."""
@@ -71,7 +69,7 @@ class StepTimes:
             self._fit(ns / tokens)
 
     def _fit(self, at_most_ns: float) -> None:
-        """Solve for the terms, once a step with prompt tokens has come; a token of it took at most `at_most_ns`."""
+        """Solve for the terms after a step with prompt tokens; `at_most_ns` bounds the time of one of its tokens."""
         products = self._products.sum(0)
         ridge = _RIDGE * np.trace(products) / 3
         self._terms = np.linalg.solve(products + ridge, self._moments.sum(0)) / _UNITS
@@ -82,26 +80,26 @@ class StepTimes:
             self.token_ns = at_most_ns
 
     def rows_ns(self, rows: int) -> float:
-        """Return what a step takes without the time of its prompt tokens."""
+        """Return the time of a step without its prompt tokens."""
         return max(0.0, float(self._terms[0] + self._terms[1] * rows))
 
 
 class Beside:
-    """How many prompt tokens may run in a step in which rows decode, by measured times.
+    """Number of prompt tokens that may share a step with decoding rows, by measured times.
 
-    Without a bound a step takes UNNOTICED_NS, or STALL times what its rows take, whichever is longer, and up to LONGEST
-    times that where many prompts wait. With the bound `most_ns`, which is a user's, as many tokens run as fit. At least
-    LEAST_TOKENS, or LEAST_BOUNDED, run in any case.
+    Without a bound a step takes UNNOTICED_NS, or STALL times as long as its rows alone, whichever is longer, and up to
+    LONGEST times that if many prompts wait. With a user's bound `most_ns`, as many tokens run as fit. At least
+    LEAST_TOKENS, or LEAST_BOUNDED, always run.
     """
 
     def __init__(self, most_ns: int = 0) -> None:
         self.most_ns = most_ns
-        """Time that steps in which rows decode shall take at most; 0: no such bound."""
+        """Longest time of a step with decoding rows; 0: unbounded."""
         self._least = LEAST_BOUNDED if most_ns else LEAST_TOKENS
         self._times = StepTimes()
 
     def tokens(self, rows: int, waiting: int) -> int:
-        """Return how many prompt tokens may run beside `rows` decoding rows, of the `waiting` ones that could."""
+        """Return how many of the `waiting` prompt tokens may share a step with `rows` decoding rows."""
         times = self._times
         if not times.token_ns:
             return self._least
@@ -118,7 +116,7 @@ class Beside:
         self._times.learn(rows, chunk_tokens, ns)
 
     def over(self, rows: int, chunk_tokens: int, ns: int) -> Cause | None:
-        """Return why a step took longer than the bound; None where it did not, no row decoded, or there is none."""
+        """Return the cause of a step over the bound; None if it kept it, no row decoded, or there is no bound."""
         if not rows or not self.most_ns or ns <= self.most_ns:
             return None
         if not chunk_tokens or self._times.rows_ns(rows) > self.most_ns:

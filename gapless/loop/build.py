@@ -40,7 +40,7 @@ from gapless.step.speculation import Gate, Speculation
 from gapless.step.transfers import Transfers, slot_bytes
 
 AHEAD = 16
-"""Steps for which rows with drafts get pages at a time: they need them so much more often that it costs the host"""
+"""Steps' worth of pages that a row with drafts takes at once: step by step would cost the host too much"""
 
 
 class Sizes(NamedTuple):
@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
     queue: int
     """Waiting requests."""
     slots: int = 0
-    """Running requests whose logits may be adjusted."""
+    """Running requests with adjusted logits."""
 
 
 class HostSizes(NamedTuple):
@@ -67,13 +67,13 @@ class HostSizes(NamedTuple):
     nbytes: int
     """Host memory for copies of pages"""
     least_tokens: int = LEAST_TOKENS
-    """A load brings at least this many tokens."""
+    """Least tokens of a load."""
     late_ns: int = LATE_NS
-    """A request that has waited for a load this long computes its prompt."""
+    """Wait for a load after which a request computes its prompt."""
     weighs: bool = False
-    """Whether only those loads are begun that take no longer than computing, by measured rates"""
+    """Whether a load begins only if it takes no longer than computing, by measured rates"""
     given: int = 0
-    """More of it, for those that peers may take; then they can map all of it"""
+    """Further host memory, for copies that peers may take; they can then map all of it"""
 
 
 def build_loop(
@@ -101,14 +101,13 @@ def build_loop(
 ) -> Loop:
     """Allocate tables, KV memory and rings on `device`, and return a loop over `model`. `depth` None is auto.
 
-    `kernels` None takes the best for the device. `buckets` are the rows of captured steps: None for the usual ones,
-    empty for none. `mixed` are the steps with chunks that are captured too, None for the usual ones on CUDA. `chain` is
-    how many steps one visit may enqueue: None for auto, or 1 where the depth is fixed. `bounds_stalls` is whether fewer
-    prompt tokens run beside decoding rows where they take long; `max_itl_ns` is a bound for steps in which rows decode,
-    0 for none. `program` is another one for tests, in which rows get
-    several tokens in a step. `follow` takes what the executors of other devices are to run. `adapters` are those that
-    rows may ask for. `speculation` is how rows get drafts, None for none. `processors` are those that requests may ask
-    for, by their places. `host` is memory of the host for copies of pages, where prefixes are shared.
+    `kernels` None: the best for the device. `buckets` are the row counts of captured steps: None for the usual ones,
+    empty for none. `mixed` are the captured steps with chunks, None for the usual ones on CUDA. `chain` is how many
+    steps one visit may enqueue: None for auto, or 1 at a fixed depth. `bounds_stalls` limits prompt tokens that share a
+    step with decoding rows if they take long; `max_itl_ns` bounds the time of such a step, 0 for no bound. `program` is
+    a test's own, which gives rows several tokens in a step. `follow` takes the packets for the executors of other
+    devices. `adapters` and `processors` (by place) are available to requests. `speculation` is the source of drafts,
+    None for none. `host` is host memory for copies of pages, if prefixes are shared.
     """
     max_pages = -(-sizes.max_len // sizes.page_size)
     # A prompt of max_len tokens can be scored: its row gets one more, which needs no KV. Rows stay aligned.
@@ -170,20 +169,20 @@ def build_loop(
 
 
 def _page_writes(sizes: Sizes, groups: int, tokens: int) -> tuple[int, int]:
-    """Return how many pages a step gives to rows at most, and to one row that gets pages for `tokens` tokens."""
+    """Return the most pages that a step gives to all rows, and to one row that gets pages for `tokens` tokens."""
     max_pages = -(-sizes.max_len // sizes.page_size)
     most = most_page_writes(sizes.rows, max_pages, sizes.page_size, sizes.step_tokens, tokens)
-    # Wherever the tokens of a row begin in a page, they touch no more.
+    # The bound holds for any position of the first token in its page.
     return groups * most, groups * -(-(tokens + sizes.page_size - 1) // sizes.page_size)
 
 
 def _host_tier(
     device: Device, host: HostSizes, pools: list[PagePool], ledger: Ledger, step_tokens: int, page_bytes: int
 ) -> HostTier:
-    """Return the tier that decides which pages are copied to the host and back. Raises ConfigError if none fits."""
+    """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
     slots = (host.nbytes + host.given) // page_bytes
     if not slots:
         raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {page_bytes:,} bytes")
-    # Half of a step's budget: what decodes beside a prompt has a part of it too.
+    # Half of a step's budget: decoding rows take their part of it.
     gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)

@@ -1,4 +1,4 @@
-"""Depth: how many steps may be in flight, and how many one visit enqueues."""
+"""Depth: the number of steps in flight, and the number that one visit enqueues."""
 
 from __future__ import annotations
 
@@ -7,81 +7,81 @@ from math import ceil
 from gapless.base.config import MAX_DEPTH
 
 LATENCY_BUDGET_NS = 50_000_000
-"""Queued device time that a waiting request may find in front of it, at most, beyond the running step."""
+"""Most device time queued ahead of a waiting request, beyond the running step."""
 MAX_CHAIN = 8
-"""Steps of one visit, at most."""
+"""Most steps of one visit."""
 STREAM_BUDGET_NS = 2_000_000
-"""Device time of one visit's steps, at most, when it has several: their tokens come out together."""
+"""Most device time of a visit with several steps, whose tokens arrive together."""
 MARGIN = 0.5
-"""How much of a step's time the host may take for one: the rest is for what it does beside the loop, on the CPU often
+"""Share of a step's device time that the host may spend on it; the rest is for work outside the loop, on the CPU often
 on the cores that compute."""
 _WEIGHT = 1 / 16
 SPREADS = 4
-"""A wake-up is as late as its mean and SPREADS mean deviations: what TCP waits for an answer (Jacobson, "Congestion
-Avoidance and Control", SIGCOMM 88). A step more in flight costs little, one that comes too late is idle time."""
+"""A wake-up is taken to be late by its mean and SPREADS mean deviations, as TCP's timeout is (Jacobson, "Congestion
+Avoidance and Control", SIGCOMM 88). A step more in flight costs little, a late one is idle time."""
 
 
 class Depth:
-    """Two numbers, fixed or learnt from what was measured.
+    """Two numbers, fixed or learnt from measurements.
 
-    *Depth* is how many steps may be in flight when the host comes to enqueue more. When it has slept until only depth -
-    1 are left, the device works on these while the host wakes up, takes in what has ended, and enqueues the next: so
-    they must last as long as that takes.
+    *Depth* is how many steps may be in flight when the host enqueues more. If the host slept until only depth - 1 are
+    left, the device works on these while the host wakes up, reads the results, and enqueues the next: they must last as
+    long as that takes.
 
-    *Chain* is how many steps a visit enqueues while requests only decode. A visit has a price of its own (planning,
-    packing, falling asleep and waking up, what the engine does between visits) and a price for each step; the chain is
-    the shortest for which both together stay under MARGIN of the time that the device takes for as many steps. It is 1
-    where the host keeps up anyway, since a chain delays three things by its length: the tokens of its first steps, a
-    newcomer, and the end of what was aborted. STREAM_BUDGET_NS bounds that, to less than a reader can notice and a
-    tenth of a usual TTFT; requests that wait or have prompt left to run allow no chain at all (`Planner.chain`). A
-    chain at depth 1 is at most `chain` steps in flight, at any depth `depth + chain - 1`.
+    *Chain* is how many steps a visit enqueues while requests only decode. A visit has a fixed price (planning, packing,
+    falling asleep and waking up, the engine's work between visits) and a price for each step; the chain is the shortest
+    that keeps their sum under MARGIN of its device time. It is 1 if the host keeps up anyway, since a chain delays
+    three things by its length: the tokens of its first steps, a new request, and the end of an aborted one.
+    STREAM_BUDGET_NS bounds that, to less than a reader can notice and a tenth of a usual TTFT; requests that wait or
+    have prompt left to run allow no chain at all (`Planner.chain`). At depth 1 at most `chain` steps are in flight, at
+    any depth `depth + chain - 1`.
     """
 
     def __init__(self, fixed: int | None, chain: int | None = None) -> None:
-        """`chain` None: learnt with the depth, or 1 at a fixed one."""
+        """`chain` None: learnt with the depth, or 1 at a fixed depth."""
         self.most = fixed or MAX_DEPTH
         self.longest = chain or (1 if fixed else MAX_CHAIN)
         self.chain = chain or 1
-        """Steps that the next visit may enqueue."""
+        """Steps of the next visit, at most."""
         self._depth = fixed or 2
         self._learns_depth = fixed is None
         self._learns_chain = fixed is None and chain is None
         self._visit_ns = self._step_ns = self._device_ns = self._wake_ns = self._wake_spread = 0.0
 
     def now(self, waiting: bool) -> int:
-        """Steps in flight below which more may be enqueued; `waiting` is whether requests are in the queue."""
+        """Return the number of steps in flight below which more are enqueued; `waiting`: the queue is not empty."""
         if waiting and self._learns_depth:
             return min(self._depth, 2 + int(LATENCY_BUDGET_NS / max(self._device_ns, 1.0)))
         return self._depth
 
     def learn(self, host_ns: int, device_ns: int) -> None:
-        """Take in a measured step: what it cost the host by itself, and the device."""
+        """Take in a measured step: its host time without the visit's share, and its device time."""
         self._step_ns += (host_ns - self._step_ns) * _WEIGHT
         self._device_ns += (device_ns - self._device_ns) * _WEIGHT
 
     def host_ns(self, own: int) -> int:
-        """Return what a step costs the host that costs it `own` by itself, its share of a visit included."""
+        """Return a step's host time, its share of a visit included, from its `own`."""
         return own + int(self._visit_ns / self.chain)
 
     def visited(self, host_ns: int) -> None:
-        """Take in a visit: what it cost the host, however many steps it enqueued."""
+        """Take in the host time of a visit, whatever number of steps it enqueued."""
         self._visit_ns += (host_ns - self._visit_ns) * _WEIGHT
         device_ns = max(self._device_ns, 1.0)
         if self._learns_chain:
             self.chain = self._enough(device_ns)
         if self._learns_depth:
-            # One step runs while the host prepares the others: enough of them to cover its time, rounded up.
+            # One step runs while the host prepares the others, which must cover its time.
             wake = self._wake_ns + SPREADS * self._wake_spread
             host = wake + self._visit_ns + self.chain * self._step_ns
             self._depth = min(2 + int(host / device_ns), MAX_DEPTH)
 
     def woke(self, late_ns: int) -> None:
-        """The host slept until a fence passed, and went on so much later."""
+        """Take in how late the host resumed after a fence that it slept for."""
         self._wake_spread += (abs(late_ns - self._wake_ns) - self._wake_spread) * _WEIGHT
         self._wake_ns += (late_ns - self._wake_ns) * _WEIGHT
 
     def _enough(self, device_ns: float) -> int:
-        """Steps over which a visit's own price is spread thin enough."""
+        """Return the number of steps that spreads a visit's fixed price thin enough."""
         spare = MARGIN * device_ns - self._step_ns
         wanted = ceil(self._visit_ns / spare) if spare * MAX_CHAIN > self._visit_ns else MAX_CHAIN
         return max(1, min(wanted, int(STREAM_BUDGET_NS / device_ns)))

@@ -37,7 +37,7 @@ from gapless.step.wishes import wish_words
 
 log = logging.getLogger("gapless.loop")
 NEWS_SECONDS = 1.0
-"""How long one turn waits for the bell alone: a ring that was forgotten costs no more, and the turn is no stall."""
+"""Longest wait of one turn for the bell alone: a lost ring costs no more, and the watchdog sees no stall."""
 
 # Plain integers: reading a member of an enumeration costs as much as an array operation.
 _LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT), int(Flag.HELD)
@@ -46,7 +46,8 @@ _LIVE, _ERROR, _INERT, _HELD = int(Flag.LIVE), int(Flag.ERROR), int(Flag.INERT),
 class Loop:
     """plan -> launch -> observe -> commit -> retire. Not thread-safe.
 
-    It waits in `observe`, for the oldest steps or the bell, and in `_capture` with the device at rest: nowhere else.
+    It waits in two places only: in `observe`, for the oldest steps or the bell, and in `_capture`, with the device at
+    rest.
     """
 
     def __init__(
@@ -54,13 +55,13 @@ class Loop:
         ledger: Ledger, depth: Depth, beside: Beside | None = None, masks: Masks | None = None,
         adapters: AdapterLoader | None = None, transfers: Transfers | None = None,
     ) -> None:  # fmt: skip
-        """`beside` bounds the prompt tokens of steps in which rows decode; None: the step's budget does, alone.
+        """`beside` bounds the prompt tokens of steps with decoding rows; None: only the step's budget does.
 
-        Without `masks`, requests whose matchers decide are refused.
+        Without `masks`, requests with matchers are refused.
         """
         self.log = StepLog(device.clock)
         self.bell: Bell = device.bell
-        """Rung when something waits for the next turn, such as a message: it ends the wait, and so the turn."""
+        """Rung to end a wait, and so the turn, for example by a new message."""
         self.planner = planner
         self.device = device
         self.launcher = launcher
@@ -73,12 +74,11 @@ class Loop:
         self._beside = beside
         self.adapters = adapters
         self.transfers = transfers
-        """Copies of KV pages in host memory, where there are some."""
+        """Copies of KV pages in host memory, if any."""
         if beside is not None:
             planner.beside = beside.tokens
         self._warns = False
-        """Whether a first step that breaks a user's bound is worth a warning: from the start's end until there was one.
-        """
+        """Whether the next step over a user's bound gets a warning: set when the start ends, cleared by the warning."""
         self.flights: deque[Flight] = deque()
         """Steps in flight, the oldest first."""
         self.requests: dict[int, Request] = {}
@@ -87,19 +87,19 @@ class Loop:
         self.fresh: set[int] = set()
         """Keys of requests that no step has admitted yet."""
         self._forgotten = 0
-        """Tokens that were settled before the numbers began"""
+        """Tokens settled before the counters were reset"""
         self._failure: DeviceError | None = None
-        """A launch that found the device failed."""
+        """Error of a launch on a failed device."""
         self._waits_for_transfers = False
-        """Whether the loop waits now, with no step in flight and nothing that can run before a transfer has ended."""
+        """Whether the loop waits with no step in flight, and nothing can run before a transfer ends."""
         self.frozen = False
-        """Whether a pause has stopped the requests where they are"""
+        """Whether a pause holds all requests"""
         observe.built(self)
 
     # Requests in.
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises QueueFullError, or RequestError when it could never run."""
+        """Queue a request. Raises QueueFullError, or RequestError if it could never run."""
         check_fits(request, self.pool, self.rows)
         seq = Sequence(request.key, request.tokens, request.max_len, request.priority, self._arrivals, request.salt)
         if request.params.prompt_logprobs is not None:
@@ -131,7 +131,7 @@ class Loop:
             self.adapters.slots.requests[request.adapter] += 1
 
     def _by_digest(self, request: Request) -> Request:
-        """Return the request with its adapter's digest in place of the name, which others may get while it runs."""
+        """Return the request with its adapter's digest in place of the name, which may be given to another adapter."""
         if self.adapters is None or request.adapter not in self.adapters.names:
             raise RequestError(f"this engine has no adapter {request.adapter!r}", "model", "model_not_found")
         return request._replace(adapter=self.adapters.names[request.adapter])
@@ -141,7 +141,7 @@ class Loop:
             self.adapters.slots.requests[request.adapter] -= 1
 
     def _takes_masks(self, request: Request) -> bool:
-        """Return whether a matcher decides about the request's tokens. Raises RequestError where none can."""
+        """Return whether a matcher decides the request's tokens. Raises RequestError if none can."""
         name = request.params.masked_by
         if not name:
             assert request.matcher is None, "a matcher that was not asked for"
@@ -152,7 +152,7 @@ class Loop:
         return True
 
     def _begin_masks(self, masks: Masks, request: Request) -> None:
-        """Take over the matcher of a request that was queued. Raises RequestError, and then it is queued no more."""
+        """Take over a queued request's matcher. Raises RequestError, and drops the request from the queue."""
         try:
             masks.begin(request)
         except Exception as error:
@@ -163,7 +163,7 @@ class Loop:
             raise RequestError(text, name) from error
 
     def abort(self, key: int) -> None:
-        """End a request without further tokens; steps in flight run on and are ignored."""
+        """End a request without further tokens; steps in flight run on, their tokens are dropped."""
         request = self.requests.pop(key, None)
         if request is not None:
             self.fresh.discard(key)
@@ -180,12 +180,12 @@ class Loop:
         return bool(self.flights) or self.planner.has_work() or self.launcher.graphs.due or self._failure is not None
 
     def rest(self) -> bool:
-        """Called without work: has the next turn capture the program missed most. Returns whether there is one."""
+        """Called without work: have the next turn capture the program missed most. Returns whether there is one."""
         assert not self._has_steps()  # news of a tier may come at any time
         return self.launcher.graphs.rest()
 
     def wants_steps(self) -> bool:
-        """Return whether steps should complete: there is work that waits for more than transfers. From any thread."""
+        """Return whether steps should complete: some work needs more than transfers. From any thread."""
         return self._has_steps() and not (self._waits_for_transfers or self.frozen)
 
     @property
@@ -195,10 +195,10 @@ class Loop:
     # One turn.
 
     def turn(self) -> Turn:
-        """plan -> launch -> observe -> commit -> retire. Waits in `observe`, when nothing else can be done.
+        """plan -> launch -> observe -> commit -> retire. Waits in `observe`, if nothing else can be done.
 
-        A wait ends early when the bell is rung: the turn then returns no tokens, and the caller checks its inbox.
-        Raises DeviceError when the device has failed, after every token that was settled before has been returned.
+        The bell ends a wait early: the turn then returns no tokens, and the caller checks its inbox. Raises DeviceError
+        for a failed device, after all settled tokens have been returned.
         """
         turn = Turn([], [], [])
         if self._failure is not None and not self.flights:
@@ -208,13 +208,13 @@ class Loop:
             if self.adapters is not None:
                 self.adapters.poll()
             if self.transfers is not None and not self.planner.room.running:
-                self.transfers.take()  # what came may be all that can run
+                self.transfers.take()  # arrived pages may be all that can run
             with observe.launching(self.launcher):
                 launched = self.launch(self.plan(), turn)
             if self.transfers is not None and self.flights:
-                self.transfers.poll()  # after the launch, which no copy delays
+                self.transfers.poll()  # after the launch: no copy delays it
         except DeviceError as error:
-            # Steps that had ended are observed first. Once none is left, nothing else might say it again.
+            # Steps that ended before are observed first. If none is left, the error is raised here or never.
             self._failure = error
             if not self.flights:
                 raise
@@ -226,7 +226,7 @@ class Loop:
                     turn.tokens.append(tokens)
                 self.retire(flight)
         except DeviceError:
-            # What is settled goes out first: a failed device stays failed, and the next turn says so.
+            # Settled tokens are returned first: a failed device stays failed, and the next turn raises.
             if not turn.tokens:
                 raise
         if self.masks is not None and self.masks.failed:
@@ -245,7 +245,7 @@ class Loop:
     # Plan and launch.
 
     def plan(self) -> list[StepPlan]:
-        """The steps that this visit enqueues: none if launching is declined or nothing can run."""
+        """Return the steps that this visit enqueues: none if launching is declined or nothing can run."""
         self.log.planning()
         if len(self.flights) >= self.depth:
             self.counters.declined_depth += 1
@@ -262,7 +262,7 @@ class Loop:
         return []
 
     def launch(self, plans: list[StepPlan], turn: Turn) -> bool:
-        """Pack the first plan and enqueue all; false when there is none."""
+        """Pack the first plan and enqueue all; False without a plan."""
         if not plans:
             return False
         plan = plans[0]
@@ -292,7 +292,7 @@ class Loop:
     def _note_admissions(self, turn: Turn, plan: StepPlan, requests: list[Request]) -> None:
         for admission, request in zip(plan.admissions, requests, strict=True):
             turn.started.append((admission.key, admission.start))
-            if admission.key in self.fresh:  # those that were preempted have counted before
+            if admission.key in self.fresh:  # a preempted one was counted before
                 self.fresh.remove(admission.key)
                 self.counters.admitted_tokens += len(request.tokens)
                 self.counters.admitted_cached += admission.start
@@ -306,8 +306,8 @@ class Loop:
     # Observe.
 
     def observe(self, launched: bool) -> Iterator[Flight]:
-        """The steps that have ended, in their order. Waits for the oldest when the depth is reached or nothing was
-        launched, unless the bell rings; where none is in flight, for the bell."""
+        """Yield the ended steps in order. If the depth is reached or nothing was launched, wait for the oldest or the
+        bell; without steps in flight, for the bell."""
         if not self.flights:
             self._wait_for_news()
             return
@@ -324,33 +324,33 @@ class Loop:
             yield self.flights.popleft()
 
     def _wait(self, last: Flight) -> bool:
-        """Wait until `last` has ended, and with it the oldest step. False when the bell was rung before."""
+        """Wait until `last`, and so the oldest step, has ended. Returns False if the bell rang before."""
         self.log.observing()
         try:
             if not last.on_host.wait(self.bell):
-                # What came is taken in between two turns; the same ring must not end the next wait too.
+                # The inbox is read between two turns; this ring must not end the next wait too.
                 self.bell.clear()
                 self.log.interrupted()
                 if self.transfers is not None:
-                    self.transfers.take()  # what came may be planned beside the steps in flight
+                    self.transfers.take()  # arrived pages may be planned beside the steps in flight
                 return False
             if (late := self.log.woken(last.on_host)) is not None:
                 self._depth.woke(late)
         except DeviceError:
-            self.flights[0].on_host.wait()  # raises too, unless this step of the chain had ended before
+            self.flights[0].on_host.wait()  # raises too, unless this step of the chain ended before
         self.log.observed(waited=True)
         return True
 
     def _wait_for_news(self) -> None:
-        """Wait for a transfer or the bell, if there is work and none of it can run, or all that is left is a store."""
+        """Wait for a transfer or the bell if none of the work can run, or if only a store is left."""
         if not self.planner.has_work() or self.launcher.graphs.due:
             if self.transfers is not None and not self.launcher.graphs.due and self.transfers.wait(self.bell):
                 self.bell.clear()
             return
         if self.adapters is not None:
-            self.adapters.poll()  # the plan may have asked for an adapter just now
-        came = self.transfers is not None and self.transfers.poll()  # begins loads beside that of an adapter too
-        # No step is in flight: what is pending waits for transfers. If nothing is, the watchdog has to step in.
+            self.adapters.poll()  # the plan may just have asked for an adapter
+        came = self.transfers is not None and self.transfers.poll()  # begins loads beside an adapter's too
+        # No step is in flight: pending resources wait for transfers. If nothing is pending, the watchdog steps in.
         awaited = self.transfers is not None and self.transfers.host.below.patience() is not None
         self._waits_for_transfers = awaited or next(self.ledger.pending(), None) is not None
         self.log.observing()
@@ -363,9 +363,9 @@ class Loop:
         self._waits_for_transfers = False
 
     def _visit_end(self, needed: int) -> Flight:
-        """The last step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.
+        """Return the step to wait for: the oldest, or a later one of its chain whose end lets the next be launched.
 
-        Waking up for each would cost what the chain saves, and brings no step forward.
+        Waking up for each would cost as much as the chain saves, and bring no step forward.
         """
         last = 0
         while last < needed and self.records.flying(last + 1, "chained"):
@@ -375,7 +375,7 @@ class Loop:
     # Retire.
 
     def retire(self, flight: Flight) -> None:
-        """The step is observed and committed: what it was the last to touch may be used again."""
+        """Free the resources whose last use was this observed and committed step."""
         self.launcher.release(flight)
         self.ledger.advance(Clock.COMPUTE, flight.plan.step)
         measured = self.log.committed(flight)
@@ -390,7 +390,7 @@ class Loop:
             self._weigh(self._beside, flight.plan, measured.device, learns=not scores)
 
     def _weigh(self, beside: Beside, plan: StepPlan, ns: int, learns: bool) -> None:
-        """A step has taken `ns`. Prompts whose tokens are scored take longer than others, and teach nothing."""
+        """Take in a step of `ns`. Prompts with scored tokens take longer than others, and are not learnt from."""
         rows, chunk_tokens = len(plan.decode), plan.chunk_tokens
         cause = beside.over(rows, chunk_tokens, ns)
         if cause is not None:
@@ -408,7 +408,7 @@ class Loop:
     # Commit.
 
     def commit(self, flight: Flight) -> StepTokens:
-        """Settle what the step sampled: host token table, bounds and prefix index, ended requests."""
+        """Settle the step's tokens: host token table, bounds and prefix index, ended requests."""
         plan, table, gate, places = flight.plan, self.rows, self.launcher.gate, flight.batch.places
         (sampled, tokens, flags), some_flag = self._lines(flight)
         if gate is not None:
@@ -428,7 +428,7 @@ class Loop:
                 some_flag = True
                 lines = with_failures(lines, failed)
         rows, tokens, flags = lines
-        # The table forgets a key when its request ends; a record of decode rows has a copy.
+        # The table drops a key when its request ends; a record of decode rows has a copy.
         keys = flight.decoded.keys if rows is flight.decoded.rows else table.key.take(rows)
         settled = StepTokens(plan.step, keys, tokens, flags, logprobs)
         self.log.counted(flight)
@@ -441,16 +441,16 @@ class Loop:
         return settled
 
     def _lines(self, flight: Flight) -> tuple[Lines, bool]:
-        """Return a step's lines, tokens [N, W], of requests that have not left, and whether some flag is not LIVE."""
+        """Return a step's lines, tokens [N, W], of requests still on their rows, and whether some flag is not LIVE."""
         out = self.launcher.read(flight)
         plan, table = flight.plan, self.rows
         assert out.step == step_word(plan.step), f"outbox of step {out.step} read as step {plan.step}"
-        # The tokens are kept, and the views end with the outbox slot. A copy is also faster to work with.
+        # Kept tokens must be copied: the views end with the outbox slot. A copy is also faster to work with.
         tokens, flags = out.tokens.copy(), out.flags
-        # `take` and `count_nonzero` do what indexing and `any` do, in a third of the time for few rows.
+        # `take` and `count_nonzero` take a third of the time of indexing and `any` for few rows.
         some_flag = bool(np.count_nonzero(flags))
         if not some_flag and self.planner.repeats(plan) and out.generations.tobytes() == flight.decoded.generations:
-            # While the decode set stays as it was, no row has left; the lines are in its order.
+            # While the decode set is unchanged, no row has left; the lines are in its order.
             return Lines(flight.decoded.rows, tokens, flags.copy()), False
         rows = out.rows.astype(np.int64)
         same = table.generation.take(rows) == out.generations
@@ -470,7 +470,7 @@ class Loop:
 
     @property
     def depth(self) -> int:
-        """Steps in flight allowed now."""
+        """Allowed number of steps in flight."""
         return self._depth.now(self.planner.queued)
 
     @property
@@ -479,7 +479,7 @@ class Loop:
 
     @property
     def generation_tokens(self) -> int:
-        """Tokens that were settled since the numbers began."""
+        """Tokens settled since the counters were reset."""
         return self.rows.appended - self._forgotten
 
     @property
@@ -487,8 +487,7 @@ class Loop:
         return self.log.records
 
     def capture(self, seconds: float = inf) -> None:
-        """Capture the steps that are likely to come, as many as fit into `seconds`. Nothing is in flight. All numbers
-        begin again after it."""
+        """Capture the likely steps, as many as fit into `seconds`, with nothing in flight. Then reset all counters."""
         refused = self.launcher.graphs.warm(seconds)
         self.log.forget()
         self._forgotten = self.rows.appended

@@ -1,4 +1,4 @@
-"""Threads that make masks without the interpreter, for matchers that are native; `native/masks.cpp` is what they do."""
+"""Threads that make masks of native matchers without the interpreter; their code is `native/masks.cpp`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NAME = "gapless_masks"
 SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
 MAX_THREADS = 8
 CORES_A_THREAD = 2
-"""Cores of the machine for each such thread"""
+"""Cores of the machine per thread"""
 
 
 def load() -> ModuleType | None:
-    """Return the extension, built at the first call on this machine; None where it cannot be."""
+    """Return the extension, built at the first call on this machine; None if it cannot be built."""
     return build.module(NAME, SOURCES)
 
 
 def start(mail: Mail, polls: bool) -> Any:
-    """Return MaskThreads over the mail, or None without the extension. They run from the first matcher on.
+    """Return MaskThreads over the mail, or None without the extension. They start with the first matcher.
 
-    With `polls` they look for tokens by themselves, else when `ring` is called.
+    With `polls` they look for tokens by themselves, else at each call of `ring`.
     """
     module = load()
     if module is None:
@@ -36,8 +36,8 @@ def start(mail: Mail, polls: bool) -> Any:
 
 
 def geometry(mail: Mail) -> tuple[int, list[int], tuple[int, int], int]:
-    """Return where the first record is, at which words its parts are, how many records of how many bytes there are,
-    and the bytes of a mask."""
+    """Return the address of the first record, the word offsets of its parts, the number and bytes of records, and the
+    bytes of a mask."""
     parts = [
         layout.MAIL_TAG, layout.MAIL_TOLD, layout.MAIL_TOKENS, layout.MAIL_DRAFTED, layout.MAIL_DRAFTS,
         layout.MAIL_ALONG, layout.MAIL_AHEAD, layout.MAIL_EXPECTED, layout.MAIL_RUN, layout.MAIL_MASK, MOST_TOKENS,

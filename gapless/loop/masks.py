@@ -1,12 +1,12 @@
-"""Masks of rows whose matchers decide: what such a row gets is answered with the masks of its next token and drafts.
+"""Masks of rows with matchers: each new token is answered with the masks of the next one and of its drafts.
 
-Matchers that are native are followed by threads that need no interpreter, others by the device's attendant: neither
-the loop nor the device waits for them. They look at the mail after every step that has such rows, also in the middle of
-a chain. A row whose mask is late is held by the device; when it has been held for LATE_SECONDS, the request whose
-matcher is at work for as long ends with an error. Masks after drafts come last, and a row that is without runs without
-those drafts. Matchers follow drafts for their masks alone, and go back. Where the form leaves only one text, they go on
-along its tokens, for the drafts of the step after. They look ahead only while no token waits for its own mask, and a
-matcher that fails there is replaced by a copy that has not: a guess ends no request.
+Native matchers run on threads that need no interpreter, others on the device's attendant: neither the loop nor the
+device waits for them. They read the mail after every step with such rows, also in the middle of a chain. The device
+holds a row whose mask is late; if it is held for LATE_SECONDS, the request whose matcher is at work for as long ends
+with an error. Masks after drafts are made last, and a row without them runs without these drafts. Matchers follow
+drafts for their masks alone, and roll back. If the form leaves only one text, they continue along its tokens, which
+become the drafts of a later step. They look ahead only while no token waits for its own mask, and a matcher that fails
+there is replaced by a copy that has not: a guess ends no request.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from gapless.step.speculation import most_drafts
 log = logging.getLogger("gapless.loop")
 
 NOTHING = -(2**62)
-"""The tag of a row that no request has whose matcher is in Python"""
+"""Tag of a row without a Python matcher"""
 NARROW = 16
-"""Tokens of a mask that are compared for what their text must be, at most"""
+"""Most tokens of a mask that are compared for a common text"""
 LATE_SECONDS = 10.0
-"""How long a matcher may take for one token."""
+"""Longest time of a matcher for one token."""
 MOST_NS = 1_000_000_000
-"""What the time between two held steps counts at most: a process may also have been stopped in between."""
+"""Longest time counted between two held steps: the process may have been stopped in between."""
 TOO_LONG = f"the mask of a token took longer than {LATE_SECONDS:g} s"
 
 
 class MaskedRow:
-    """A request whose matcher decides. After `begin`, only the attendant uses it."""
+    """A request with a matcher. After `begin`, only the attendant uses it."""
 
     def __init__(self, request: Request, drafts: int) -> None:
-        """The request has up to `drafts` drafts in a step."""
+        """`drafts` is the most drafts of a step."""
         assert request.matcher is not None
         self.drafts = drafts
         self.key = request.key
         self.matcher: Matcher = request.matcher
         self.name = request.params.masked_by
-        """The request's field that errors name"""
+        """Request field named in errors"""
         self.length = len(request.tokens)
-        """Tokens that the matcher has followed, the prompt's included."""
+        """Tokens the matcher has followed, the prompt included."""
         self.slot = self.generation = 0
-        """The row of the tables that it has, whose mail has that number, and which time the row is in use"""
+        """Row of the tables and of the mail, and the row's generation"""
         self.spare: Matcher | None = None
-        """A copy of the matcher that has never looked ahead, from the first look on"""
+        """Copy of the matcher that has never looked ahead, made at the first look"""
 
 
 class Waits:
-    """How long rows have waited for their masks."""
+    """Times that rows have waited for their masks."""
 
     def __init__(self, rows: int) -> None:
         self._place = np.zeros(rows, np.int64)
-        """The generation and the length with which each row was held last"""
+        """Generation and length of each row when it was last held"""
         self._seen, self._waited = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
 
     def held(self, table: RowTable, rows: Int64s, now: int) -> Int64s:
-        """Note that these rows have been held. Returns those that have waited for longer than LATE_SECONDS."""
+        """Note held rows. Returns the rows that have waited for longer than LATE_SECONDS."""
         place = table.generation[rows].astype(np.int64) << 32 | table.length[rows]
         passed = np.minimum(now - self._seen[rows], MOST_NS)
         self._waited[rows] = np.where(place == self._place[rows], self._waited[rows] + passed, 0)
@@ -77,7 +77,7 @@ class Waits:
 
 
 class Masks:
-    """Knows the matchers of requests. The loop's thread calls its methods, the attendant what they leave."""
+    """The matchers of all requests. The loop's thread calls the methods, the attendant runs the queued work."""
 
     def __init__(self, device: Device, mail: Mail, rows: RowTable) -> None:
         self.mail = mail
@@ -87,27 +87,26 @@ class Masks:
         """MaskThreads, set before the first request when there are any"""
         self._device = device
         self._natives: dict[int, NativeMatcher] = {}
-        """Matchers that the threads have, by key."""
+        """Matchers of the threads, by key."""
         self._texts: TokenTexts | None = None
-        """Texts of tokens that the threads have."""
+        """Token texts of the threads."""
         self._rows: dict[int, MaskedRow] = {}
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
-        """The attendant's, by rows of the tables. A request that was given up stays here until it ends, or another has
-        its row."""
+        """The attendant's, by row of the tables. A failed request stays until it ends, or its row is reused."""
         self._followed = np.full(len(mail.told), NOTHING, np.int64)
-        """The attendant's: for each row of the tables, the tag of the tokens that its request's matcher has followed"""
+        """The attendant's: for each row of the tables, the tag of the last token that its matcher followed"""
         self._words = mail.new_mask()
-        """The attendant's: the mask that it makes"""
+        """The attendant's: the mask being made"""
         self._ahead: dict[int, list[int]] = {}
-        """The attendant's: the drafts of rows whose matchers are to look ahead, likewise"""
+        """The attendant's: drafts of rows that are to look ahead, by row"""
         self._settled: deque[tuple[MaskedRow, list[int]]] = deque()
-        """The attendant's: tokens that the copies of these rows' matchers are to follow"""
+        """The attendant's: tokens for the copies of these rows' matchers"""
         self._news: deque[Callable[[], None]] = deque()
         self._failed: deque[tuple[int, RequestError]] = deque()
         self._written = self._ns = 0
         self._began = 0
-        """When the matcher that the attendant is at began; 0: it is at none"""
+        """Start of the matcher that the attendant runs; 0: none"""
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows or key in self._natives
@@ -118,11 +117,11 @@ class Masks:
 
     @property
     def ns(self) -> int:
-        """The sum of the times from the look at the mail to each mask."""
+        """Total time from reading the mail to posting each mask."""
         return self._ns + (self.threads.ns if self.threads else 0)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError where the masks of this request's matcher cannot be made."""
+        """Raise RequestError if the masks of this request's matcher cannot be made."""
         matcher, name = request.matcher, request.params.masked_by
         why = "it came without a matcher" if matcher is None else ""
         # The steps of a CPU read the mail without barriers of their own.
@@ -133,7 +132,7 @@ class Masks:
             raise RequestError(f"{name}: {why}; leave it out", name)
 
     def begin(self, request: Request) -> None:
-        """Take over a request's matcher, which has followed nothing yet."""
+        """Take over a request's fresh matcher."""
         matcher, drafts = request.matcher, min(self.mail.drafts, most_drafts(request))
         if self.threads and (native := _as_native(matcher)) is not None:
             if (texts := native.texts) is not None and texts is not self._texts:
@@ -147,7 +146,7 @@ class Masks:
             self._rows[request.key] = MaskedRow(request, drafts)
 
     def admit(self, key: int, slot: int, generation: int, tokens: Int32s) -> None:
-        """The request gets the row `slot`, in this generation of it; it goes on after `tokens`."""
+        """Give the request the row `slot` in this generation; `tokens` are all its tokens so far."""
         if key in self._natives:
             self.threads.admit(key, slot, generation, tokens)
             return
@@ -157,18 +156,18 @@ class Masks:
         self._leave(lambda: self.admitted(row, slot, generation, tokens))
 
     def follow(self, step: Fence) -> None:
-        """A step was launched in which rows get tokens: they are answered when it has ended."""
+        """Answer the tokens of a launched step once it has ended."""
         if self._natives and self.threads.polls:
             self.threads.ring()
         if self._rows or (self._natives and not self.threads.polls):
             self._device.attend(self.answer, step)
 
     def held(self, rows: Int64s) -> None:
-        """A step has held these rows. Those that wait for a matcher which does not come back fail, or get on."""
-        self._ring()  # in case the attendant is at that matcher
+        """Note rows held by a step. If a row's matcher does not return, its request fails."""
+        self._ring()  # in case the attendant runs that matcher
         for key in self._table.key[self._waits.held(self._table, rows, self._device.clock())].tolist():
             if key in self._natives:
-                # Another matcher of its thread may be the one; its request may have ended.
+                # Another matcher of its thread may be stuck; its request may have ended.
                 if (matcher := self._natives.get(stuck := self.threads.give_up(key, LATE_SECONDS))) is not None:
                     self._failed.append((stuck, matcher.failure(TOO_LONG)))
             elif (began := self._began) and time.monotonic_ns() - began > LATE_SECONDS * 1e9:
@@ -179,14 +178,14 @@ class Masks:
             self.threads.ring()
 
     def end(self, key: int) -> None:
-        """The request has ended. Keys that are not known are ignored."""
+        """End a request. Unknown keys are ignored."""
         if self._natives.pop(key, None) is not None:
             self.threads.end(key)
         elif (row := self._rows.pop(key, None)) is not None:
             self._leave(lambda: self._forget(row))
 
     def close(self) -> None:
-        """End the threads, which write to the mail. Waits for the masks that they are at."""
+        """End the threads, which write to the mail. Waits for the masks being made."""
         if self.threads:
             self.threads.close()
 
@@ -196,7 +195,7 @@ class Masks:
         return bool(self._failed) or (self.threads is not None and self.threads.failed)
 
     def take_failed(self) -> list[tuple[int, RequestError]]:
-        """Return requests whose matchers have failed since the last call, for the loop to end."""
+        """Return requests whose matchers failed since the last call, for the loop to end."""
         failed = [self._failed.popleft() for _ in range(len(self._failed))]
         for key, reason in self.threads.take_failures() if self.threads else ():
             if key in self._natives:
@@ -210,7 +209,7 @@ class Masks:
     # The attendant.
 
     def answer(self) -> None:
-        """Take in the news, and answer every token that has come; then look ahead, unless another one comes."""
+        """Take in the news and answer every new token; then look ahead until another arrives."""
         self._reply()
         while self._ahead:
             slot, drafts = next(iter(self._ahead.items()))
@@ -230,15 +229,15 @@ class Masks:
             self.let_copy_follow(*self._settled.popleft())
 
     def admitted(self, row: MaskedRow, slot: int, generation: int, tokens: Int32s) -> None:
-        self._forget(row)  # in the slot that it had before
+        self._forget(row)  # in its former slot
         row.slot, row.generation = slot, generation
         self._serving[slot] = row
-        self._ahead.pop(slot, None)  # of the row that had it before
+        self._ahead.pop(slot, None)  # of the slot's former row
         self._go_on(row, time.monotonic_ns(), tokens[row.length :].tolist(), [])
 
     def _go_on(self, row: MaskedRow, since: int, tokens: list[int], drafts: list[int]) -> None:
-        """Have the matcher follow these tokens, and write the mask of the next one."""
-        self._ring()  # native matchers need not wait for this one
+        """Advance the matcher by these tokens, and post the mask of the next one."""
+        self._ring()  # native matchers do not wait for this one
         self._began = time.monotonic_ns()
         try:
             if tokens:
@@ -258,8 +257,7 @@ class Masks:
             self._ahead[row.slot] = drafts
 
     def let_copy_follow(self, row: MaskedRow, tokens: list[int]) -> None:
-        """Have the copy follow these tokens, so that it has nothing to make up for: after the masks of all rows, and
-        before a row looks ahead."""
+        """Advance the copy by these tokens: after the masks of all rows, and before a row looks ahead."""
         self._began = time.monotonic_ns()
         try:
             if row.spare is not None and tokens:
@@ -270,7 +268,7 @@ class Masks:
             self._began = 0
 
     def _look_no_more(self, row: MaskedRow, error: BaseException) -> None:
-        """A guess or the copy has failed: the row goes on without."""
+        """Drop guess and copy after a failure; the row continues without."""
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise error
         log.warning("a matcher failed along a guess, its row runs without: %s", error)
@@ -279,10 +277,10 @@ class Masks:
             self._ahead.pop(row.slot, None)
 
     def _fail(self, row: MaskedRow, error: BaseException) -> None:
-        """End the row's request; a panic of a library is no Exception."""
+        """End the row's request; a library's panic is no Exception."""
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise error  # the device is closed
-        # Without a mask the device holds the row until the loop has taken it out.
+        # Without a mask the device holds the row until the loop removes it.
         self._forget(row)
         if not isinstance(error, RequestError):
             error = _failure(row, f"the matcher failed: {type(error).__name__}: {error}")
@@ -295,14 +293,14 @@ class Masks:
         self._send(row, tag_of(row.generation, row.length))
 
     def _send(self, row: MaskedRow, tag: int, place: int = 0, draft: int = 0) -> None:
-        """Post the mask after `place` drafts, of which `draft` is the last."""
+        """Post the mask after `place` drafts, the last of them `draft`."""
         if self.threads:
             self.threads.post(row.key, row.slot, tag, self._words, place, draft)
         else:
             self.mail.post(row.slot, tag, self._words, place, draft)
 
     def _look_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
-        """Post what this row may need next. Returns False when a token came that waits for its own mask."""
+        """Post the masks that this row may need next. Returns False if a token waits for its own mask."""
         self._began = time.monotonic_ns()
         try:
             if row.spare is None:
@@ -316,12 +314,12 @@ class Masks:
             self._began = 0
 
     def restore(self, row: MaskedRow) -> None:
-        """Go on with the copy of a matcher that failed along a guess, if it has been made."""
+        """Use the copy of a matcher that failed along a guess, if there is one."""
         row.matcher = row.matcher if row.spare is None else row.spare
 
     def _go_ahead(self, row: MaskedRow, drafts: list[int]) -> bool:
-        """Post the masks after each draft, up to the first that may not come or after which nothing may. Then post what
-        is expected to come: these drafts, and the tokens after them as long as the form leaves one text."""
+        """Post the masks after each draft, up to the first that is not allowed or ends the text. Then post the expected
+        tokens: these drafts, and the tokens after them as long as the form leaves one text."""
         tag, run = tag_of(row.generation, row.length), list[int]()
         self._words[:] = self.mail.mask_of(row.slot)
         quiet = self._post_along(row, tag, drafts, run)
@@ -341,8 +339,7 @@ class Masks:
         return quiet
 
     def _post_along(self, row: MaskedRow, tag: int, drafts: list[int], run: list[int]) -> bool:
-        """Post the masks after drafts, and append those that the matcher has followed to `run`. Returns False when
-        a token waits."""
+        """Post the masks after drafts, and append the followed ones to `run`. Returns False if a token waits."""
         for draft in drafts:
             if not self._words[draft // 32] >> draft % 32 & 1:
                 break
@@ -361,7 +358,7 @@ class Masks:
 
     @property
     def _called(self) -> bool:
-        """Whether there is more to do than to look ahead."""
+        """Whether news or tokens wait."""
         return bool(self._news) or self.mail.replied(self._followed)
 
     def _forget(self, row: MaskedRow) -> None:
@@ -372,14 +369,14 @@ class Masks:
 
 
 def allows_some(words: Int32s) -> bool:
-    """Return whether a mask allows any token: with none, the row would fail as if its KV were in doubt."""
+    """Return whether a mask allows any token: without, the row would fail as if its KV were bad."""
     return bool(words.any())
 
 
 def expected_next(words: Int32s, texts: TokenTexts | None) -> int | None:
-    """Return the token that a mask leaves, or the longest one where all that it leaves begin it: their text is certain.
+    """Return the only token that a mask allows, or the longest if all others begin it: the text is certain.
 
-    None where the text is open, or the mask leaves more than NARROW tokens.
+    None if the text is open, or the mask allows more than NARROW tokens.
     """
     where = words.nonzero()[0][: NARROW + 1]
     if not 0 < len(where) <= NARROW:
@@ -392,7 +389,7 @@ def expected_next(words: Int32s, texts: TokenTexts | None) -> int | None:
 
 
 def _as_native(matcher: Matcher | None) -> NativeMatcher | None:
-    """Return the matcher if it is native. A protocol's own check would take as long as all else that a form costs."""
+    """Return the matcher if it is native. A runtime check of the protocol would take as long as the rest of a form."""
     return cast(NativeMatcher, matcher) if hasattr(matcher, "give_away") else None
 
 

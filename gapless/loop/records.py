@@ -1,4 +1,4 @@
-"""Step records: what each step held and when each thing happened to it, as columns of one integer array."""
+"""Step records: the contents and times of each step, as columns of one integer array."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from gapless.base.records import Int64s
 
 KEPT_STEPS = 4096
-"""Steps that a ring remembers."""
+"""Steps kept in a ring."""
 NO_COPIES = (0, 0, 0, 0)
-"""The columns from `loads_from` to `stores_until` where no pages moved"""
+"""The columns from `loads_from` to `stores_until` if no pages moved"""
 StepRows = npt.NDArray[np.void]
 """[n] of STEP."""
 
 
 class ChunkRecord(NamedTuple):
-    """`size` known tokens of a request, from position `start`, ran in a step."""
+    """Known tokens that ran in a step: `size` from position `start`."""
 
     key: int
     start: int
@@ -28,56 +28,55 @@ class ChunkRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One step, for code that reads single steps. Times are ns of the device's clock, on which host and device agree.
+    """One step. Times are ns of the device's clock, on which host and device agree.
 
-    Of the steps of a chain, the first bears what the visit did once: planning all of them and packing. The others
-    begin, plan, and are packed at the moment at which the one before was enqueued, so that the host's times add up.
-    Where the host waited for the end of a chain, the wait is the first step's; the others were observed without one.
+    The first step of a chain has the visit's times of planning and packing. The others are planned and packed at the
+    moment when the one before was enqueued, so that host times add up. A wait for the end of a chain is the first
+    step's; the others were observed without one.
     """
 
     step: int
     decode_rows: int
     chunk_tokens: int
     in_flight: int
-    """Steps in flight when it was launched, itself included."""
+    """Steps in flight at its launch, itself included."""
     work_at: int
-    """When the loop, with nothing left to run, was given work again, after the launch before this one; 0 otherwise."""
+    """When the idle loop got work again, after the launch before this one; otherwise 0."""
     held_by: int
-    """The step whose end the depth limit made this one wait for; 0 when it did not wait."""
+    """The step that the depth limit made this one wait for; 0 if it did not wait."""
     held_until: int
-    """When the tokens of that step reached the host; 0 likewise."""
+    """When the tokens of that step reached the host, or 0."""
     planning_at: int
-    """The host began to plan it."""
+    """Start of planning."""
     planned_at: int
     packed_at: int
     """The packet was complete in pinned memory."""
     launched_at: int
-    """The host had enqueued all of it."""
+    """All of it was enqueued."""
     loads_from: int
-    """When copies of the host tier moved to the device: the latest stretch that ended since the launch before; 0 where
-    none did."""
+    """Start of the latest stretch of host tier loads that ended since the launch before; 0 without one."""
     loads_until: int
     stores_from: int
-    """When pages moved to the host tier, likewise."""
+    """Start of the latest stretch of stores to the host tier, by the same rule."""
     stores_until: int
     missed: bool
-    """Whether it ran eagerly for want of a captured graph."""
+    """Whether it ran eagerly because no graph was captured for it."""
     chained: bool
-    """Whether it was enqueued by the same visit of the host as the step before it."""
+    """Whether the visit that enqueued it also enqueued the step before it."""
     device_start: int
     device_end: int
     home_at: int
-    """The tokens were in host memory; `device_end` where the device writes there itself."""
+    """Arrival of the tokens in host memory; `device_end` if the device writes there itself."""
     observing_at: int
-    """The host turned to it; it may have waited from here."""
+    """The host turned to it, and may have waited from here."""
     observed_at: int
     committed_at: int
     waited: bool
     """Whether the host waited for this step, in observe."""
     decode: Int64s
-    """Requests that took part with one token each: one array for all steps in which they are the same."""
+    """Requests that decoded one token each; steps with the same ones share the array."""
     chunks: tuple[ChunkRecord, ...]
-    """Known tokens that ran, a prompt's or those of a request that was preempted."""
+    """Known tokens that ran, of a prompt or of a preempted request."""
 
     @property
     def host_ns(self) -> int:
@@ -90,7 +89,7 @@ class StepRecord(NamedTuple):
 
 
 COLUMNS = StepRecord._fields[: StepRecord._fields.index("decode")]
-"""The numbers of a step by name, each an int64; those of a launch come first."""
+"""Integer columns of a step, those of a launch first."""
 STEP = np.dtype([(name, np.int64) for name in COLUMNS])
 _LAUNCH_COLUMNS = COLUMNS.index("device_start")
 # Much faster than to assign to the array, column by column.
@@ -100,9 +99,9 @@ _STEP_BYTES = STEP.itemsize
 
 
 class StepTable(Sequence[StepRecord]):
-    """Steps in their order: `rows` [n] has their numbers by column, and `decode` and `chunks` say who took part.
+    """Steps in order: `rows` [n] are their integer columns, `decode` and `chunks` their requests.
 
-    A single step becomes a StepRecord when it is asked for.
+    An index gives a StepRecord.
     """
 
     __slots__ = ("chunks", "decode", "rows")
@@ -115,7 +114,7 @@ class StepTable(Sequence[StepRecord]):
 
     @classmethod
     def of(cls, records: Iterable[StepRecord] = ()) -> StepTable:
-        """The table of these steps."""
+        """Return the table of these steps."""
         records = list(records)
         rows = np.array([record[: len(COLUMNS)] for record in records], STEP)
         return cls(rows, [record.decode for record in records], [record.chunks for record in records])
@@ -147,7 +146,7 @@ def _record(numbers: Sequence[Any], decode: Int64s, chunks: tuple[ChunkRecord, .
 
 
 class StepRing:
-    """The latest KEPT_STEPS steps, oldest first, in one array. Steps in flight are not counted or shown."""
+    """The latest KEPT_STEPS ended steps, oldest first, in one array. Steps in flight are not counted."""
 
     def __init__(self, size: int = KEPT_STEPS) -> None:
         self._bytes = bytearray(size * _STEP_BYTES)
@@ -157,34 +156,34 @@ class StepRing:
         self._size = size
         self._first = 0
         self.begun = self.ended = 0
-        """Steps that were launched, and that have ended, since the ring was made."""
+        """Steps launched and ended since the ring was made."""
 
     def __len__(self) -> int:
         return self.ended - self.oldest
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest step that is kept, in the count of `ended`."""
+        """Number of the oldest kept step, as counted by `ended`."""
         return max(self._first, self.begun - self._size)
 
     def begin(self, decode: Int64s, chunks: tuple[ChunkRecord, ...], *launch: int) -> None:
-        """A step was launched: the columns from `step` to `chained`, in their order."""
+        """Add a launched step: the columns from `step` to `chained`, in order."""
         place = self.begun % self._size
         self._decode[place], self._chunks[place] = decode, chunks
         _LAUNCH.pack_into(self._bytes, place * _STEP_BYTES, *launch)
         self.begun += 1
 
     def end(self, *end: int) -> None:
-        """The oldest step that was launched has ended: the columns from `device_start` to `waited`, in their order."""
+        """End the oldest step in flight: the columns from `device_start` to `waited`, in order."""
         _END.pack_into(self._bytes, self.ended % self._size * _STEP_BYTES + _LAUNCH.size, *end)
         self.ended += 1
 
     def flying(self, place: int, column: str) -> int:
-        """A column of the step at `place` among those that have not ended."""
+        """Return a column of the step at `place` among the steps in flight."""
         return int(self._rows[column][(self.ended + place) % self._size])
 
     def extend(self, steps: StepTable) -> None:
-        """Take over steps that have ended, in a ring that has none of its own."""
+        """Take over ended steps; the ring has none in flight."""
         assert self.begun == self.ended, "steps of this ring's own have not ended"
         self.begun = self.ended = self.ended + len(steps)
         steps = steps[-self._size :]
@@ -194,21 +193,21 @@ class StepRing:
             self._decode[place], self._chunks[place] = decode, chunks
 
     def rows(self, first: int) -> StepRows:
-        """Return the columns of steps from number `first` on, counted as in `ended`; a view where contiguous."""
+        """Return the columns of steps from number `first` on, as counted by `ended`; a view if contiguous."""
         begin, end = first % self._size, self.ended % self._size
         if first == self.ended or begin < end:
             return self._rows[begin:end]
         return np.concatenate([self._rows[begin:], self._rows[:end]])
 
     def table(self, first: int) -> StepTable:
-        """A copy of the steps from number `first` on, in the count of `ended`; those that are kept."""
+        """Return a copy of the kept steps from number `first` on, as counted by `ended`."""
         first = min(max(first, self.oldest), self.ended)
         places = [place % self._size for place in range(first, self.ended)]
         decode, chunks = [self._decode[place] for place in places], [self._chunks[place] for place in places]
         return StepTable(self.rows(first).copy(), decode, chunks)
 
     def after(self, step: int, since: int = 0) -> StepTable:
-        """The steps later than `step`, committed at or after `since`; of steps without a gap, as a loop makes them."""
+        """Return the steps later than `step`, committed at or after `since`; steps are numbered without gaps."""
         newest = int(self._rows["step"][(self.ended - 1) % self._size]) if len(self) else step
         found = self.table(self.ended - max(0, newest - step))
         return found[int(np.searchsorted(found.rows["committed_at"], since)) :] if since else found

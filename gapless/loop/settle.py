@@ -1,4 +1,4 @@
-"""Settling a step: which of its lines and log-probabilities are those of live requests."""
+"""Settling a step: the lines and log-probabilities of live requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ERROR = int(Flag.ERROR)
 
 
 class Lines(NamedTuple):
-    """What a step settles, a line for each row."""
+    """The settled tokens of a step, a line for each row."""
 
     rows: Int64s
     tokens: Int32s
-    """[N] or [N, W], negative after those that a row got"""
+    """[N] or [N, W], negative after the last token of a row"""
     flags: Int32s
 
 
 def of_decode_rows(plan: StepPlan, rows: Int64s, tokens: Int32s) -> tuple[Int64s, Int32s]:
-    """Return the lines of a step without those of rows whose prompts end in it: these could not have drafts."""
+    """Return a step's lines without the rows whose prompts end in it: these could not have drafts."""
     decoded = ~np.isin(rows, [chunk.row for chunk in plan.chunks])
     return rows[decoded], tokens[decoded]
 
@@ -34,9 +34,9 @@ def of_decode_rows(plan: StepPlan, rows: Int64s, tokens: Int32s) -> tuple[Int64s
 def settle(
     lines: LogprobLines, plan: StepPlan, table: RowTable, by_row: Rows[Sequence | None]
 ) -> tuple[StepLogprobs, Int64s]:
-    """Return what is new in the lines, and the rows that failed: some logits at a prompt position were not finite.
+    """Return the new log-probabilities, and the failed rows: some logits at a prompt position were not finite.
 
-    A row that was preempted runs its prompt again; positions that are settled already are left out.
+    A preempted row runs its prompt again; positions already settled are left out.
     """
     rows, positions = lines.rows, lines.positions
     keep = (positions >= 0) & (table.generation[rows] == lines.generations) & (table.key[rows] != NO_REQUEST)
@@ -53,7 +53,7 @@ def settle(
 
 
 def with_failures(lines: Lines, failed: Int64s) -> Lines:
-    """Return the lines of a step with these rows as failed ones, whether they sampled in it or not."""
+    """Return a step's lines with these rows marked as failed, whether they sampled in it or not."""
     keep = ~np.isin(lines.rows, failed)
     rows, tokens, flags = (column[keep] for column in lines)
     none = np.full((len(failed), *tokens.shape[1:]), NO_TOKEN, np.int32)

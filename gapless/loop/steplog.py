@@ -1,4 +1,4 @@
-"""The step log: the loop says what it does, and the log keeps when, for how long, and what kept it from doing more."""
+"""The step log: times of each phase of the loop, and causes of delay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gapless.step.launcher import Flight
 from gapless.step.transfers import Transfers
 
 ACCOUNTED_STEPS = 64
-"""Steps that the timeline takes in at once: one by one, the same work takes the loop many times as long."""
+"""Steps that the timeline takes in at once; single steps would take the loop many times as long."""
 
 
 class Counters:
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
     """Enqueueing, committing and retiring it; planning and packing belong to the visit."""
     device: int
     held: float
-    """The share of its decode rows that it held"""
+    """Share of its decode rows that were held"""
 
 
 class StepLog:
@@ -61,7 +61,7 @@ class StepLog:
         self.counters = Counters()
         self._clock = clock
         self._accounted = 0
-        # What the next launch records about the time before it.
+        # Times before the next launch, for its record.
         self._work_at = self._held_by = self._held_until = 0
         self._planning_at = self._planned_at = self._left_at = 0
         self._observing_at = self._observed_at = 0
@@ -71,7 +71,7 @@ class StepLog:
     # Launching.
 
     def work_came(self) -> None:
-        """The loop had nothing left to run, and was given work again."""
+        """Note new work for an idle loop."""
         self._work_at = self._clock()
         self.timeline.begin(self._work_at)
 
@@ -82,14 +82,14 @@ class StepLog:
         self._planned_at = self._clock()
 
     def held_by(self, step: int) -> None:
-        """The depth limit delays the next launch until this step has ended."""
+        """Note that the depth limit delays the next launch until this step ends."""
         self._held_by = step
 
     def launched(self, flight: Flight, chunks: tuple[ChunkRecord, ...], transfers: Transfers | None = None) -> int:
-        """The first step of a visit was enqueued. Returns what the visit cost the host up to its packet, ns.
+        """Record the first step of a visit. Returns the visit's host time up to its packet, ns.
 
-        Where steps were in flight that counts from the end of the last turn, so the engine's work between two turns is
-        in it; with nothing in flight, time before it may have been rest.
+        With steps in flight it counts from the end of the last turn, and includes the engine's work between two turns;
+        with none, the time before may have been rest.
         """
         records, plan = self.records, flight.plan
         flying, planning_at, packed_at = records.begun - records.ended, self._planning_at, flight.packed_at
@@ -104,7 +104,7 @@ class StepLog:
         return packed_at - (self._left_at if flying else planning_at)
 
     def chained(self, flight: Flight, before: Flight) -> None:
-        """A further step of the visit was enqueued: it has no packet, so all its time is that of enqueueing."""
+        """Record a further step of the visit: it has no packet, and all its time is enqueueing."""
         records, plan, at = self.records, flight.plan, before.launched_at
         records.begin(
             flight.decoded.keys, (),
@@ -117,20 +117,20 @@ class StepLog:
     # Observing.
 
     def observing(self) -> None:
-        """The host turns to the oldest step in flight."""
+        """Note that the host turns to the oldest step in flight."""
         self._observing_at = self._clock()
 
     def woken(self, fence: Fence) -> int | None:
-        """The host has waited until this fence passed. Returns how late it went on, ns; None when it need not wait."""
+        """Return how late the host resumed after waiting for this fence, ns; None if it need not wait."""
         passed = fence.time()
         return self._clock() - passed if passed > self._observing_at else None
 
     def interrupted(self) -> None:
-        """The host has waited, and no step ended: the time is waiting all the same."""
+        """Count a wait in which no step ended."""
         self.timeline.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
-        """The host has waited with no step in flight, for `copies` of pages: what can run now could not before."""
+        """Count a wait without steps in flight, for `copies` of pages or other news that lets something run."""
         self.interrupted()
         if copies:
             self._held_until = self._clock()
@@ -138,7 +138,7 @@ class StepLog:
             self.work_came()
 
     def observed(self, waited: bool) -> None:
-        """The oldest step is known to have ended; `waited` when the host waited for it."""
+        """Note that the oldest step has ended; `waited`: the host waited for it."""
         self._observed_at, self._waited = self._clock(), waited
 
     def counted(self, flight: Flight) -> None:
@@ -149,18 +149,18 @@ class StepLog:
         counters.prompt_tokens += flight.plan.chunk_tokens
 
     def held(self, rows: int, in_vain: bool) -> None:
-        """The observed step held these rows; `in_vain`: all that it sampled, and it ran no prompt."""
+        """Note rows held by the observed step; `in_vain`: all that sampled, in a step without prompts."""
         self.counters.held_rows += rows
         self._held_rows = rows
         self._in_vain = in_vain
 
     def over_max_itl(self, cause: Cause) -> None:
-        """A step in which rows decode took longer than the user's bound."""
+        """Count a step with decoding rows over the user's bound."""
         name = f"over_itl_{cause}"
         setattr(self.counters, name, getattr(self.counters, name) + 1)
 
     def committed(self, flight: Flight) -> Measured:
-        """The observed step is committed, and what it held is retired."""
+        """Record the end of the observed step, now committed."""
         start, end = _time(flight.started), _time(flight.ended)
         on_host = end if flight.on_host is flight.ended else _time(flight.on_host)
         if flight.plan.step == self._held_by:
@@ -181,14 +181,14 @@ class StepLog:
     # Numbers.
 
     def account(self, at_rest: bool) -> Timeline:
-        """The timeline up to now when the loop is `at_rest`, else up to the end of the last step observed."""
+        """Return the timeline, up to now if the loop is `at_rest`, else to the end of the last observed step."""
         self._account()
         if at_rest:
             self.timeline.rest(self._clock())
         return self.timeline
 
     def forget(self) -> None:
-        """Reset all counters; they begin again from now."""
+        """Reset all counters."""
         self.records.clear()
         self.counters = Counters()
         self.timeline = Timeline()
@@ -202,7 +202,7 @@ class StepLog:
 
 
 def _time(fence: Fence) -> int:
-    """Return when a fence of an observed step was passed. A device need not have looked at it before."""
+    """Return when an observed step passed this fence. The device may not have checked it before."""
     done = fence.done()
     assert done, "a step was observed before it had ended"
     return fence.time()

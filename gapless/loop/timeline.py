@@ -1,21 +1,20 @@
-"""The timeline: how the device spent its time. Every nanosecond is busy, or idle with a cause.
+"""The timeline: the device's time, every nanosecond busy or idle with a cause.
 
-Idle time is the time on the device from the end of a step to the start of the next one. It is cut, in this order, into
-at most four parts; a part may be empty:
+Idle time runs from the end of a step on the device to the start of the next. It is cut, in this order, into at most
+four parts, any of which may be empty:
 
-1. `no_work`: until the loop was given work again, when it had none that could run. Such idle time is not a bubble.
-2. `copy_wait`: until the host had the tokens of the step that the depth limit made this one wait for. The device had
-   ended that step, and only the copy of its tokens kept the host from going on. Or until a transfer of pages ended,
-   where nothing else could run.
-3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the
-   limit made the step wait for the very step whose end began the gap: one more in flight would have filled it.
-   `graph_miss` when the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all
-   other cases: the host could have come in time and did not; the pause of a capture counts there too.
-4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
+1. `no_work`: until the loop got work that could run. Such idle time is not a bubble. 2. `copy_wait`: until the host had
+the tokens of the step that the depth limit made this one wait for. The device had ended that step, and only the copy of
+its tokens kept the host from going on. Or until a transfer of pages ended, where nothing else could run. 3. `depth`,
+`graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the limit made the
+step wait for the very step whose end began the gap: one more in flight would have filled it. `graph_miss` when the step
+was enqueued kernel by kernel because its shape was not captured. `host_late` in all other cases: the host could have
+come in time and did not; the pause of a capture counts there too. 4. `launch`: the step was enqueued and the device had
+not begun it; a stream's own time between two steps.
 
-A step that gave no row a token, since the masks of all were late, counts as idle with the cause `grammar`. Any other
-counts as busy from its first to its last event. Where the host enqueues a step kernel by kernel while it runs,
-the device may have waited inside of it, and no event can tell.
+A step whose rows all lacked masks counts as idle with the cause `grammar`. Any other counts as busy from its first to
+its last event. If the host enqueues a step kernel by kernel while it runs, the device may have waited inside it, which
+no event shows.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _HOST_LATE, _GRAPH_MISS, _DEPTH = (CAUSES.index(cause) for cause in (Cause.HOST_
 
 
 class Gap(NamedTuple):
-    """The device was idle from `start` to `end`, before `step`."""
+    """Idle time of the device from `start` to `end`, before `step`."""
 
     start: int
     end: int
@@ -46,18 +45,18 @@ class IdleParts(NamedTuple):
     """The idle time before each of n steps, cut into its four parts."""
 
     edges: Int64s
-    """[5, n] where the parts meet, ns, ascending."""
+    """[5, n] boundaries of the parts, ns, ascending."""
     late: Int64s
-    """[n] the cause of the third part, as a place in CAUSES; the others have one cause each."""
+    """[n] causes of the third part, as places in CAUSES; the other parts have fixed causes."""
 
     def causes(self) -> Int64s:
-        """[4, n] the cause of every part."""
+        """Return the causes of all parts, [4, n]."""
         ones = np.ones_like(self.late)
         return np.stack([_NO_WORK * ones, _COPY_WAIT * ones, self.late, _LAUNCH * ones])
 
 
 def idle_parts(rows: StepRows, idle_from: Int64s) -> IdleParts:
-    """The rule: the idle time of steps from `idle_from` [n], the end of the step before each, to their own start."""
+    """Cut the idle time of each step, from `idle_from` [n], the end of the step before, to its own start."""
     work_at, held_until = rows["work_at"], rows["held_until"]
     edges = np.empty((5, len(rows)), np.int64)
     edges[0], edges[4] = idle_from, np.maximum(rows["device_start"], idle_from)
@@ -70,7 +69,7 @@ def idle_parts(rows: StepRows, idle_from: Int64s) -> IdleParts:
 
 
 def gaps_before(rows: StepRows, idle_from: Int64s) -> list[Gap]:
-    """The parts of the idle time before each step that are not empty, in order of time."""
+    """Return the non-empty parts of the idle time before each step, in order of time."""
     parts = idle_parts(rows, idle_from)
     edges, causes = parts.edges, parts.causes()
     places, kinds = np.nonzero((edges[1:] > edges[:-1]).T)
@@ -80,7 +79,7 @@ def gaps_before(rows: StepRows, idle_from: Int64s) -> list[Gap]:
 
 
 def all_gaps(steps: StepTable) -> list[Gap]:
-    """Every gap between consecutive steps; around steps that are missing nothing is guessed."""
+    """Return every gap between consecutive steps; nothing is guessed around missing steps."""
     rows = steps.rows
     follows = rows["step"][1:] == rows["step"][:-1] + 1
     return gaps_before(rows[1:][follows], rows["device_end"][:-1][follows])
@@ -106,12 +105,12 @@ class Timeline:
 
     @property
     def step_tokens(self) -> list[int]:
-        """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+        """Steps by number of tokens: entry b counts steps of more than 2**(b - 1) and at most 2**b."""
         found: list[int] = self._step_tokens.tolist()
         return found
 
     def begin(self, now: int) -> None:
-        """Time counts from now on, unless it does already."""
+        """Start counting time, if not yet started."""
         if not self.start:
             self.start = self.covered = now
 
@@ -157,19 +156,19 @@ class Timeline:
         self._step_tokens += np.bincount(np.frexp(tokens - 1)[1], minlength=TOKEN_BUCKETS)
 
     def in_vain(self, ns: int) -> None:
-        """A step that ran for so long gave no row a token, since masks were late."""
+        """Move a step's time from busy to idle: its rows all lacked masks."""
         self.busy -= ns
         self._idle[_GRAMMAR] += ns
 
     def rest(self, now: int) -> None:
-        """Nothing is in flight and there is nothing to run: all until `now` was idle without work."""
+        """Count all time until `now` as idle without work."""
         self.begin(now)
         if now > self.covered:
             self._idle[_NO_WORK] += now - self.covered
             self.covered = now
 
     def totals(self) -> dict[str, Any]:
-        """Return the same numbers by the names of engine.seam.Stats."""
+        """Return all totals under the names of engine.seam.Stats."""
         return {
             "wall_ns": self.covered - self.start,
             "busy_ns": self.busy,

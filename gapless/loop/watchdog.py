@@ -1,4 +1,4 @@
-"""The watchdog: work is present and no step completes. It fails the device and prints all stacks."""
+"""The watchdog: if work is present and no step completes, it fails the device and prints all stacks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ SLOW_CPU, SLOW_GPU = 2e10, 1e13
 
 
 def patience(seconds: float, operations: float, kind: str) -> float:
-    """Return how long a step may take: `seconds`, and at least what `operations` take on a slow device of this kind.
+    """Return the longest time of a step: `seconds`, or the time of `operations` on a slow device of this kind if
+    longer.
 
-    0 stays 0, which is for ever.
+    0 stays 0, no limit.
     """
     rate = SLOW_GPU if kind == "cuda" else SLOW_CPU
     return max(seconds, operations / rate) if seconds else 0.0
 
 
 class Watchdog:
-    """Looks on from a thread of its own; touches nothing while there is progress.
+    """Watches progress from its own thread.
 
-    `progress` changes with each completed step, and `busy` says whether more should complete. Both are read without a
-    lock. `on_stall` gets the error, once; the watchdog ends after it.
+    `progress` changes with each completed step, and `busy` tells whether more should complete; both are read without a
+    lock. `on_stall` gets the error once, and the watchdog ends.
 
-    It counts looks, which come at a steady pace while the process runs. The time on the clock would also pass while
-    the whole process is stopped (SIGSTOP, a frozen container, a paused machine), and that is no stall.
+    It counts looks at a steady pace. Clock time would also pass while the whole process is stopped (SIGSTOP, a frozen
+    container, a paused machine), which is no stall.
     """
 
     def __init__(
@@ -39,13 +40,13 @@ class Watchdog:
         assert seconds > 0
         self._seconds = seconds
         self.pause = min(1.0, seconds / 4)
-        """Seconds between two looks."""
+        """Seconds between looks."""
         self._progress = progress
         self._busy = busy
         self._on_stall = on_stall
         self._seen = progress()
         self._looks = 0
-        """Looks in a row that found work and no progress."""
+        """Consecutive looks with work and no progress."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -53,13 +54,13 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, and wait for that unless it is the calling one."""
+        """End the thread, and wait for its end unless it is the caller."""
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def look(self) -> StalledError | None:
-        """Look once. Returns an error if there was work and no progress for too long."""
+        """Look once. Returns an error after too much time with work and no progress."""
         progress = self._progress()
         if progress != self._seen or not self._busy():
             self._seen, self._looks = progress, 0
@@ -80,7 +81,7 @@ class Watchdog:
 
 
 def stacks() -> str:
-    """The stacks of all threads, by name, innermost call last."""
+    """Return the stacks of all threads, by name, innermost call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames().items()
     return "".join(f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames)

@@ -1,1 +1,1 @@
-"""Ownership of pages and rows, and when each may be used again. Bookkeeping over integers: no torch here."""
+"""Ownership and reuse of pages and rows. Bookkeeping over integers: no torch here."""

@@ -1,4 +1,4 @@
-"""Slots of adapters on the device: which adapter is in which, and which is loaded next."""
+"""Slots of adapters on the device: their contents, and the next load."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from gapless.memory.slots import NO_SLOT, Slots
 
 
 class AdapterLoad(NamedTuple):
-    """An adapter on its way into a slot."""
+    """A running load of an adapter into a slot."""
 
     number: int
-    """The number of the load on its clock"""
+    """Number of the load on its clock"""
     adapter: str
     slot: int
 
 
 class AdapterSlots(Slots):
-    """Rows of one adapter share its slot, which they lease under its digest. A slot is loaded again only when all steps
-    of its rows have completed.
+    """Slots shared by the rows of one adapter, leased under its digest. A slot is reloaded only after all steps of its
+    rows.
 
-    An adapter that no slot holds is wanted as soon as a request asks for it. If every slot is in use then, the adapter
-    that was taken least recently takes no more rows, so that others wait no longer than its rows run.
+    An adapter without a slot is wanted as soon as a request needs it. If every slot is in use, the least recently taken
+    adapter gets no more rows, so that others wait no longer than its rows run.
     """
 
     def __init__(self, count: int, ledger: Ledger) -> None:
         super().__init__(count, ledger)
         self.held: OrderedDict[str, int] = OrderedDict()
-        """Adapters that have been loaded, and their slots; the least recently taken first."""
+        """Loaded adapters and their slots, the least recently taken first."""
         self.rows: Counter[int] = Counter()
-        """Rows of each slot whose last step has not completed."""
+        """Rows of each slot with incomplete steps."""
         self.requests: Counter[str] = Counter()
-        """Requests for each adapter that have not ended."""
+        """Unfinished requests for each adapter."""
         self._fresh: set[str] = set()
-        """Adapters that no row has taken since they were loaded."""
+        """Loaded adapters that no row has taken yet."""
         self.wanted: dict[str, None] = {}
-        """Adapters without a slot that requests ask for, in order."""
+        """Adapters that requests need and no slot holds, in order."""
         self.loads = 0
-        """Loads that were begun."""
+        """Number of loads begun."""
         self._loading: AdapterLoad | None = None
         self._closing = ""
-        """The adapter that takes no more rows."""
+        """Adapter that gets no more rows."""
 
     @property
     def free(self) -> list[int]:
-        """Slots that no row of a step in flight has: unused, idle, or being loaded."""
+        """Slots without rows in flight: unused, idle, or being loaded."""
         idle = [slot for slot in self.held.values() if not self.rows[slot]]
         return [*self.unused, *idle, *([self._loading.slot] if self._loading else [])]
 
     def available(self, adapter: str) -> int:
-        """Return how many rows may take the adapter now. If no slot holds it, it is wanted from now on."""
+        """Return how many rows may take the adapter now. An adapter without a slot becomes wanted."""
         if adapter not in self.held and not (self._loading and adapter == self._loading.adapter):
             self.wanted[adapter] = None
         return self.size if adapter in self.held and adapter != self._closing else 0
@@ -68,7 +68,7 @@ class AdapterSlots(Slots):
         self._ledger.retire((Clock.COMPUTE, last_step), self._left, slot)
 
     def next_load(self) -> AdapterLoad | None:
-        """Return the load to begin now: one at a time, into a free slot or one that no step in flight reads."""
+        """Return the load to begin now: one at a time, into a slot that no step in flight reads."""
         if self._loading:
             return None
         self.wanted = {adapter: None for adapter in self.wanted if self.requests[adapter]}
@@ -84,7 +84,7 @@ class AdapterSlots(Slots):
         return load
 
     def forget(self, adapter: str) -> bool:
-        """Give up the adapter's slot. False, and nothing done, while a request, a step or a load may touch it."""
+        """Free the adapter's slot; False, with nothing done, while a request, a step or a load may touch it."""
         read = self.rows[self.held.get(adapter, NO_SLOT)]
         if self.requests[adapter] or read or (self._loading and self._loading.adapter == adapter):
             return False
@@ -95,9 +95,9 @@ class AdapterSlots(Slots):
         return True
 
     def _evict(self) -> bool:
-        """Free a slot, or close the adapter whose slot is to be freed next."""
+        """Free a slot, or close the adapter with the next slot to free."""
         for adapter, slot in self.held.items():
-            # One that was just loaded is for requests that are about to take it.
+            # A fresh adapter is reserved for the requests that wait for it.
             if not self.rows[slot] and not (adapter in self._fresh and self.requests[adapter]):
                 self.unused.append(self.held.pop(adapter))
                 self._closing = ""

@@ -1,7 +1,7 @@
-"""The tiers below the host tier, as the loop sees them: what they were asked, which slots they hold, what they said.
+"""The tiers below the host tier, as the loop sees them: open questions, slots in jobs, answers.
 
-The loop sends orders and reads what has come; it waits for none of it. A copy is written through to every tier below as
-soon as it is complete, so that its slot can be given away at once, and a new process finds it.
+The loop sends orders and reads answers without waiting. A complete copy is written through to every tier below, so that
+its slot can be reused at once, and a new process finds it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gapless.tiers.seam import JobEnd, TierAnswer, TierPage, TierRelease, key_of
 from gapless.tiers.worker import TierWorker
 
 LOOKUP_NS = 50_000_000
-"""What a tier has not answered by then, it has not."""
+"""Time limit for a tier's answer; a page without an answer counts as missing."""
 CLAIM_NS = 10_000_000_000
-"""What a request claims from a peer may take this long to be computed there, and again to be loaded."""
+"""Time limit for a peer to compute claimed pages, and again to load them."""
 JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
-"""A job has up to 8 MiB, or what the tier moves in 8 ms if that is more, and at most 32 pages: a tier answers no
-question meanwhile."""
+"""Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers no question during a
+job."""
 LEASE_NS = 5_000_000_000
-"""Borrowed pages that no load reads go back after this time, half of the longest lease that a peer gives."""
+"""Time after which unread borrowed pages are returned: half of the longest lease that a peer gives."""
 MOST_WAITING = 8192
-"""Copies that wait for their store to one tier, at most; they hold no slot meanwhile."""
+"""Most copies waiting for their store to one tier; they hold no slot."""
 BRAKE_SECONDS = 4.0
-"""Copies are not stored while those before them would take longer than this."""
+"""Longest queue of stores, by time; further copies are dropped."""
 
 
 @dataclass
@@ -39,58 +39,58 @@ class LowerCounts:
     """Pages of one tier since the start."""
 
     hits: int = 0
-    """Found when a request asked"""
+    """Found for requests"""
     missed: int = 0
-    """Asked for, and not there"""
+    """Missing for requests"""
     stored: int = 0
     loaded: int = 0
     """Loaded into slots of the host tier, or lent"""
     lent: int = 0
-    """Lent by a peer, and read in its memory; they count as loaded too"""
+    """Lent by a peer, and read in its memory; also counted as loaded"""
     failed: int = 0
-    """Loads of which the tier could not read a page"""
+    """Loads with a page that the tier could not read"""
     cancelled: int = 0
-    """Loads that were late, and ended before their last page: nothing failed"""
+    """Late loads that ended before their last page: nothing failed"""
     refused: int = 0
-    """Loaded, but not what was stored: the device's checksum was another"""
+    """Loaded, with a checksum other than the stored one"""
     late: int = 0
     """Requests that stopped waiting for an answer or a load"""
     dropped_busy: int = 0
-    """Pages that were not stored, since too many waited"""
+    """Pages not stored: too many waited"""
     dropped_slow: int = 0
-    """Pages that were not stored, since those before would have taken too long"""
+    """Pages not stored: the queue would have taken too long"""
     dropped_gone: int = 0
-    """Pages that were not stored, since the host tier gave the copy away before"""
+    """Pages not stored: the host tier had reused the copy's slot"""
     dropped_failed: int = 0
-    """Pages that were not stored, since the tier could not"""
+    """Pages not stored: the tier failed"""
     read_bytes: int = 0
     written_bytes: int = 0
     read_ns: int = 0
-    """What jobs took"""
+    """Time of load jobs"""
     written_ns: int = 0
 
 
 class LowerJob(NamedTuple):
-    """Copies under one job; their slots stay until it ends."""
+    """Copies of one job; their slots stay until it ends."""
 
     place: int
     """The tier"""
     copies: list[PageCopy]
     loads: bool
     doubted: set[bytes]
-    """Keys that came in doubt after it was sent"""
+    """Keys doubted since it was sent"""
 
 
 class LowerTiers:
-    """The tiers in their order: of several that have a page the first one loads it, and all of them store it."""
+    """The tiers in order: the first one with a page loads it, and all of them store it."""
 
     def __init__(
         self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], clock: Callable[[], int],
         late_ns: int, lookup_ns: int, gate: LoadGate,
     ) -> None:  # fmt: skip
-        """`lines` take the orders for one tier each, and have what came of them; none waits. `slot` returns the memory
-        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` takes in what loads take.
-        """
+        """`lines` take the orders and return the results of one tier each, without waiting. `slot` returns the memory
+        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` learns the times of
+        loads."""
         self.lines: Sequence[TierWorker] = lines
         self.counts = [LowerCounts() for _ in lines]
         self._slot, self._clock, self._gate = slot, clock, gate
@@ -98,25 +98,25 @@ class LowerTiers:
         self._page_bytes = len(slot(0, 0))
         self._number = 0
         self._waiting: dict[int, list[Search]] = {}
-        """The searches that wait for a question or a load, by its number"""
+        """Searches that wait for a question or a load, by its number"""
         self._asked: dict[int, Sequence[tuple[GroupCopies, bytes]]] = {}
         self.jobs: dict[int, LowerJob] = {}
         self.given: dict[int, dict[int, PageCopy]] = {}
-        """Copies that are kept for peers where they are, by the job that stored them and their place in it"""
+        """Copies kept in place for peers, by the number of their store and their place in it"""
         self.leases: dict[int, Lease] = {}
-        """What peers have lent, by the number of its job"""
+        """Leases from peers, by the number of the job"""
         self._coming: dict[bytes, int] = {}
-        """The load of each key that is on its way"""
+        """Number of the running load of each key"""
         self._fresh: list[deque[PageCopy | str]] = [deque() for _ in lines]
-        """Copies to store; and names of requests, whose end peers learn when all before them is stored"""
+        """Copies to store, and names of requests whose end follows all stores before"""
         self._peers = {place: line for place, line in enumerate(lines) if isinstance(line, PeerWorker)}
         self._giving = [place for place, line in self._peers.items() if line.gives]
         self._storing = [0 for _ in lines]
         """Copies under stores to each tier"""
         self._page_seconds = [0.0 for _ in lines]
-        """What storing a page takes, a moving mean"""
+        """Time to store a page, a moving mean"""
         self._latest_ns = [[0.0, 0.0] for _ in lines]
-        """What a page took in the latest store and the latest load that moved any"""
+        """Time of a page in the latest store and the latest load that moved any"""
 
     # For requests.
 
@@ -142,19 +142,18 @@ class LowerTiers:
         return bool(search.open)
 
     def fetch(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what the host tier lacks of these pages. The search finds nothing any more: what does not come is
-        computed. What is borrowed it finds once again: no copy is left if the device gives it up before the request
-        begins."""
+        """Load the pages that the host tier lacks. The search then finds nothing more: missing pages are computed.
+        Borrowed pages are found once again: no copy is left if the device evicts them before the request begins."""
         self.load_lacking(search, missing)
         if search.again or not search.borrows:
             search.found = {}
         search.again = True
 
     def load_lacking(self, search: Search, missing: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what the host tier lacks of these pages, the first ones first, as far as it has slots; or borrow it."""
+        """Load or borrow the pages that the host tier lacks, in order, as far as it has slots."""
         had = [copy for group, digest in missing if (copy := group.find(digest)) is not None]
         for copy in had:
-            copy.pin()  # what is to come must not take its slot
+            copy.pin()  # new copies must not take its slot
         wanted: dict[int, list[tuple[GroupCopies, bytes]]] = {}
         taken: dict[int, list[PageCopy]] = {}
         for group, digest in missing:
@@ -184,7 +183,7 @@ class LowerTiers:
         search.late_at = self._clock() + self._patience(search)
 
     def _job_pages(self, place: int, loads: bool) -> int:
-        """Return how many pages the next job of a tier has, at most."""
+        """Return the most pages of a tier's next job."""
         mean_ns = self._gate.page_ns(place) if loads else 1e9 * self._page_seconds[place]
         latest_ns, least = self._latest_ns[place][loads], JOB_BYTES // self._page_bytes
         fast = int(JOB_NS / max(latest_ns, mean_ns)) if latest_ns else 0
@@ -194,12 +193,12 @@ class LowerTiers:
         return max(CLAIM_NS, self._late_ns) if search.claims else self._late_ns
 
     def load(self, search: Search, place: int, copies: list[PageCopy]) -> None:
-        """Have a tier fill these copies; the search waits for it."""
+        """Order a tier to fill these copies; the search waits for it."""
         number = self._begin_load(search, place, copies)
         self.lines[place].load(number, self._pages(copies), self._patience(search) / 1e9)
 
     def borrow(self, search: Search, place: int, pages: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Have a peer lend these pages; the search waits for it."""
+        """Ask a peer to lend these pages; the search waits for it."""
 
         def give_back() -> None:
             del self.leases[number]
@@ -229,19 +228,19 @@ class LowerTiers:
         return [TierPage(copy.key, self._slot(copy.group.number, copy.slot), copy.checksum or 0) for copy in copies]
 
     def patience(self) -> float | None:
-        """Return in how many seconds the next request stops waiting; None while none waits."""
+        """Return the seconds until the next request stops waiting; None if none waits."""
         now = self._clock()
         times = [search.late_at for searches in self._waiting.values() for search in searches if search.open]
         return max(0, min(times) - now) / 1e9 if times else None
 
     def least_ns(self, pages: int) -> float:
-        """Return what the fastest tier takes to load this many pages."""
+        """Return the fastest tier's time to load this many pages."""
         return pages * min([self._gate.page_ns(place) for place in range(len(self.lines))], default=0.0)
 
     # For the host tier.
 
     def offer(self, copy: PageCopy) -> None:
-        """A copy is complete: every tier that keeps up stores it."""
+        """Offer a complete copy to every tier that keeps up."""
         for place in range(len(self.lines)):
             if place not in self._peers or place in self._giving:
                 self._offer(place, copy)
@@ -256,17 +255,17 @@ class LowerTiers:
             fresh.append(copy)
 
     def begin(self, name: str) -> None:
-        """A request of this name has come, whose pages peers may take."""
+        """Announce a request whose pages peers may take."""
         for place in self._giving:
             self._peers[place].begin(name)
 
     def give(self, copy: PageCopy) -> None:
-        """Peers may take this copy, which may have been offered long ago."""
+        """Offer this copy, perhaps an old one, to peers."""
         for place in self._giving:
             self._offer(place, copy)
 
     def end(self, name: str, whole: bool) -> None:
-        """No more is offered of the request of this name; where it is `whole`, peers wait for what has been."""
+        """End the offers of a request; if `whole`, peers wait for the ones made."""
         for place in self._giving:
             if whole:
                 self._fresh[place].append(name)
@@ -275,12 +274,12 @@ class LowerTiers:
                 self._peers[place].end(name, False)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """The host tier gives these pages itself."""
+        """Mark pages as used: the host tier serves them itself."""
         for line in self.lines:
             line.touch(keys)
 
     def drop(self, key: bytes) -> None:
-        """What a page holds is in doubt: no tier may have it, whatever is under way."""
+        """Drop a page with doubtful contents from every tier, running jobs included."""
         for line in self.lines:
             line.drop([key])
         for job in self.jobs.values():
@@ -290,7 +289,7 @@ class LowerTiers:
 
     @property
     def gives(self) -> bool:
-        """Return whether peers may take pages here: they wait for what is stored."""
+        """Return whether peers may take pages here, and so wait for stores."""
         return bool(self._giving)
 
     @property
@@ -298,7 +297,7 @@ class LowerTiers:
         return any([line.has_news for line in self.lines])
 
     def poll(self) -> bool:
-        """Take in what has come, and send the next stores. Returns whether something came."""
+        """Take in news, and send the next stores. Returns whether there were news."""
         came = False
         for lease in [lease for lease in self.leases.values() if self._clock() > lease.late_at]:
             lease.end()
@@ -315,7 +314,7 @@ class LowerTiers:
         return came
 
     def _send(self, place: int, all_of_it: bool = False) -> None:
-        """Send what comes next, as far as stores may hold slots, or all."""
+        """Send the next stores, within the slots that stores may hold, or all."""
         fresh = self._fresh[place]
         while fresh:
             if isinstance(first := fresh[0], str):
@@ -327,7 +326,7 @@ class LowerTiers:
                 break
 
     def totals(self) -> dict[str, tuple[int, ...]]:
-        """Return what each tier has done and does now, by the names of engine.seam.Stats."""
+        """Return the tiers' counts and present loads, by the names of engine.seam.Stats."""
         loading, quarantined = [0 for _ in self.lines], [0 for _ in self.lines]
         for number, job in self.jobs.items():
             if job.loads:
@@ -341,12 +340,12 @@ class LowerTiers:
         return {f"lower_{name}": tuple(numbers) for name, numbers in now.items()}
 
     def holding(self) -> set[PageCopy]:
-        """Return the copies that jobs and peers have in hand."""
+        """Return the copies held by jobs and peers."""
         held = [job.copies for job in self.jobs.values()]
         return set().union(*held, *[given.values() for given in self.given.values()])
 
     def check(self) -> None:
-        """Assert the accounting of what peers have lent (tests, debugging)."""
+        """Assert the accounting of leases (tests, debugging)."""
         for number, lease in self.leases.items():
             there = [copy for copy in lease.copies if copy.pins or not copy.gone]
             assert 0 < lease.left == len(there), (
@@ -354,7 +353,7 @@ class LowerTiers:
             )
 
     def flush(self) -> None:
-        """Send all stores that wait: the loop has ended, and takes no slot any more."""
+        """Send all waiting stores: the loop has ended, and takes no slot any more."""
         for place in range(len(self.lines)):
             self._send(place, all_of_it=True)
 
@@ -362,7 +361,7 @@ class LowerTiers:
         pages = self._asked[answer.number]
         hits = [page for page, hit in zip(pages, answer.hits, strict=True) if hit]
         for search in self._waiting[answer.number]:
-            if answer.number not in search.open:  # it came too late
+            if answer.number not in search.open:  # too late
                 continue
             search.lends |= answer.lends
             new = [page for page in hits if key_of(page[0].number, page[1]) not in search.found]
@@ -370,7 +369,7 @@ class LowerTiers:
                 key = key_of(group.number, digest)
                 search.found[key] = min(place, search.found.get(key, place))
             whole = search.claims and search.borrows and place in self._peers and all(answer.hits)
-            if answer.open or whole:  # else the planner chooses
+            if answer.open or whole:  # otherwise the planner chooses
                 self._fetch_early(search, new)
                 search.again = whole and not answer.open and not any([one.pool.group.window for one, _ in pages])
             if not answer.open:
@@ -381,9 +380,9 @@ class LowerTiers:
             del self._asked[answer.number], self._waiting[answer.number]
 
     def _fetch_early(self, search: Search, hits: Sequence[tuple[GroupCopies, bytes]]) -> None:
-        """Load what a peer has by now, without waiting for the planner. What is not borrowed gets half of the slots at
-        most: these pages wait for the others, and are not to make room for each other. Of a window's pages few are
-        read: the planner chooses."""
+        """Load the pages that a peer has so far, without waiting for the planner. Pages not borrowed get at most half
+        of the slots: they wait for the others, and must not evict each other. Few pages of a window are read: the
+        planner chooses."""
         pages = [(group, digest) for group, digest in hits if not group.pool.group.window]
         if search.borrows and pages:
             self.load_lacking(search, pages)
@@ -395,7 +394,7 @@ class LowerTiers:
             self.load_lacking(search, pages[:room])
 
     def ended(self, place: int, end: JobEnd) -> None:
-        """A job of a tier has ended: its slots are free to go."""
+        """Take in an ended job of a tier, and release its slots."""
         job, lease = self.jobs.pop(end.job), self.leases.get(end.job)
         if lease is not None:
             lease.memory = end.memory
@@ -418,14 +417,14 @@ class LowerTiers:
             lease.end()
 
     def released(self, news: TierRelease) -> None:
-        """A copy is not kept for peers any more."""
+        """Release a copy kept for peers."""
         given = self.given[news.job]
         given.pop(news.place).unpin()
         if not given:
             del self.given[news.job]
 
     def loaded(self, place: int, job: LowerJob, end: JobEnd) -> None:
-        """What came is a copy from now on, unless it has come in doubt meanwhile; the rest is found no more."""
+        """Take in loaded pages as copies, unless doubted meanwhile; the rest is no longer found."""
         counts, good = self.counts[place], len(end.checksums)
         for checksum, copy in zip(end.checksums, job.copies, strict=False):
             if not copy.gone:
@@ -442,12 +441,12 @@ class LowerTiers:
         counts.read_ns += round(1e9 * end.seconds)
         if end.failed:
             counts.failed += 1
-            self.lines[place].drop([job.copies[good].key])  # it would be found again, and fail again
+            self.lines[place].drop([job.copies[good].key])  # else the next request would find it, and fail again
         else:
             counts.cancelled += good < len(job.copies)
 
     def store(self, place: int) -> None:
-        """Begin the next store, of copies that are still there."""
+        """Begin the next store, of copies not yet evicted."""
         fresh, copies = self._fresh[place], list[PageCopy]()
         while fresh and not isinstance(copy := fresh[0], str):
             if len(copies) >= min(self._job_pages(place, False), most_stored(copy.group)):
@@ -469,7 +468,7 @@ class LowerTiers:
             self.lines[place].store(self._number, self._pages(copies))
 
     def stored(self, place: int, job: LowerJob, end: JobEnd) -> None:
-        """Count what a tier has stored, and have it drop what came in doubt meanwhile."""
+        """Count the stored pages, and have the tier drop the ones doubted meanwhile."""
         counts, line = self.counts[place], self.lines[place]
         self._storing[place] -= len(job.copies)
         counts.stored += len(end.checksums)
@@ -482,5 +481,5 @@ class LowerTiers:
 
 
 def most_stored(group: GroupCopies) -> int:
-    """Return how many copies stores to a tier may hold: enough for a pause of the loop, and few of all."""
+    """Return the most copies held by stores to a tier: enough for a pause of the loop, and few of all."""
     return max(2, group.size // 4)

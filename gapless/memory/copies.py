@@ -1,4 +1,4 @@
-"""Copies of pages in slots of host memory: which there are, which may be read, and which makes room. No torch here."""
+"""Copies of pages in slots of host memory: their state, and their eviction. No torch here."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from gapless.tiers.seam import key_of
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Pages in a peer's memory, which other pages may have there once they are given back, or late."""
+    """Pages lent in a peer's memory, which may be overwritten after their return or deadline."""
 
     give_back: Callable[[], None]
-    """Called when none of them is used any more"""
+    """Called after the last use of any copy"""
     late_at: int
-    """When they have to be back, ns of the device's clock"""
+    """Deadline of the return, ns of the device's clock"""
     copies: list[PageCopy] = field(default_factory=list)
     left: int = 0
-    """Copies that may still be used"""
+    """Copies still in use"""
     holders: int = 0
-    """Searches that wait for them"""
+    """Searches that wait for its pages"""
     memory: PeerMemory | None = None
 
     def leave(self) -> None:
-        """One of the copies is not used any more."""
+        """Note the last use of one copy."""
         self.left -= 1
         if not self.left:
-            self.memory = None  # lease and copies are a cycle: the mapping must not wait for garbage collection
+            self.memory = None  # lease and copies form a cycle: unmap now, not at garbage collection
             self.give_back()
 
     def leave_to_others(self) -> None:
-        """One of the searches is over: what was not loaded goes back with the last."""
+        """Note the end of one search; after the last, unloaded pages are returned."""
         self.holders -= 1
         if not self.holders:
             self.end()
 
     def end(self) -> None:
-        """Give back what no transfer uses."""
+        """Return the copies that no transfer uses."""
         for copy in self.copies:
             if not copy.pins:
                 copy.lose()
 
 
 NOWHERE = -1
-"""The slot of a copy whose place is not known yet"""
+"""Slot of a copy without a known place"""
 
 
 @dataclass(slots=True, eq=False)
 class PageCopy:
-    """The copy of one page, in a slot of host memory. It is readable when it has a checksum."""
+    """The copy of one page, in a slot of host memory; readable once it has a checksum."""
 
     group: GroupCopies
     digest: bytes
     slot: int
-    """A slot of ours, or one in the memory of the lease"""
+    """Our slot, or one in the lease's memory"""
     checksum: int | None = None
     pins: int = 1
-    """Transfers that read or write it; it begins with the one that fills it."""
+    """Transfers that read or write it, first the one that fills it."""
     gone: bool = False
-    """Whether it is found no more: it made room, or what it holds is in doubt."""
+    """Whether it was evicted or doubted, and is no longer found."""
     source: int | None = None
-    """The tier below that it was loaded from"""
+    """Tier below that it was loaded from"""
     lease: Lease | None = None
-    """What it is part of where it is a peer's; it is loaded once"""
+    """Lease of a peer's page; it is loaded once"""
 
     @property
     def key(self) -> bytes:
@@ -74,7 +74,7 @@ class PageCopy:
         return key_of(self.group.number, self.digest)
 
     def lose(self) -> None:
-        """Forget it, so that it is not found again; its slot comes back when no transfer uses it."""
+        """Drop it from the group; its slot is freed when no transfer uses it."""
         if not self.gone:
             del self.group.copies[self.digest]
             self.gone = True
@@ -86,7 +86,7 @@ class PageCopy:
         self.pins += 1
 
     def unpin(self) -> None:
-        """A transfer has left it alone for good."""
+        """Remove a transfer's pin."""
         self.pins -= 1
         self.group.pinned -= not self.pins
         self._free_unless_pinned()
@@ -104,29 +104,29 @@ class HostCounts:
     """Pages since the start."""
 
     hit: int = 0
-    """Pages of a prompt, whatever their groups, that the device lacked and this tier had"""
+    """Prompt pages, across groups, that the device lacked and this tier had"""
     missed: int = 0
-    """Pages of a prompt that were computed all the same"""
+    """Prompt pages computed nevertheless"""
     stored: int = 0
     loaded: int = 0
     refused: int = 0
-    """Loaded, but the transfer failed, their checksum was another, or they had come in doubt meanwhile: not shared."""
+    """Loaded, but not shared: the transfer failed, the checksum differed, or they were doubted meanwhile."""
     late: int = 0
-    """Requests that no longer waited for their load"""
+    """Requests that stopped waiting for their load"""
     slower: int = 0
-    """Requests whose load was not begun, since it would take longer than computing"""
+    """Requests whose load would have taken longer than computing"""
     dropped_full: int = 0
-    """Pages that were not stored, since transfers held every slot"""
+    """Pages not stored: transfers held every slot"""
     dropped_gone: int = 0
-    """Pages that were not stored, since they were given away, or came in doubt, before that"""
+    """Pages not stored: they were evicted or doubted before"""
     dropped_failed: int = 0
-    """Pages that were not stored, since their transfer raised an error"""
+    """Pages not stored: their transfer raised an error"""
     evicted: int = 0
-    """Copies that made room for others"""
+    """Copies evicted for others"""
 
 
 class GroupCopies(PageListener):
-    """The copies of one page group, the least recently used first. Hears what happens to the pool's pages."""
+    """The copies of one page group, the least recently used first. Listens to the pool's index."""
 
     def __init__(self, number: int, pool: PagePool, slots: int, counts: HostCounts) -> None:
         self.number = number
@@ -136,25 +136,25 @@ class GroupCopies(PageListener):
         self.free = list(range(slots - 1, -1, -1))
         self.copies: OrderedDict[bytes, PageCopy] = OrderedDict()
         self.pinned = 0
-        """Copies that transfers, tiers below and peers use"""
+        """Copies in use by transfers, tiers below and peers"""
         self.fresh: deque[tuple[int, bytes]] = deque()
-        """Pages to store, in the order in which they were published."""
+        """Pages to store, in order of publication."""
         self.doubted: Callable[[bytes], None] | None = None
-        """Called with the key of a page that is in doubt: tiers below may have it too."""
+        """Called with the key of a doubted page: tiers below may have it too."""
         self._counts = counts
         pool.watcher = self
 
-    # What the pool says.
+    # Calls of the pool.
 
     def published(self, page: int, digest: bytes) -> None:
-        """The page is indexed; it is settled later."""
+        """Queue an indexed page for its store; it is settled later."""
         if digest in self.copies:
             self.copies.move_to_end(digest)
         else:
             self.fresh.append((page, digest))
 
     def hidden(self, digest: bytes) -> None:
-        """What the page of this digest holds is in doubt, and so are its copies."""
+        """Drop the copies of a doubted page."""
         if (copy := self.copies.get(digest)) is not None:
             copy.lose()
         if self.doubted is not None:
@@ -168,12 +168,12 @@ class GroupCopies(PageListener):
     # Copies.
 
     def find(self, digest: bytes) -> PageCopy | None:
-        """Return the copy of this digest, if it may be loaded."""
+        """Return the copy of this digest, if loadable."""
         copy = self.copies.get(digest)
         return copy if copy is not None and copy.checksum is not None else None
 
     def take(self, digest: bytes) -> PageCopy | None:
-        """Return a new copy, to be written; None while transfers hold every slot. Evicts the least recently used."""
+        """Return a new copy to fill, evicting the least recently used; None while transfers hold every slot."""
         if not self.free:
             idle = next((copy for copy in self.copies.values() if not (copy.pins or copy.lease)), None)
             if idle is None:
@@ -183,14 +183,14 @@ class GroupCopies(PageListener):
         return self._entered(PageCopy(self, digest, self.free.pop()))
 
     def borrow(self, digest: bytes, lease: Lease) -> PageCopy:
-        """Return a copy that will be a peer's."""
+        """Return a copy for a page of a peer."""
         copy = self._entered(PageCopy(self, digest, NOWHERE, lease=lease))
         lease.copies.append(copy)
         lease.left += 1
         return copy
 
     def _entered(self, copy: PageCopy) -> PageCopy:
-        """Enter a copy, which has the pin of the transfer that fills it, and return it."""
+        """Enter a copy with the pin of the transfer that fills it, and return it."""
         self.copies[copy.digest] = copy
         self.pinned += 1
         return copy

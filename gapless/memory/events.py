@@ -1,7 +1,8 @@
-"""KV events: what another program may know of the prefix index. No torch and no I/O here.
+"""KV events: changes of the prefix index for other programs. No torch and no I/O here.
 
-A page is announced when it is settled and its tokens are known, and taken back when it leaves the index. What leaves
-before that is never mentioned. Nothing is logged: what is not taken stays a set of pages, so it cannot outgrow them.
+A page is announced when it is settled and its tokens are known, and retracted when it leaves the index. Pages that
+leave before are never mentioned. Nothing is logged: untaken events are a set of pages, so they cannot outgrow the
+pages.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from gapless.memory.prefix import PrefixChain
 
 
 class GroupEvents(PageListener):
-    """The pages of one group: each indexed page is silent, coming or announced."""
+    """The indexed pages of one group, each silent, coming or announced."""
 
     def __init__(self, number: int, pool: PagePool, restart: Callable[[], None]) -> None:
         self.pool = pool
         self.silent: set[bytes] = set()
-        """Pages whose tokens are not known: they came from elsewhere, and no sequence has claimed them yet."""
+        """Pages with unknown tokens: they came from elsewhere, and no sequence has claimed them yet."""
         self.coming: dict[bytes, PageEvent] = {}
-        """Pages that are announced as soon as they are settled"""
+        """Pages to announce once they are settled"""
         self.announced: set[bytes] = set()
         self.removed_since: list[PageEvent] = []
         self._number = number
@@ -44,14 +45,14 @@ class GroupEvents(PageListener):
         self._restart()
 
     def restart(self) -> None:
-        """Mention no page until a sequence claims it again."""
+        """Announce no page until a sequence claims it again."""
         self.silent = set(self.pool.digest_of.values())
         self.coming.clear()
         self.announced.clear()
         self.removed_since.clear()
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
-        """Pages first..end of a sequence with these tokens have the digests of `chain`: they may be announced."""
+        """Let pages first..end of a sequence with these tokens be announced under the digests of `chain`."""
         size, digests, window = self.pool.page_size, chain.digests, self.pool.group.window
         for number in range(first, end) if self.silent else ():
             if digests[number] in self.silent:
@@ -63,7 +64,7 @@ class GroupEvents(PageListener):
                 )
 
     def take(self) -> list[PageEvent]:
-        """Return what was removed and what has settled, a page each."""
+        """Return the removed and the newly settled pages, an event each."""
         found, self.removed_since = self.removed_since, []
         for digest, event in [*self.coming.items()]:
             page = self.pool.find(digest)
@@ -76,7 +77,7 @@ class GroupEvents(PageListener):
 
 
 class PageEvents:
-    """Collects the events of all groups, from its making on. `name_of` makes a name of an adapter's digest."""
+    """The events of all groups since its creation. `name_of` maps an adapter's digest to its name."""
 
     def __init__(self, pools: Sequence[PagePool], name_of: Callable[[str], str] = str) -> None:
         self.groups = [GroupEvents(number, pool, self.restart) for number, pool in enumerate(pools)]
@@ -85,13 +86,13 @@ class PageEvents:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again with a PageChange.CLEARED: the index was emptied, or events were lost on their way."""
+        """Restart with a PageChange.CLEARED: the index was emptied, or events were lost."""
         self._cleared = True
         for group in self.groups:
             group.restart()
 
     def take(self) -> list[PageEvent]:
-        """Return what has changed since the last call, in an order in which it may be applied."""
+        """Return the changes since the last call, in an applicable order."""
         found = [PageEvent(PageChange.CLEARED)] if self._cleared else []
         self._cleared = False
         runs: list[list[PageEvent]] = []
@@ -112,7 +113,7 @@ class PageEvents:
 
 
 def _follows(event: PageEvent, last: PageEvent) -> bool:
-    """Return whether the page of one event may stand after that of another."""
+    """Return whether the page of one event directly follows that of another."""
     if event.change is not last.change or event.group != last.group:
         return False
     return event.change is PageChange.REMOVED or event.parent == last.digests[-1]

@@ -1,7 +1,7 @@
-"""The host tier: which settled pages have a copy in host memory, and which transfer comes next. No torch here.
+"""The host tier: copies of settled pages in host memory, and the next transfers. No torch here.
 
-Pages are stored when the step that filled them was observed, and loaded before a request is admitted. A copy is found
-by its digest; it has a checksum, which a loaded page must have again before any step may read it.
+Pages are stored after the step that filled them was observed, and loaded before a request is admitted. A copy is found
+by its digest, and has a checksum that a loaded page must match before any step may read it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from gapless.tiers.seam import key_of
 from gapless.tiers.worker import TierWorker
 
 LEAST_TOKENS = 256
-"""A request asks for at least this many tokens: fewer are recomputed in less time than it takes to notice the end of
-a load."""
+"""Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
 LATE_NS = 1_000_000_000
-"""A request that waits computes its prompt when no load has ended for this long."""
+"""Time without an ended load after which a waiting request computes its prompt."""
 BATCH_PAGES = 32
-"""Pages of one transfer, unless there is a reason for more"""
+"""Usual pages of one transfer"""
 
 
 class PageMove(NamedTuple):
-    """One page on its way between the device and its copy."""
+    """One page in transfer between the device and its copy."""
 
     group: int
     page: int
@@ -41,26 +40,26 @@ class MoveBatch(NamedTuple):
     """Pages that move together, in one direction."""
 
     number: int
-    """The number of the transfer on its clock"""
+    """Number of the transfer on its clock"""
     moves: list[PageMove]
 
 
 class PageLoad(NamedTuple):
-    """A copy to load, and the tickets of the requests that wait for it."""
+    """A copy to load, and the tickets of the waiting requests."""
 
     copy: PageCopy
     tickets: list[LoadTicket]
 
 
 class HostTier:
-    """Decides what is stored and loaded next. `step.transfers` moves it and says when it has arrived."""
+    """Chooses the next stores and loads. `step.transfers` moves the pages and reports their arrival."""
 
     def __init__(
         self, pools: Sequence[PagePool], ledger: Ledger, slots: int, clock: Callable[[], int],
         least_tokens: int = LEAST_TOKENS, late_ns: int = LATE_NS, gate: LoadGate | None = None,
     ) -> None:  # fmt: skip
-        """Each group has `slots` copies. A load brings at least `least_tokens`, and is late after `late_ns`, and is
-        begun where `gate` says that it pays; without one, every load is."""
+        """Each group has `slots` copies. A load has at least `least_tokens`, is late after `late_ns`, and begins if it
+        pays by `gate`; without a gate, always."""
         assert slots > 0, "a host tier without slots"
         self.counts = HostCounts()
         self.groups = [GroupCopies(number, pool, slots, self.counts) for number, pool in enumerate(pools)]
@@ -71,24 +70,24 @@ class HostTier:
         self.gate = gate or LoadGate(weighs=False)
         self.least_pages = max(1, -(-least_tokens // pools[0].page_size))
         self.running = 0
-        """Rows that run: each of them may need a page at any step, and loads leave as many."""
+        """Number of running rows: each may need a page at any step, so loads leave as many."""
         self._waiting: deque[PageLoad] = deque()
-        """Loads that are not begun. Their copies are pinned; they get pages when they begin."""
+        """Loads not yet begun. Their copies are pinned; they get pages when they begin."""
         self._coming: dict[tuple[int, bytes], PageLoad] = {}
-        """Loads that have not ended, by group and digest"""
+        """Unfinished loads, by group and digest"""
         self._stores = self._loads = 0
-        """Transfers begun"""
+        """Numbers of transfers begun"""
         self._progress_at = 0
-        """When a load ended last"""
+        """Time of the last ended load"""
         self._ending: list[tuple[str, list[bytes]]] = []
-        """Requests that peers name, which have ended, and the digests of their pages"""
+        """Ended requests that peers wait for, by name, with the digests of their pages"""
         self.below = LowerTiers((), lambda group, slot: memoryview(b""), clock, late_ns, LOOKUP_NS, self.gate)
-        """Tiers that have what this one has given away; none before `attach`"""
+        """Tiers with the pages evicted here; none before `attach`"""
 
     def attach(
         self, lines: Sequence[TierWorker], slot: Callable[[int, int], memoryview], lookup_ns: int | None = None
     ) -> LowerTiers:
-        """Copies go on to the tiers of `lines`, and come back from there; `slot` returns a group's slot."""
+        """Attach the tiers of `lines` for stores and loads; `slot` returns a group's slot."""
         self.below = LowerTiers(lines, slot, self._clock, self._late_ns, lookup_ns or LOOKUP_NS, self.gate)
         for group in self.groups:
             group.doubted = self.below.drop
@@ -97,11 +96,11 @@ class HostTier:
     # For the planner.
 
     def has(self, pool: PagePool, digest: bytes) -> bool:
-        """Return whether the page of this digest can be loaded."""
+        """Return whether the page of this digest is loadable."""
         return self._group_of[pool].find(digest) is not None
 
     def load(self, missing: Sequence[tuple[PagePool, bytes]]) -> LoadTicket:
-        """Load these pages, which the tier has and the index lacks, after all that were asked for before."""
+        """Load these pages, which the tier has and the index lacks, after all earlier loads."""
         ticket = LoadTicket(self._clock())
         for pool, digest in missing:
             load = self._load_of(self._group_of[pool], digest)
@@ -123,7 +122,7 @@ class HostTier:
         return self._coming[place]
 
     def load_early(self, search: Search) -> int:
-        """Load what has come of a search that goes on; return how many pages of the prompt it is."""
+        """Load the pages that a running search has brought so far; return how many prompt pages they are."""
         came = [copy for copy in search.came if not copy.gone and copy.group.pool.find(copy.digest) is None]
         search.came.clear()
         if came:
@@ -133,10 +132,10 @@ class HostTier:
     def ask(
         self, pages: Sequence[tuple[PagePool, bytes]], held: Sequence[tuple[PagePool, bytes]], transfer: KVTransfer
     ) -> Search:  # fmt: skip
-        """Ask the tiers below for these pages, before which there are those that are `held`, here or on the device."""
+        """Ask the tiers below for these pages, which follow the `held` ones, here or on the device."""
         for pool, digest in held:
             if digest in (copies := self._group_of[pool].copies):
-                copies.move_to_end(digest)  # what comes must not take its slot
+                copies.move_to_end(digest)  # loads must not take its slot
         return self.below.ask([(self._group_of[pool], digest) for pool, digest in pages], transfer)
 
     def key(self, pool: PagePool, digest: bytes) -> bytes:
@@ -144,7 +143,7 @@ class HostTier:
         return key_of(self._group_of[pool].number, digest)
 
     def fetch(self, search: Search, missing: Sequence[tuple[PagePool, bytes]]) -> bool:
-        """Have the tiers below load what this one lacks of these pages; false where it lacks none that they have."""
+        """Have the tiers below load the pages missing here; False if they have none of them."""
         wanted = [(self._group_of[pool], digest) for pool, digest in missing]
         if not search.found or all([group.find(digest) for group, digest in wanted]):
             return False
@@ -152,23 +151,23 @@ class HostTier:
         return True
 
     def end(self, name: str, digests: Sequence[bytes]) -> None:
-        """The request of this name has ended: peers get its pages, which have these digests. Where there are none,
-        they get no more than they have."""
+        """End a request that peers wait for: they get the pages of these digests, or, without digests, no more than
+        they have."""
         if not digests or not self.below.lines:
             self.below.end(name, whole=False)
             return
         for group in self.groups:
             for digest in digests:
                 if (copy := group.find(digest)) is not None:
-                    if copy.lease is None:  # what is lent is not ours to give
+                    if copy.lease is None:  # a lent copy is not ours to give
                         self.below.give(copy)
                 elif digest not in group.copies and (page := group.pool.find(digest)) is not None:
-                    group.fresh.append((page, digest))  # its copy made room
+                    group.fresh.append((page, digest))  # its copy was evicted
         self._ending.append((name, [*digests]))
         self._end_stored()
 
     def _end_stored(self) -> None:
-        """Let requests end whose pages have all been offered to the tiers below, or never will be."""
+        """End requests whose pages have all been offered to the tiers below, or never will be."""
         fresh = {digest for group in self.groups for _, digest in group.fresh}
 
         def comes(digest: bytes) -> bool:
@@ -194,18 +193,18 @@ class HostTier:
 
     @property
     def loading(self) -> bool:
-        """Return whether a load is on its way: its pages can be given to others when it has ended."""
+        """Return whether a load is running; its pages are shareable afterwards."""
         return self._loads > self._ledger.passed[Clock.BULK_IN]
 
     # For the transfers.
 
     @property
     def busy(self) -> bool:
-        """Return whether something is to be stored or loaded that is not on its way."""
+        """Return whether a store or load waits to begin."""
         return bool(self._waiting or self._ending) or any(group.fresh for group in self.groups)
 
     def next_store(self, most: int = BATCH_PAGES) -> MoveBatch | None:
-        """Begin the next transfer of settled pages to their copies, `most` at most, if there are some."""
+        """Begin the next transfer of up to `most` settled pages to their copies, if any."""
         if self._ending:
             self._end_stored()
         moves: list[PageMove] = []
@@ -235,8 +234,7 @@ class HostTier:
         return copy
 
     def stored(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
-        """The host has seen the end of a transfer to the copies; `checksums` are those of the pages, in order, None
-        where it failed."""
+        """Take in an ended transfer to the copies; `checksums` are the pages', in order, None for a failed transfer."""
         for move, checksum in zip(batch.moves, checksums, strict=True):
             copy = move.copy
             copy.checksum = checksum
@@ -250,15 +248,15 @@ class HostTier:
         self._ledger.advance(Clock.BULK_OUT, batch.number)
 
     def next_load(self, most: int = BATCH_PAGES) -> MoveBatch | None:
-        """Begin the next transfer of copies to their pages, `most` at most, if there are some that a request waits for
-        and pages for them."""
+        """Begin the next transfer of up to `most` copies to pages, if a request waits for any and pages are
+        available."""
         moves: list[PageMove] = []
         while self._waiting and len(moves) < most:
             load = self._waiting[0]
             copy, pool = load.copy, load.copy.group.pool
             wanted = pool.find(copy.digest) is None and not all([ticket.given_up for ticket in load.tickets])
             if copy.lease is not None and self._clock() > copy.lease.late_at:
-                wanted = False  # it has to go back
+                wanted = False  # it must be returned
             if wanted and pool.available() <= self.running:
                 break
             self._waiting.popleft()
@@ -282,11 +280,11 @@ class HostTier:
         load.copy.unpin()
 
     def loaded(self, batch: MoveBatch, checksums: Sequence[int | None]) -> None:
-        """The host has seen the end of a transfer to the pages; `checksums` are those of what arrived, in order, None
-        where it failed.
+        """Take in an ended transfer to the pages; `checksums` are the arrived pages', in order, None for a failed
+        transfer.
 
-        A page is shared if that is what was stored, and still stands for its digest. Otherwise it comes back empty,
-        and its copy is dropped: no request asks for it again.
+        A page is shared if its checksum matches and its copy was not doubted meanwhile. Otherwise the page is returned
+        empty and its copy dropped, so that no request loads it again.
         """
         for move, checksum in zip(batch.moves, checksums, strict=True):
             copy = move.copy
@@ -302,7 +300,8 @@ class HostTier:
             self._end(self._coming[move.group, move.copy.digest])
 
     def _doubt(self, copy: PageCopy, checksum: int | None) -> None:
-        """A copy did not arrive as it was stored. One whose transfer failed makes room, and tiers below keep theirs."""
+        """Drop a copy that did not arrive as stored. After a failed transfer it is evicted, and tiers below keep
+        theirs."""
         self.counts.refused += 1
         if checksum is None:
             copy.lose()
@@ -312,10 +311,10 @@ class HostTier:
         if not copy.gone:
             copy.group.hidden(copy.digest)
 
-    # What may be seen.
+    # Numbers.
 
     def used(self) -> int:
-        """Return how many slots hold copies, of all groups."""
+        """Return the number of slots that hold copies, in all groups."""
         return sum(group.size - len(group.free) for group in self.groups)
 
     def totals(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The prefix index: which pages a new request may share, over all page groups."""
+"""The prefix index: the pages that a new request may share, over all page groups."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.prefix import PrefixChain, PrefixHasher
 
 RECENT = 8
-"""Prompts that are remembered, so that equal ones share their digests."""
+"""Prompts kept, so that equal ones share their digests."""
 
 Gaps = dict[PagePool, list[bytes]]
-"""Digests of pages that a match lacks, by pool."""
+"""Digests of the pages missing in a match, by pool."""
 
 Also = Callable[[PagePool, bytes], bool]
-"""Says whether a page that the pool lacks is to be had all the same."""
+"""Tells whether a page missing in the pool is available elsewhere."""
 
 Tables = Sequence[list[int]]
-"""The pages that a sequence holds, a list a group, by entry; the null page where there is none."""
+"""Pages of a sequence, a list a group, by entry; the null page for a missing one."""
 
 
 class PrefixIndex:
-    """Finds and publishes full pages by their digests. A digest's page may be in the pools of some groups only."""
+    """Full pages by their digests. A digest's page may be in the pools of some groups only."""
 
     def __init__(self, hasher: PrefixHasher, pools: Sequence[PagePool]) -> None:
         self.hasher = hasher
         self.events: PageEvents | None = None
-        """Collects what other programs may know, where some want to."""
+        """Events for other programs, if any want them."""
         self._pools = pools
         self._full = [pool for pool in pools if not pool.group.window]
         self._windows = [pool for pool in pools if pool.group.window]
@@ -39,11 +39,12 @@ class PrefixIndex:
 
     @property
     def version(self) -> int:
-        """Changes with what may be found."""
+        """Changes with the contents of the index."""
         return sum([pool.version for pool in self._pools])
 
     def chain(self, tokens: Int32s, salt: str, adapter: str = "") -> PrefixChain:
-        """The chain of a prompt: one for equal prompts, with a common beginning for like ones. Computes no digest."""
+        """Return the chain of a prompt: shared by equal prompts, with a common beginning for similar ones. Computes no
+        digest."""
         size, best, common = self.hasher.page_size, None, 0
         for known, chain in self._recent:
             if (chain.salt, chain.adapter) == (salt, adapter) and np.array_equal(known[:size], tokens[:size]):
@@ -59,7 +60,7 @@ class PrefixIndex:
         return chain
 
     def rename(self, model: str) -> None:
-        """Begin again, empty, with another name of the model: no page of the old one is found, wherever a copy is.
+        """Empty the index and rename the model: no page of the old name is found, on any tier.
 
         No sequence may hold a chain.
         """
@@ -68,16 +69,17 @@ class PrefixIndex:
         self.forget()
 
     def forget(self) -> None:
-        """Begin again, empty, on the device and in the host tier: no page is found that was published before. Tiers
-        below and peers keep theirs."""
+        """Empty the index on the device and in the host tier: no page published before is found. Tiers below and peers
+        keep theirs."""
         for pool in self._pools:
             pool.forget()
 
     def match(self, chain: PrefixChain, tokens: Int32s, most: int, also: Also | None = None) -> tuple[int, Gaps]:
-        """Full pages, `most` at most, from which on a request may go on in every group, and the gaps that end them.
+        """Return the number of full pages, up to `most`, that a request may skip in every group, and the gaps at their
+        end.
 
-        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed. Pages that
-        are to be had by `also` count as found.
+        While the pools lack all of the gaps, no longer match exists. Digests are computed as far as needed. Pages
+        available by `also` count as found.
         """
         count, gaps = most, Gaps()
         for pool in self._full:
@@ -92,9 +94,10 @@ class PrefixIndex:
     def _up_to_gap(
         self, pool: PagePool, chain: PrefixChain, tokens: Int32s, count: int, gaps: Gaps, also: Also | None
     ) -> int:
-        """Pages in front of the first that the pool lacks, of those that a token after `count` pages reads.
+        """Return the pages before the first one missing in the pool, among the pages that a token after `count` pages
+        reads.
 
-        A token after fewer pages reads that one too, unless it is before it: windows only move forward.
+        A token after fewer pages reads that one too, unless it precedes the token's window: windows only move forward.
         """
         for number in range(first_entry(pool, count * pool.page_size), count):
             if number >= len(chain.digests):
@@ -106,7 +109,7 @@ class PrefixIndex:
         return count
 
     def missing(self, chain: PrefixChain, count: int) -> list[tuple[PagePool, bytes]]:
-        """The pages that the pools lack of a match of `count` pages, those in front first."""
+        """Return the pages missing for a match of `count` pages, in order."""
         return [
             (pool, digest)
             for pool in self._pools
@@ -115,7 +118,7 @@ class PrefixIndex:
         ]
 
     def shared(self, chain: PrefixChain, count: int) -> list[list[int]]:
-        """The pages of a match, a list a group; nothing is claimed yet."""
+        """Return the pages of a match, a list a group; nothing is claimed yet."""
         found = []
         for pool in self._pools:
             first = first_entry(pool, count * pool.page_size)
@@ -124,7 +127,7 @@ class PrefixIndex:
         return found
 
     def publish(self, chain: PrefixChain, tokens: Int32s, held: Tables, first: int, end: int, step: int) -> None:
-        """Pages first..end of a sequence with these tokens are full once `step` has run."""
+        """Publish pages first..end of a sequence with these tokens, full once `step` has run."""
         digests = chain.reach(end, tokens)
         for pool, pages in zip(self._pools, held, strict=True):
             for number in range(first, end):
@@ -133,20 +136,20 @@ class PrefixIndex:
         self.describe(chain, tokens, first, end)
 
     def describe(self, chain: PrefixChain, tokens: Int32s, first: int, end: int) -> None:
-        """A sequence with these tokens holds its pages first..end, wherever they came from."""
+        """Describe pages first..end of a sequence for events, of any origin."""
         if self.events is not None:
             for group in self.events.groups:
                 group.describe(chain, tokens, first, end)
 
 
 def first_entry(pool: PagePool, position: int) -> int:
-    """The first page that a token at `position`, or after it, may read."""
+    """Return the first page that a token at or after `position` may read."""
     window = pool.group.window
     return max(0, position - window) // pool.page_size if window else 0
 
 
 def common_tokens(one: Int32s, other: Int32s) -> int:
-    """Leading tokens that are the same."""
+    """Return the number of equal leading tokens."""
     length = min(len(one), len(other))
     differ = one[:length] != other[:length]
     first = int(differ.argmax()) if length else 0

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Clock(IntEnum):
-    """Events that complete in order, one number after the other, and that the host observes."""
+    """Numbered events that complete in order, and that the host observes."""
 
     COMPUTE = 0
     """Steps."""
@@ -21,20 +21,20 @@ class Clock(IntEnum):
 
 
 At = tuple[Clock, int]
-"""A clock, and the number that it has to pass"""
+"""A clock, and the number it must pass"""
 
 
 class Ledger:
-    """Resources given up by their owner, waiting for the last step or transfer that can touch them."""
+    """Released resources, waiting for the last step or transfer that can touch them."""
 
     def __init__(self) -> None:
         self.passed = [0] * len(Clock)
-        """Everything up to this number has completed and was observed by the host, a clock each."""
+        """The last number of each clock that completed and was observed by the host."""
         self._pending: list[dict[int, list[tuple[Callable[[Any], None], Any]]]] = [{} for _ in Clock]
 
     @property
     def completed(self) -> int:
-        """The last step that was observed."""
+        """The last observed step."""
         return self.passed[Clock.COMPUTE]
 
     def retire(self, at: At, release: Callable[[Any], None], item: Any) -> None:
@@ -46,9 +46,9 @@ class Ledger:
             release(item)
 
     def advance(self, clock: Clock, number: int) -> None:
-        """`number` has passed: what waited for it becomes reusable.
+        """Release the resources that waited for `number`, which has passed.
 
-        The loop's thread calls it. Another one that learns of the end of a transfer leaves word, and rings the bell.
+        Called by the loop's thread. Another thread that sees the end of a transfer leaves a note, and rings the bell.
         """
         assert number == self.passed[clock] + 1, f"{clock.name} {number} observed after {self.passed[clock]}"
         self.passed[clock] = number
@@ -56,7 +56,7 @@ class Ledger:
             release(item)
 
     def pending(self) -> Iterator[Any]:
-        """Items still fenced."""
+        """Yield the items still fenced."""
         for waiting in self._pending:
             for entries in waiting.values():
                 for _, item in entries:

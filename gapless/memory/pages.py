@@ -10,20 +10,20 @@ from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
 
 PASSED: At = (Clock.COMPUTE, 0)
-"""A number that has passed since the start: no step or transfer can touch the page any more."""
+"""A number passed since the start: no step or transfer can touch the page any more."""
 NULL_PAGE = 0
-"""Inert rows write here. It has no owner and is never handed out."""
+"""Target of inert rows. It has no owner and is never handed out."""
 
 
 class Pin(IntEnum):
-    """Why a page is kept."""
+    """Reasons to keep a page."""
 
     REQUEST = 0
     """A request on a row reads or writes it."""
     STORE = 1
-    """A transfer from the device is to read it."""
+    """A transfer from the device will read it."""
     LOAD = 2
-    """A transfer to the device is to write it."""
+    """A transfer to the device will write it."""
 
 
 class PageCounts(NamedTuple):
@@ -31,23 +31,23 @@ class PageCounts(NamedTuple):
 
     free: int
     cached: int
-    """Hold a prefix that a new request may share; no pin keeps them."""
+    """Prefixes that a new request may share, without pins."""
     owned: int
     fenced: int
-    """Given up, but still reachable by a step or a transfer in flight."""
+    """Released, but still reachable by a step or a transfer in flight."""
 
 
 class PageListener:
-    """Hears what happens to the index of a pool. This one lets it pass."""
+    """Listener to the changes of a pool's index; this one does nothing."""
 
     def published(self, page: int, digest: bytes) -> None:
-        """The page is indexed; `PagePool.settled` says when a transfer may read it."""
+        """The page was indexed; a transfer may read it once `PagePool.settled`."""
 
     def hidden(self, digest: bytes) -> None:
-        """What the page of this digest holds is in doubt: no copy of it may be used."""
+        """The page of this digest is doubted: no copy of it may be used."""
 
     def removed(self, digest: bytes) -> None:
-        """The page of this digest has left the index."""
+        """The page of this digest left the index."""
 
     def forgotten(self) -> None:
         """The index was emptied: no copy may be used."""
@@ -56,9 +56,9 @@ class PageListener:
 class PagePool:
     """Pages of one group's KV memory, with an index of the full ones by digest of their prefix.
 
-    Pins keep a page, several requests share one that holds a common prefix. A page that is given up comes back when
-    its fences have passed too. A prefix has two doors: `find` says what a step may read, since steps run in the order
-    of their planning, and `settled` says what a transfer may read, which nothing orders behind the step that writes.
+    Pins keep a page; requests with a common prefix share its pages. A released page is reusable after its fences have
+    passed too. A prefix has two doors: `find` serves steps, which run in the order of their planning, and `settled`
+    serves transfers, which are not ordered behind the step that writes.
     """
 
     def __init__(self, pages: int, page_size: int, ledger: Ledger, group: PageGroup | None = None) -> None:
@@ -69,7 +69,7 @@ class PagePool:
         self.version = 0
         """Changes with the index."""
         self.released = 0
-        """Pages that became available, in all."""
+        """Total number of pages that became available."""
         self._ledger = ledger
         self.free = list(range(pages - 1, 0, -1))
         self.cached: dict[int, None] = {}  # least recently used first
@@ -79,12 +79,12 @@ class PagePool:
         self._fenced = 0
         self._page_of: dict[bytes, int] = {}
         self.digest_of: dict[int, bytes] = {}
-        """The indexed pages, each with the digest of the prefix that it ends."""
+        """Indexed pages, each with the digest of the prefix it ends."""
         self._written = [0] * pages  # of an indexed page: the step that fills it
         self._refused: set[int] = set()
-        """Pages whose transfer brings something else than it should."""
+        """Pages whose transfer brought wrong contents."""
         self.watcher = self.journal = PageListener()
-        """What keeps copies of pages elsewhere, and what tells other programs of them"""
+        """Listener for copies elsewhere, and listener for other programs"""
 
     def available(self) -> int:
         """Pages that `take` can hand out now."""
@@ -101,7 +101,7 @@ class PagePool:
     # Pins.
 
     def take(self, kind: Pin = Pin.REQUEST) -> int:
-        """A page under one new pin; evicts the least recently used cached prefix when none is free."""
+        """Return a page under one new pin; evicts the least recently used cached prefix if none is free."""
         if self.free:
             page = self.free.pop()
         else:
@@ -123,7 +123,7 @@ class PagePool:
         self._kinds[kind][page] += 1
 
     def unpin(self, pages: Sequence[int], at: At = PASSED, kind: Pin = Pin.REQUEST) -> None:
-        """A pin of each page goes; others may use it once `at`, the last that can touch it for this pin, has passed."""
+        """Remove a pin of each page; others may use it once `at`, the last access under this pin, has passed."""
         pins, of_kind, fences = self.pins, self._kinds[kind], self.fences
         for page in pages:
             assert of_kind[page] > 0, f"page {page} has no pin {kind.name}"
@@ -135,7 +135,7 @@ class PagePool:
             self._ledger.retire(at, self._passed, pages)
 
     def retire(self, pages: Sequence[int], last_step: int) -> None:
-        """A request gives up its pages, which `last_step` touches last: the tail first, since the head serves more."""
+        """Release a request's pages, last touched by `last_step`: the tail first, since the head serves more."""
         self.unpin([page for page in reversed(pages) if page != NULL_PAGE], (Clock.COMPUTE, last_step))
 
     def _passed(self, pages: Sequence[int]) -> None:
@@ -153,7 +153,7 @@ class PagePool:
     # The index.
 
     def find(self, digest: bytes) -> int | None:
-        """The page of a digest, for a step. Nothing is claimed yet: `pin` does that."""
+        """Return the page of a digest, for a step. Nothing is claimed yet: `pin` does that."""
         return self._page_of.get(digest)
 
     def lacks(self, digests: Sequence[bytes]) -> bool:
@@ -180,12 +180,12 @@ class PagePool:
             self.journal.published(page, digest)
 
     def fill(self, digests: Mapping[int, bytes], transfer: int) -> None:
-        """Transfer `transfer` of BULK_IN fills these pages under LOAD pins; they are shared once it is acknowledged."""
+        """Note that transfer `transfer` of BULK_IN fills these pages under LOAD pins; they are shared after its end."""
         assert all([self._kinds[Pin.LOAD][page] for page in digests]), "a page is filled without a pin"
         self._ledger.retire((Clock.BULK_IN, transfer), self._filled, digests)
 
     def refuse(self, page: int) -> None:
-        """What fills the page is not what it should be: it comes back without being shared."""
+        """Mark a page with wrong contents: it is freed without being shared."""
         self._refused.add(page)
 
     def _filled(self, digests: Mapping[int, bytes]) -> None:
@@ -196,7 +196,7 @@ class PagePool:
         self.unpin([*digests], kind=Pin.LOAD)
 
     def hide(self, pages: Sequence[int]) -> None:
-        """Take pinned pages out of the index: what they hold is in doubt. The watcher drops copies of them."""
+        """Take doubted, pinned pages out of the index. The watcher drops copies of them."""
         for page in pages:
             assert page == NULL_PAGE or self.pins[page] > 0, f"page {page} hidden without an owner"
             if page in self.digest_of:
@@ -212,7 +212,7 @@ class PagePool:
         self.journal.removed(digest)
 
     def forget(self) -> None:
-        """Empty the prefix index. Pages in use stay with their owners, who may still publish later ones."""
+        """Empty the prefix index. Pages in use stay with their owners, who may publish later ones."""
         self.free.extend(self.cached)
         self.cached.clear()
         self._page_of.clear()
@@ -221,10 +221,10 @@ class PagePool:
         self.watcher.forgotten()
         self.journal.forgotten()
 
-    # What may be seen.
+    # Numbers.
 
     def page_map(self) -> bytes:
-        """The state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
+        """Return the state of every page but the null page, in order: f(ree), c(ached), o(wned) or x for fenced."""
         states = zip(self.pins, self.fences, strict=True)
         letters = bytearray(111 if pins else 120 if fences else 102 for pins, fences in states)
         for page in self.cached:

@@ -13,7 +13,7 @@ _FORMAT = b"gapless.kv.1"
 class PrefixHasher:
     """Chained SHA-256 over tagged fields: format, model, tenant salt, then the tokens of page after page.
 
-    `model` is a name of all else that KV depends on. Digests may leave the process only if it means the same in others.
+    `model` names all other inputs of KV. Digests may leave the process only if the name has the same meaning elsewhere.
     """
 
     def __init__(self, model: str, page_size: int) -> None:
@@ -21,12 +21,12 @@ class PrefixHasher:
         self._head = b"".join(_field(tag, value) for tag, value in ((b"format", _FORMAT), (b"model", _bytes(model))))
 
     def root(self, salt: str, adapter: str = "") -> bytes:
-        """The parent of a first page. `salt` keeps tenants apart, the digest of an adapter its KV from all other."""
+        """Return the parent of a first page. `salt` separates tenants, an adapter's digest its KV from all other."""
         own = _field(b"adapter", _bytes(adapter)) if adapter else b""
         return sha256(self._head + _field(b"salt", _bytes(salt)) + own).digest()
 
     def after(self, parent: bytes, tokens: Int32s) -> list[bytes]:
-        """Digests of the full pages of tokens that follow `parent`."""
+        """Return the digests of the full pages of tokens after `parent`."""
         data, size, digests = tokens.astype("<i4", copy=False).tobytes(), 4 * self.page_size, []
         for start in range(0, len(data) - size + 1, size):
             parent = sha256(parent + data[start : start + size]).digest()
@@ -35,9 +35,9 @@ class PrefixHasher:
 
 
 class PrefixChain:
-    """The digests of one sequence, computed as far as they were needed.
+    """The digests of one sequence, computed as needed.
 
-    Requests with equal prompts share the chain of that prompt; past its full pages each has a copy of its own.
+    Requests with equal prompts share the prompt's chain; past its full pages each has its own copy.
     """
 
     __slots__ = ("_common", "_hasher", "_like", "_pages", "_root", "adapter", "digests", "salt")
@@ -54,11 +54,11 @@ class PrefixChain:
         self._pages = pages
 
     def begins_like(self, other: PrefixChain, pages: int) -> None:
-        """The first full pages are those of another chain: their digests are computed once."""
+        """Share the first full pages of another chain: their digests are computed once."""
         self._like, self._common = (other._like, min(pages, other._common)) if other._like else (other, pages)
 
     def up_to(self, pages: int) -> PrefixChain:
-        """The chain for a sequence with this many full pages: a copy of its own where these go past the prompt."""
+        """Return the chain for a sequence with this many full pages: a separate copy if they go past the prompt."""
         if pages <= self._pages:
             return self
         chain = PrefixChain(self._hasher, self.salt, sys.maxsize, self.adapter)
@@ -84,5 +84,5 @@ def _bytes(text: str) -> bytes:
 
 
 def _field(tag: bytes, value: bytes) -> bytes:
-    # Lengths in front, so that no two lists of fields give the same bytes.
+    # Length prefixes: no two lists of fields give the same bytes.
     return len(tag).to_bytes(4, "little") + tag + len(value).to_bytes(8, "little") + value

@@ -11,16 +11,16 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.slots import Slots
 
 NULL_ROW = 0
-"""Padding and inert writes go here. It serves no request."""
+"""Target of padding and inert writes. It serves no request."""
 NO_REQUEST = -1
 MOST_UNWRITTEN = 64
-"""Steps whose tokens are written together, at most"""
+"""Most steps written together"""
 
 
 class RowTable:
     """Rows by number, with a generation that changes at every reuse.
 
-    Arrays over rows: `key` [rows] int64 (NO_REQUEST when the request has left), `generation` [rows] int32.
+    Arrays over rows: `key` [rows] int64 (NO_REQUEST after the request has left), `generation` [rows] int32.
     """
 
     def __init__(self, rows: int, max_len: int, ledger: Ledger) -> None:
@@ -32,14 +32,14 @@ class RowTable:
         self._length = np.zeros(rows + 1, np.int64)
         self._tokens = np.zeros((rows + 1, max_len), np.int32)
         self._unwritten: list[Int32s] = []
-        """Tokens of the steps since the last write, an array for each: written together they take less."""
+        """Tokens of the steps since the last write, an array each: writing them together costs less."""
         self._unwritten_rows: Int64s = np.empty(0, np.int64)
-        """The rows of all these steps"""
+        """Rows of all these steps"""
         self._appended = 0
         self.slots: dict[str, Slots] = {}
-        """What rows may lease, by its name: a parameter whose column holds the slot, or the digest of an adapter."""
+        """Leasable slots by name: a parameter whose column holds the slot, or an adapter's digest."""
         self.leased: dict[int, dict[str, int]] = {}
-        """Row -> the slots that it leases, by the same names."""
+        """Row -> its leased slots, by name."""
 
     def available(self) -> int:
         return len(self.free)
@@ -49,7 +49,7 @@ class RowTable:
         return all([self.slots[name].available(name) for name in leases])
 
     def take(self, key: int, tokens: Int32s, leases: Iterable[str] = ()) -> int:
-        """A row, with a slot for each of `leases`, for a request whose known tokens are these."""
+        """Return a row, with a slot for each of `leases`, for a request with these known tokens."""
         row = self.free.pop()
         self.leased[row] = {name: self.slots[name].take(name) for name in leases}
         self.key[row] = key
@@ -59,8 +59,8 @@ class RowTable:
         return row
 
     def append(self, rows: Int64s, tokens: Int32s) -> None:
-        """Append settled tokens of N different rows: [N], or [N, W] with negative ones after those that a row got.
-        Neither array may change from now on."""
+        """Append settled tokens of N different rows: [N], or [N, W] with negative ones after a row's last. The arrays
+        may not change afterwards."""
         steps = self._unwritten
         alike = steps and rows is self._unwritten_rows and tokens.shape == steps[0].shape
         if steps and not (alike and len(steps) < MOST_UNWRITTEN):
@@ -69,7 +69,7 @@ class RowTable:
         steps.append(tokens)
 
     def _write(self) -> None:
-        """Write the steps that were appended since the last write."""
+        """Write the steps appended since the last write."""
         rows, steps, tokens = self._unwritten_rows, len(self._unwritten), np.array(self._unwritten)
         self._unwritten.clear()
         if tokens.ndim == 2:
@@ -86,7 +86,7 @@ class RowTable:
 
     @property
     def tokens(self) -> Int32s:
-        """int32 [rows, max_len], of which each row has `length`."""
+        """int32 [rows, max_len]; each row has `length` of them."""
         if self._unwritten:
             self._write()
         return self._tokens
@@ -100,17 +100,17 @@ class RowTable:
 
     @property
     def appended(self) -> int:
-        """Tokens that were appended, in all."""
+        """Total number of appended tokens."""
         if self._unwritten:
             self._write()
         return self._appended
 
     def settled(self, row: int) -> Int32s:
-        """A copy of the row's known tokens."""
+        """Return a copy of the row's known tokens."""
         return self.tokens[row, : self.length[row]].copy()
 
     def retire(self, row: int, last_step: int) -> None:
-        """The request leaves; row and slots are reusable once `last_step`, its last step, has completed."""
+        """Release row and slots, reusable once `last_step`, the request's last, has completed."""
         self.key[row] = NO_REQUEST
         for name, slot in self.leased.pop(row).items():
             self.slots[name].retire(slot, last_step)

@@ -1,4 +1,4 @@
-"""What a request waits for: pages that tiers bring to the host, and then to the device. No torch here."""
+"""Loads that a request waits for: from tiers to the host, and then to the device. No torch here."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from gapless.memory.copies import Lease, PageCopy
 
 @dataclass(slots=True, eq=False)
 class LoadTicket:
-    """What a request waits for while pages are loaded to the device."""
+    """A wait for pages being loaded to the device."""
 
     asked_at: int
-    """The time of the device's clock, ns"""
+    """Time on the device's clock, ns"""
     left: int = 0
-    """Pages that have neither come nor been refused"""
+    """Pages neither arrived nor refused"""
     given_up: bool = False
-    """Whether the request waits no more"""
+    """Whether the request stopped waiting"""
 
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """What a request asks the tiers below, and then loads from them. It waits while `open` has numbers, until late."""
+    """A request's search of the tiers below, and its loads from them. It waits while `open` has numbers, until late."""
 
     claims: bool = False
-    """Whether a peer computes what it asks for"""
+    """Whether a peer computes the pages"""
     found: dict[bytes, int] = field(default_factory=dict)
-    """The first tier that has it, by key"""
+    """First tier with each page, by key"""
     open: dict[int, int] = field(default_factory=dict)
-    """Questions and jobs that have not ended, each with its tier"""
+    """Unfinished questions and jobs, each with its tier"""
     late_at: int = 0
     early: int = 0
-    """Pages that were loaded from a peer before it had decided about all"""
+    """Pages loaded from a peer before its last answer"""
     lends: bool = False
-    """Whether a peer lends what it has of them"""
+    """Whether a peer lends its pages"""
     fits: bool = False
-    """Whether there is room on the device for the request"""
+    """Whether the device has room for the request"""
     came: list[PageCopy] = field(default_factory=list)
-    """Copies that have come, and wait to be loaded to the device"""
+    """Arrived copies, not yet loaded to the device"""
     leases: list[Lease] = field(default_factory=list)
     tickets: list[LoadTicket] = field(default_factory=list)
-    """What is loaded to the device while it goes on"""
+    """Loads to the device during the search"""
     fetched: bool = False
-    """Whether loads from there have begun"""
+    """Whether loads from the tiers have begun"""
     again: bool = False
-    """Whether all that was found has been loaded before"""
+    """Whether all found pages were loaded once before"""
     weighed: tuple[int, int, float] | None = None
-    """What the gate was asked before: tokens, pages, and what tiers below take"""
+    """The gate's earlier question: tokens, pages, and time of the tiers below"""
 
     @property
     def borrows(self) -> bool:
-        """Return whether pages of a peer stay where they are until they are loaded to the device."""
+        """Return whether a peer's pages stay in its memory until they are loaded to the device."""
         return self.lends and self.fits
 
     def end(self) -> None:
-        """The request runs, or is gone: give back what was borrowed and not loaded."""
+        """End the search, and return borrowed pages not yet loaded: the request runs or has ended."""
         self.came.clear()
         for ticket in self.tickets:
             ticket.given_up = True
@@ -63,11 +63,11 @@ class Search:
         self.leases.clear()
 
     def failed(self) -> None:
-        """A load has failed, or was late. Where all that was found had been asked for, it is computed."""
+        """Note a failed or late load. After a second try of all found pages they are computed."""
         if self.again:
             self.found = {}
 
     def hold(self, lease: Lease) -> None:
-        """Keep what a peer lends until it is loaded, or this ends."""
+        """Hold a peer's pages until they are loaded, or the search ends."""
         lease.holders += 1
         self.leases.append(lease)

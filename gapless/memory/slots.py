@@ -1,4 +1,4 @@
-"""Slots: numbered places on the device that rows lease beside their pages. There may be fewer than rows."""
+"""Slots: numbered places on the device that rows lease besides pages. There may be fewer than rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 from gapless.memory.ledger import Clock, Ledger
 
 NO_SLOT = 0
-"""The slot that the parameters of a row name when it leases none. It is never leased."""
+"""Slot number of rows without a lease. It is never leased."""
 
 
 class Slots:
@@ -17,11 +17,11 @@ class Slots:
         self._ledger = ledger
         self.unused = list(range(count, NO_SLOT, -1))
         self.size = count
-        """Slots in all; 0 where there are none"""
+        """Number of slots; may be 0"""
 
     @property
     def free(self) -> Collection[int]:
-        """Slots that may be given away: no step that can still run touches them for its rows."""
+        """Reusable slots: no step in flight touches them for their rows."""
         return self.unused
 
     def available(self, name: str) -> int:
@@ -33,5 +33,5 @@ class Slots:
         return self.unused.pop()
 
     def retire(self, slot: int, last_step: int) -> None:
-        """The row leaves; `last_step` is the last step that can touch the slot, which comes back then."""
+        """Release a slot after `last_step`, the last that can touch it."""
         self._ledger.retire((Clock.COMPUTE, last_step), self.unused.append, slot)

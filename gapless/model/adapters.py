@@ -23,7 +23,7 @@ from gapless.model.known_fields import ADAPTER
 from gapless.model.params import MODULES, Params, sizes_of
 from gapless.model.weights import read_tensors
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LEAST_RANK = 16
 """Tables have this rank at least: tensor cores multiply nothing narrower."""
 _TARGETS = [name for _, names in MODULES.values() for name in names]
@@ -44,7 +44,7 @@ _VARIANTS = (
 _REFUSED |= dict.fromkeys(_VARIANTS, "this variant computes something else than LoRA: train it without")
 """Fields of adapter_config.json that must be empty, and what to do otherwise"""
 _BEGINNINGS = (None, True, False, "eva", "gaussian", "mica", "orthogonal")
-"""Values of init_lora_weights with which peft leaves the model's own weights as they are"""
+"""Values of init_lora_weights that leave the model's own weights unchanged in peft"""
 
 
 class AdapterLayer(NamedTuple):
@@ -60,7 +60,7 @@ class AdapterTables:
     """Memory for `count` adapters of up to `rank`, all zeros."""
 
     def __init__(self, config: ModelConfig, count: int, rank: int, params: Params, below: bool = False) -> None:
-        """`below`: the memory of the matrices of `params` goes on for `lines_below`, and is that of each `down`."""
+        """`below`: the memory of the matrices of `params` extends by `lines_below` and holds each `down`."""
         self.count, self.rank, self.below = count, padded(rank), below
         self.layers: list[AdapterLayer] = []
         for layer in params.layers:
@@ -115,10 +115,12 @@ class Adapter(NamedTuple):
         Raises:
             CheckpointError: naming the file, the field or tensor, and the mend.
         """
-        path = directory / CONFIG
+        path = directory / ADAPTER_CONFIG
         values = read_json(path)
         if values is None:
-            raise CheckpointError(f"{directory}: no adapter: {CONFIG} is not there (save_pretrained of peft writes it)")
+            raise CheckpointError(
+                f"{directory}: no adapter: {ADAPTER_CONFIG} is not there (save_pretrained of peft writes it)"
+            )
         settings = Fields(path, values, known=ADAPTER)
         rank, scale = _settings(settings, max_rank)
         weights = directory / WEIGHTS
@@ -216,7 +218,7 @@ def _names(settings: Fields, field: str, key: str) -> bool:
 
 
 def _check_rest(settings: Fields) -> None:
-    """Warn of what is not known; refuse what switches something on."""
+    """Warn of unknown fields; refuse fields that switch something on."""
     for one in settings.heard():
         if one.use == UNUSED and not (isinstance(one.value, (int, float, str)) and one.value is not True):
             raise settings.error(one.name, "is not known, and may change what the adapter computes: train it without")

@@ -14,7 +14,7 @@ from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.model.fields import Fields, Heard, says_nothing
 from gapless.model.generation import generation_fields, read_end_tokens, read_sampling, sampling_of
-from gapless.model.known_fields import CONFIG, MUST_BE_TRUE, OTHER_FORWARD
+from gapless.model.known_fields import CONFIG_FIELDS, MUST_BE_TRUE, OTHER_FORWARD
 
 MODEL_TYPES = {
     "LlamaForCausalLM": ("llama",),
@@ -22,7 +22,7 @@ MODEL_TYPES = {
     "Qwen3ForCausalLM": ("qwen3",),
     "MiMoForCausalLM": ("mimo", "qwen2"),
 }
-"""What a config may say as its model_type, by architecture"""
+"""Values of a config's model_type, by architecture"""
 ARCHITECTURES = tuple(MODEL_TYPES)
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -62,7 +62,7 @@ class ModelConfig:
     rope: RopeConfig
     max_position_embeddings: int
     dtype: str
-    """The checkpoint's own dtype; float32 where the file does not say."""
+    """The checkpoint's own dtype; float32 if the file has none."""
     tied: bool
     qkv_bias: bool = False
     output_bias: bool = False
@@ -72,7 +72,7 @@ class ModelConfig:
     default_sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters that generation_config.json sets; temperature 0 where it is greedy."""
     files: tuple[Fields, ...] = field(default=(), repr=False, compare=False)
-    """What this was read from"""
+    """The file that this was read from"""
 
     @property
     def heard(self) -> list[Heard]:
@@ -115,7 +115,7 @@ def load_config(engine: EngineConfig) -> ModelConfig:
 
 
 def model_length(engine: EngineConfig, model: ModelConfig) -> int:
-    """Longest sequence to serve, in tokens: what was asked for, or the model's max_position_embeddings."""
+    """Longest sequence to serve, in tokens: the requested one, or the model's max_position_embeddings."""
     if engine.max_model_len is None:
         return model.max_position_embeddings
     if engine.max_model_len > model.length_limit:
@@ -132,7 +132,7 @@ def model_length(engine: EngineConfig, model: ModelConfig) -> int:
 def read_model_config(directory: Path, architectures: tuple[str, ...] = ARCHITECTURES) -> ModelConfig:
     """Parse `directory`/config.json and generation_config.json of a model of one of these architectures. Raises
     CheckpointError naming the file and the field."""
-    fields = Fields.of_file(directory / "config.json", CONFIG)
+    fields = Fields.of_file(directory / "config.json", CONFIG_FIELDS)
     architecture = _architecture(fields, architectures)
     _refuse_unsupported(fields, architecture)
     generation, sizes = generation_fields(directory, fields), _sizes(fields, architecture)
@@ -163,7 +163,7 @@ def read_draft_config(name: str, model: ModelConfig) -> ModelConfig:
 
 
 def drafter_method(name: str) -> str:
-    """Return with which method of speculation this checkpoint drafts, by its architecture. Raises ConfigError where
+    """Return the method of speculation of this checkpoint, by its architecture. Raises ConfigError where
     there is no such directory, CheckpointError where it has no config.json."""
     names = Fields.of_file(_drafter_dir(name) / "config.json").values.get("architectures")
     return "eagle3" if "Eagle3" in str(names) else "draft_model"

@@ -1,4 +1,4 @@
-"""The dense decoder of Llama 3.x, Qwen2 / Qwen2.5, Qwen3 and MiMo: one forward, families differ by what is None.
+"""The dense decoder of Llama 3.x, Qwen2 / Qwen2.5, Qwen3 and MiMo: one forward; parts that a family lacks are None.
 
 Nothing here reads the device, and every shape follows from the batch's host integers, so that a forward can be
 captured as one graph.
@@ -27,7 +27,7 @@ from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
 class Taps(NamedTuple):
-    """Copies hidden states on their way through a model."""
+    """Copies hidden states inside a model's forward."""
 
     layers: tuple[int, ...]
     """After how many layers they are copied"""
@@ -134,7 +134,7 @@ class DenseModel:
         return plan_attention(shape, self.config.kv_heads * self.config.head_dim)
 
     def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: Taps = NO_TAPS) -> Tensor:
-        """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some on the way."""
+        """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
         if inputs.starts is None:

@@ -1,6 +1,6 @@
 """Draft models: a small model of the same vocabulary that drafts for a larger one.
 
-It runs the very tokens that its model runs, in the same steps, so its keys and values are there for whatever is in a
+It runs the very tokens that its model runs, in the same steps, so its keys and values exist for every token in a
 page: prompts, prefix hits and resumed requests need nothing more. In a step that verifies it runs them place by place,
 each from its own draft, and the last draft too, since that may be kept.
 """
@@ -23,12 +23,12 @@ from gapless.model.seam import BatchShape, KVCache, Model, StepInputs
 
 
 class PageShare(NamedTuple):
-    """Says where a draft model's layers are in the pages: after those of its model, in a shape of their own."""
+    """The place of a draft model's layers in the pages: after its model's, in a shape of their own."""
 
     spare: int
     """Layers of the model's shape that a page has beside the model's own"""
     first: int
-    """The draft model's first layer, where a page is seen as layers of its shape"""
+    """The draft model's first layer, in a page seen as layers of its shape"""
     kv_heads: int
     head_dim: int
 

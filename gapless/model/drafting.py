@@ -1,6 +1,6 @@
-"""What every drafter does that is part of a model: it draws the drafts of a step, place by place.
+"""The base of drafters that are part of a model: it draws the drafts of a step, place by place.
 
-Drafts are drawn with the noise with which the model draws at their positions. So at any temperature a draft is the
+Drafts are drawn with the model's own noise at their positions. So at any temperature a draft is the
 model's token about as often as the two distributions overlap; a greedy draft would be as often as the model draws it.
 """
 
@@ -28,7 +28,7 @@ class PlaceTokens(NamedTuple):
 
     @classmethod
     def of(cls, inputs: StepInputs) -> PlaceTokens:
-        """Return those of all places."""
+        """Return the drafts of all places."""
         return cls(inputs.ids, inputs.positions, inputs.slots, inputs.rows, inputs.kv_lens)
 
     def split(self, places: int) -> list[PlaceTokens]:
@@ -54,7 +54,7 @@ class Draws:
         self._tables = tables if kernels.draft is not None else _lines_of(rows, tables)
         self._place = -1
         self._all: Tensor | None = None
-        """Logits of all tokens, where `ids` are some: others stay at -inf"""
+        """Logits of all tokens if `ids` are some: others stay at -inf"""
 
     def next(self, logits: Tensor) -> Tensor:
         """Return the next draft of each row, int64 [B], from logits [B, M]."""

@@ -21,13 +21,13 @@ from gapless.model.params import Layer, allocate_layer, layer_slots
 from gapless.model.rope import rope_table
 from gapless.model.weights import load_weights, tensor_names
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-UNUSED = ("t2d", "embed_tokens.weight")
-"""Tensors of a checkpoint that are not read: what `d2t` says too, and the model's own embedding"""
+EAGLE_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+UNREAD_TENSORS = ("t2d", "embed_tokens.weight")
+"""Tensors of a checkpoint that are not read: the inverse of `d2t`, and the model's own embedding"""
 
 
 class HeadConfig(NamedTuple):
-    """What the config.json of a head says."""
+    """The config.json of a head."""
 
     layer: ModelConfig
     drafted: int
@@ -40,7 +40,7 @@ class HeadConfig(NamedTuple):
     @classmethod
     def read(cls, directory: Path, model: ModelConfig) -> HeadConfig:
         """Read a head for `model`. Raises CheckpointError naming the file and the field."""
-        layer = read_model_config(directory, ARCHITECTURES)
+        layer = read_model_config(directory, EAGLE_ARCHITECTURES)
         fields = layer.files[0]
         for name, found, wanted in (
             ("vocab_size", layer.vocab_size, model.vocab_size),
@@ -70,7 +70,7 @@ def _taps(fields: Fields, layers: int) -> tuple[int, ...]:
     owner = fields.sub("eagle_config") if name in fields.sub("eagle_config") else fields
     taps = owner.get(name) or [2, layers // 2, layers - 3]
     whole = isinstance(taps, list) and all(type(tap) is int for tap in taps)
-    if whole and taps[0] == 1:  # such heads count layers from 0 and mean what comes out of each
+    if whole and taps[0] == 1:  # such heads count layers from 0 and mean the output of each
         taps = [tap + 1 for tap in taps]
     if not whole or not all(0 < tap <= layers for tap in taps) or len(set(taps)) < len(taps):
         raise owner.error(name, f"must be different layers of the model, which has {layers}", taps)
@@ -89,7 +89,7 @@ class HeadParams(NamedTuple):
     head: Tensor
     """[drafted, H]"""
     offsets: Tensor
-    """int64 [drafted], what is added to a draft's index for its token id"""
+    """int64 [drafted], the difference of a draft's token id from its index"""
 
 
 def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device: torch.device) -> HeadParams:
@@ -107,7 +107,7 @@ def load_params(directory: Path, config: HeadConfig, dtype: torch.dtype, device:
     slots = {f"{name}.weight": target for name, target in own.items()} | layer_slots(config.layer, layer, prefix)
     if drafted < config.layer.vocab_size or "d2t" in names:
         slots["d2t"] = offsets
-    load_weights(directory, slots, unused=UNUSED)
+    load_weights(directory, slots, unused=UNREAD_TENSORS)
     tokens = offsets + torch.arange(drafted, device=device)
     if not ((tokens >= 0) & (tokens < config.layer.vocab_size)).all():  # san: ok(at load)
         raise CheckpointError(f"{directory}: tensor 'd2t' gives tokens outside of the model's vocabulary")

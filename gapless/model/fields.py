@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object. Complaints name file and field; what is not read is known too."""
+"""Typed reading of a JSON object. Complaints name file and field; unread fields are listed too."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gapless.base.progress import warn
 
 T = TypeVar("T")
 Known = Mapping[str, tuple[Any, ...]]
-"""Fields that nothing reads, by full name: the values with which they change nothing; none listed stands for any."""
-READ, SILENT, UNUSED = "read", "changes nothing", "not used"
+"""Fields that nothing reads, by full name, with their neutral values; none listed stands for any."""
+WAS_READ, SILENT, UNUSED = "read", "changes nothing", "not used"
 
 
 class Heard(NamedTuple):
-    """What became of a field of a file."""
+    """The treatment of a field of a file."""
 
     path: Path
     name: str
@@ -72,7 +72,7 @@ class Fields:
         return self.values.get(name)
 
     def unused(self, name: str, why: str) -> None:
-        """Note that a field which is there does not count."""
+        """Note that a given field does not count."""
         self._unused[name] = why
 
     def heard(self) -> Iterator[Heard]:
@@ -87,7 +87,7 @@ class Fields:
         if name in self._unused:
             return UNUSED
         if name in self._read:
-            return READ
+            return WAS_READ
         harmless = self.known.get(self.prefix + name, (None,))
         return SILENT if says_nothing(value) or not harmless or value in harmless else UNUSED
 

@@ -15,19 +15,19 @@ from pathlib import Path
 from gapless.base.host import cache_folder, usable_cores
 from gapless.base.progress import tell
 
-BLOCK, READ = 64 << 20, 1 << 20
+HASH_BLOCK, READ_BYTES = 64 << 20, 1 << 20
 """Bytes that one thread digests at a time, and reads at a time"""
 MOST_THREADS = 16
 LARGE = 1 << 30
 """Reading a file of at least this many bytes is reported as progress of the start."""
-CACHE = "digests"
+DIGESTS = "digests"
 """The folder of known digests in the user's cache"""
 YOUNG_NS = 2_000_000_000
 """The digest of a file that changed less than this before is not cached: it may change again with the same times."""
 
 log = logging.getLogger("gapless.tiers")
 read_before: dict[str, str] = {}
-"""Digests by what is known of a file: a start looks twice at its weights"""
+"""Digests by a file's facts: a start looks twice at its weights"""
 
 
 def fingerprint(directory: Path) -> str:
@@ -73,7 +73,7 @@ def _kept(path: Path) -> str:
 def _note_of(path: Path) -> Path | None:
     """Return where the digest of a file is kept; None where the user has no cache."""
     try:
-        return cache_folder(CACHE) / sha256(str(path).encode()).hexdigest()[:32]
+        return cache_folder(DIGESTS) / sha256(str(path).encode()).hexdigest()[:32]
     except (OSError, RuntimeError) as error:
         log.warning("each start reads all of %s, since its digest cannot be kept: %s", path.name, error)
         return None
@@ -85,17 +85,17 @@ def _read(path: Path) -> str:
         size = os.fstat(file.fileno()).st_size
         count = tell(f"hashing {path.name} to identify its KV pages", size, "bytes") if size >= LARGE else None
         digest, left = sha256(f"{size} ".encode()), size
-        for block in threads.map(partial(_block, file.fileno()), range(0, size, BLOCK)):
+        for block in threads.map(partial(_block, file.fileno()), range(0, size, HASH_BLOCK)):
             digest.update(block)
             if count is not None:
-                count(min(BLOCK, left))
-                left -= BLOCK
+                count(min(HASH_BLOCK, left))
+                left -= HASH_BLOCK
     return digest.hexdigest()
 
 
 def _block(file: int, start: int) -> bytes:
     digest, at = sha256(), start
-    while at < start + BLOCK and (data := os.pread(file, min(READ, start + BLOCK - at), at)):
+    while at < start + HASH_BLOCK and (data := os.pread(file, min(READ_BYTES, start + HASH_BLOCK - at), at)):
         digest.update(data)
         at += len(data)
     return digest.digest()

@@ -1,6 +1,6 @@
-"""What a checkpoint recommends for sampling, and its end tokens.
+"""A checkpoint's recommended sampling, and its end tokens.
 
-generation_config.json says it; where there is no such file, config.json may, as in checkpoints from before it.
+generation_config.json has them; without such a file, config.json may, as in older checkpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gapless.base.files import read_json
 from gapless.base.json_fields import json_object
 from gapless.base.params import SamplingParams
 from gapless.model.fields import Fields
-from gapless.model.known_fields import GENERATION
+from gapless.model.known_fields import GENERATION_FIELDS
 
 _PARAMETERS = {
     **{"max_new_tokens": "max_tokens", "stop_strings": "stop"},
@@ -23,11 +23,11 @@ _PARAMETERS = {
 """Parameters that generation_config.json may recommend, by their names there, and ours"""
 FILE = "generation_config.json"
 _OLD_LENGTH = 20
-"""max_length of a checkpoint that says nothing"""
+"""max_length of a checkpoint without one"""
 
 
 def generation_fields(directory: Path, config: Fields) -> Fields:
-    """Return the fields that recommend, those of config.json itself where there is no other file."""
+    """Return the recommending fields, config.json's if there is no other file."""
     path = directory / FILE
     values = read_json(path)
     if values is None:
@@ -35,11 +35,11 @@ def generation_fields(directory: Path, config: Fields) -> Fields:
     for name in config.values.keys() & values.keys():
         if config.values[name] == values[name]:
             config.get(name)
-    return Fields(path, values, known=GENERATION)
+    return Fields(path, values, known=GENERATION_FIELDS)
 
 
 def read_sampling(generation: Fields, length: int) -> dict[str, Any]:
-    """Return sampling parameters for requests that do not say, by our names. `length` is that of the longest sequence.
+    """Return default sampling parameters of requests, by our names. `length` is the length of the longest sequence.
 
     Raises CheckpointError naming the file and the field.
     """
@@ -55,15 +55,15 @@ def read_sampling(generation: Fields, length: int) -> dict[str, Any]:
 
 
 def sampling_of(source: str, override: str | None, own: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return sampling parameters for requests that do not say: of --generation-config, where `own` are the model's, and
-    over them those of --override-generation-config. Raises ConfigError, or CheckpointError naming the file."""
+    """Return default sampling parameters of requests: of --generation-config, where `own` are the model's, and over
+    them --override-generation-config's. Raises ConfigError, or CheckpointError naming the file."""
     found = {"auto": own, "vllm": {}}.get(source)
     if found is None:
         path = Path(source).expanduser() / FILE
         values = read_json(path)
         if values is None:
             raise ConfigError(f"generation_config must be auto, vllm or a folder with {FILE}; there is no {path}")
-        found = read_sampling(Fields(path, values, known=GENERATION), length)
+        found = read_sampling(Fields(path, values, known=GENERATION_FIELDS), length)
     if override is None:
         return found
     name, known = "override_generation_config", [*_PARAMETERS, "do_sample"]
@@ -85,7 +85,7 @@ def _checked(generation: Fields, name: str, ours: str) -> Any:
 
 
 def read_end_tokens(generation: Fields, config: Fields, vocab: int) -> tuple[int, ...]:
-    """Return the end tokens; those of generation_config.json win over config.json's. Raises CheckpointError."""
+    """Return the end tokens; generation_config.json's win over config.json's. Raises CheckpointError."""
     own = _end_tokens(config, vocab)
     if generation is config or "eos_token_id" not in generation:
         return own

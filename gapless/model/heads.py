@@ -33,10 +33,10 @@ from gapless.model.seam import KVCache, StepInputs
 
 
 class HeadLayer:
-    """The decoder layer of a head. Kinds of heads differ in what it takes. H is the model's width."""
+    """The decoder layer of a head. Kinds of heads differ in its input. H is the model's width."""
 
     taps: tuple[int, ...] = ()
-    """After how many layers the model's hidden states are read; none for those after its last norm"""
+    """Numbers of layers before each read of the model's hidden states; none for a read after its last norm"""
     tokens: Tensor | None = None
     """int64 [drafted] the token of each of its logits; None where they are for the whole vocabulary"""
 
@@ -69,7 +69,7 @@ class HeadLayer:
         return self.kernels.rms_norm(self.model.embed(tokens.ids), norm, self.eps)
 
     def project(self, y: Tensor, tokens: PlaceTokens, kv: KV) -> Tensor:
-        """Write the KV of tokens of which the layer takes y; return queries, keys and values as `write` does."""
+        """Write the KV of tokens from the layer's input y; return queries, keys and values as `write` does."""
         qkv = self.block.qkv(y).view(len(y), -1, self.head_dim)
         self.kernels.rope_and_write(qkv, self.rotation, kv, TokenBatch(tokens.positions, tokens.slots))
         return qkv
@@ -97,7 +97,7 @@ class RecurrentHead:
         self.kept_places = drafts + 2
         self.kept = torch.zeros((rows + 1) * self.kept_places, width, dtype=model.dtype, device=device)
         self.prefilled = torch.full((rows + 1,), -1, dtype=torch.int64, device=device)
-        """[rows + 1] up to which position a chunk of the row came, and its generation"""
+        """[rows + 1] end position of the row's last chunk, and its generation"""
 
     def beside(self, model: DenseModel) -> Self:
         """See `step.speculation.Head`. The weights are the same."""

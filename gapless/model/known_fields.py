@@ -1,4 +1,4 @@
-"""Fields of checkpoints and adapters that nothing here reads, and what they may say without changing anything.
+"""Fields of checkpoints and adapters that nothing here reads, and their neutral values.
 
 The start warns of every other one by file, field and value.
 """
@@ -23,7 +23,7 @@ _NEUTRAL: Values = {
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("diversity_penalty", "min_length", "min_new_tokens", "penalty_alpha"), (0,)),
 }
-GENERATION: Values = dict.fromkeys(_GENERATION_ANY.split(), ()) | _NEUTRAL
+GENERATION_FIELDS: Values = dict.fromkeys(_GENERATION_ANY.split(), ()) | _NEUTRAL
 """Fields of generation_config.json"""
 
 _CONFIG_ANY = """
@@ -40,7 +40,7 @@ _SAMPLING_OF_OLD_CONFIGS: Values = {
     **dict.fromkeys(("repetition_penalty", "temperature", "top_p"), (1,)),
     **{"max_length": (20,), "top_k": (50,)},
 }
-CONFIG: Values = GENERATION | _SAMPLING_OF_OLD_CONFIGS | dict.fromkeys(_CONFIG_ANY.split(), ())
+CONFIG_FIELDS: Values = GENERATION_FIELDS | _SAMPLING_OF_OLD_CONFIGS | dict.fromkeys(_CONFIG_ANY.split(), ())
 """Fields of config.json, which held what generation_config.json does in old checkpoints"""
 
 _OTHER_FORWARD = """
@@ -58,7 +58,7 @@ OTHER_FORWARD: Values = {
     ),
     **{"hidden_activation": ("silu",), "rotary_pct": (1,)},
 }
-"""Fields with which a model computes something else, and the values with which it does not"""
+"""Fields that change a model's computation, and their neutral values"""
 MUST_BE_TRUE = ("causal", "is_causal", "scale_attn_weights")
 
 _ADAPTER_ANY = """

@@ -74,7 +74,7 @@ def _spare_layers(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def load_drafter(config: EngineConfig, model: DenseModel, rows: int) -> RecurrentHead | DraftModel:
-    """Build what drafts for `rows` rows of `model`, which left it layers of KV, as `config.speculative_config` says.
+    """Build the drafter of `config.speculative_config` for `rows` rows of `model`, which left it layers of KV.
 
     Raises as `load_model`, and ConfigError where the vocabularies differ.
     """

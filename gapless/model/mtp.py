@@ -1,7 +1,7 @@
-"""MTP layers: those with which a checkpoint predicts further tokens, by the names that families give them.
+"""MTP layers: a checkpoint's layers that predict further tokens, by the names that families give them.
 
 A layer takes the model's hidden state after its last norm, and the embedding of the token after it. A product joins
-them, a decoder layer of the model's kind follows, and a norm, from which the model's own matrix makes logits. The first
+them, a decoder layer of the model's kind follows, and a norm, and the model's own matrix makes logits. The first
 of a checkpoint's layers drafts every token, from its own hidden state where the one before is of a draft.
 """
 
@@ -36,7 +36,7 @@ class MtpNames(NamedTuple):
     hidden_first: bool = False
     """Whether the hidden state comes before the embedding there"""
     normed: bool = True
-    """Whether what comes out of the norm is the hidden state for the next token, and not what goes in"""
+    """Whether the norm's output is the hidden state for the next token, and not its input"""
 
 
 def families(layers: int) -> tuple[MtpNames, ...]:
@@ -56,7 +56,7 @@ def families(layers: int) -> tuple[MtpNames, ...]:
 
 
 def of_mtp_layers(names: Collection[str]) -> frozenset[str]:
-    """Return those of a checkpoint's tensors that are of MTP layers."""
+    """Return the tensors of MTP layers in a checkpoint."""
     join = "eh_proj.weight"
     prefixes = ("mtp.", "model.mtp_layers.", *(name.removesuffix(join) for name in names if name.endswith(f".{join}")))
     return frozenset(name for name in names if name.startswith(prefixes))

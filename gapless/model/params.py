@@ -79,7 +79,7 @@ class Params(NamedTuple):
 
 
 def allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device, below: int = 0) -> Params:
-    """Uninitialised parameters. Below each matrix of a layer its memory goes on for `below` lines a projection, and
+    """Uninitialised parameters. Below each matrix of a layer its memory extends by `below` lines a projection, and
     behind its bias for as many zeros."""
     layers = [allocate_layer(config, dtype, device, below) for _ in range(config.layers)]
     embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
@@ -151,7 +151,7 @@ def fill_dummy(params: Params, seed: int) -> None:
 
 
 def _lay(block: Tensor, at: int, flat: Tensor) -> int:
-    """Fill `flat` from `block`, starting at `at` and wrapping round; the place to go on from."""
+    """Fill `flat` from `block`, starting at `at` and wrapping round; returns the next place."""
     done = 0
     while done < len(flat):
         size = min(len(block) - at, len(flat) - done)

@@ -58,7 +58,7 @@ def _stretched_base(rope: RopeConfig, dim: int, length: int, original: int) -> f
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, those between blended."""
+    """Long waves are slowed by `factor`, short ones kept, middle ones blended."""
     waves = 2 * math.pi / plain
     low_wave, high_wave = rope.original_max / rope.low_freq_factor, rope.original_max / rope.high_freq_factor
     slowed = torch.where(waves > low_wave, plain / rope.factor, plain)

@@ -53,7 +53,7 @@ class StepInputs(NamedTuple):
     """Device tensors of one step: T query tokens of B rows, in batch order. All int64 but the page table.
 
     Inert rows (finished before this step, still in the batch) have slots in the null page 0 and a KV length of 1.
-    Slots and page table are those of the model's first page group; `group` gives the same for another.
+    Slots and page table are the model's first page group's; `group` gives the same for another.
     """
 
     ids: Tensor

@@ -55,7 +55,7 @@ def read_weights(directory: Path, known: ModelConfig, dtype: torch.dtype) -> New
 
 
 def put_weights(model: DenseModel, params: Params) -> Iterator[bool]:
-    """Copy the weights to where the model has its own, a layer at each step, and say True.
+    """Copy the weights over the model's own, a layer at each step, and return True.
 
     Nothing else may run meanwhile.
     """

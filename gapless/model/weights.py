@@ -84,7 +84,7 @@ def _are_equal(places: dict[str, Path], dtype: torch.dtype) -> bool:
 
 
 def load_weights(directory: Path, slots: dict[str, torch.Tensor], unused: Collection[str] = ()) -> None:
-    """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. Where the head
+    """Fill every slot from the checkpoint in `directory`, which may have `unused` tensors beside them. If the head
     has no slot, it is the embedding, and may be there in its place.
 
     Raises CheckpointError naming the file and the tensor, if anything is missing, left over, truncated or mis-shaped.
@@ -98,7 +98,7 @@ def load_weights(directory: Path, slots: dict[str, torch.Tensor], unused: Collec
 
 
 def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]) -> tuple[int, list[str]]:
-    """Look at a checkpoint's headers as `load_weights` does. Returns how many tensors are read, and those that are not.
+    """Look at a checkpoint's headers as `load_weights` does. Returns the number of read tensors, and the unread ones.
 
     Raises CheckpointError.
     """
@@ -110,7 +110,7 @@ def unread_tensors(directory: Path, config: ModelConfig, unused: Collection[str]
 
 
 def warn_of_strays(directory: Path) -> None:
-    """Warn of weights beside those of the checkpoint, which nothing reads."""
+    """Warn of weights beside the checkpoint's, which nothing reads."""
     read = _files(directory)
     for path in sorted(directory.glob("*.safetensors")):
         if path.name not in read and not path.name.startswith("consolidated"):  # the same weights, in Mistral's form

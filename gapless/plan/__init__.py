@@ -1,1 +1,1 @@
-"""Deciding what the next step does: plain Python over integers. No torch, no token values."""
+"""Decisions about the next step: plain Python over integers. No torch, no token values."""

@@ -1,15 +1,15 @@
-"""Bounds of one step that hold as long as the engine lives."""
+"""Bounds of one step, fixed for the engine's life."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 PLENTY = 8
-"""How many times the pages that rows take in advance a pool has, at least."""
+"""Least size of a pool, in times of the pages that rows take in advance."""
 
 
 class Limits(NamedTuple):
-    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes`: `most_page_writes` at least."""
+    """Bounds of one step, which adds `least` to `most` tokens to a row. `page_writes` is `most_page_writes` or more."""
 
     tokens: int
     page_writes: int
@@ -19,17 +19,18 @@ class Limits(NamedTuple):
     most: int = 1
     row_writes: int = 1  # page table entries of a row in a captured step
     fill: int = 0
-    """Words that slots and histories may be filled with: a whole history, and all that one request may ask for"""
+    """Most words that fill slots and histories: a whole history and all slots of one request"""
     ahead: int = 1
-    """Steps for which rows get pages at a time, where there are plenty; `row_writes` are enough for as many"""
+    """Steps' worth of pages that a row takes at once if there are plenty, within `row_writes`"""
 
     @property
     def growth(self) -> tuple[tuple[int, int], ...]:
-        """Return for how many steps rows get pages, and how many times as many the pools have then, at least."""
+        """Return pairs (steps, times), most steps first: pages for `steps` are taken if the pools hold `times` as many
+        pages."""
         return ((self.ahead, PLENTY), (1, 1)) if self.ahead > 1 else ((1, 1),)
 
 
 def most_page_writes(rows: int, max_pages: int, page_size: int, tokens: int, most: int = 1) -> int:
-    """Page table entries that one group may need in a step: one longest sequence, or a whole budget of chunks that each
+    """Return the most page table entries of one group in a step: one longest sequence, or a budget of chunks that each
     begin a page, while every row grows."""
     return max_pages + -(-tokens // page_size) + rows * (2 + -(-most // page_size))

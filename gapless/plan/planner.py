@@ -1,8 +1,8 @@
-"""The planner: which rows take part in the next step, with how many tokens, on which pages.
+"""The planner: the rows of the next step, their numbers of tokens, and their pages.
 
-It works with bounds of each row's length (`Bounds`). A row in the decode set takes part in every step until the host
-has read that it finished, or its bounds say so: the device makes a finished row inert, so planning too much is
-harmless. A steady decode step compares columns, and looks at single rows only where one begins a page or ends.
+It works with bounds of each row's length (`Bounds`). A row stays in the decode set until the host has read that it
+finished, or its bounds show it: the device makes a finished row inert, so surplus steps are harmless. A steady decode
+step compares columns, and looks at single rows only if one begins a page or ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from gapless.plan.sequence import Sequence, State
 LOOK_BEHIND = 8
 """Waiting sequences tried after a head that does not fit."""
 MAX_SKIPS = 64
-"""How often a head may be passed by before it is served strictly."""
+"""How often a head may be passed before it is served strictly."""
 PUBLISH_STEPS = 16
-"""Steps from one look for full pages to the next, while steps repeat"""
+"""Steps between two looks for full pages, while steps repeat"""
 MAX_AWAITING = 32
-"""Waiting sequences passed over in one step because a row computes their prefix; eight that wait for a tier are one."""
+"""Sequences passed over in one step because a row computes their prefix; eight that wait for a tier count as one."""
 
 
 class Planner:
@@ -44,8 +44,8 @@ class Planner:
         self.by_key: dict[int, Sequence] = {}
         self.preemptions = 0
         self.beside: Callable[[int, int], int] | None = None
-        """Bounds the prompt tokens of a step in which rows decode, who get none before it ends: by the number of these
-        rows, and of the prompt tokens that could run."""
+        """Limit of prompt tokens in a step with decoding rows, which get none before it ends: from the number of these
+        rows and of the prompt tokens that could run."""
         self.index = index
         self._limits = limits
         self.pools = pools
@@ -69,9 +69,9 @@ class Planner:
         self._writes: list[PageWrite] = []
         """Page table entries of the plan being made."""
         self._starved = False
-        """Whether a row in prefill found no pages in the plan being made."""
+        """Whether a row in prefill got no pages in the plan being made."""
         self._refused_at: tuple[int, ...] | None = None
-        """Pages available, and the index's version, when the head of the queue last did not fit."""
+        """Pages available and the index's version when the head of the queue last did not fit."""
         self.room = Room(pools, index, self.bounds, limits.tokens)
 
     # What happens to sequences between steps.
@@ -85,18 +85,18 @@ class Planner:
             seq.chain = self.index.chain(seq.tokens, seq.salt, seq.adapter)
 
     def abort(self, key: int) -> None:
-        """End a sequence in any state. Unknown keys are ignored: it may have ended already."""
+        """End a sequence in any state. Unknown keys are ignored: the sequence may have ended."""
         if (seq := self.by_key.get(key)) is not None:
             self._end(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """The sequence has ended by itself: its row and pages retire with its last step."""
+        """End a finished sequence: its row and pages retire with its last step."""
         self.room.ended(int(self._rows.length[seq.row]) - seq.prompt)
         self._end(seq, whole=True)
 
     def fail(self, seq: Sequence) -> None:
-        """End a sequence whose logits were not finite, possibly because of bad KV: no new request reads its pages, nor
-        those of rows that share some of them. Such a row fails by itself if what it read was bad."""
+        """End a sequence with non-finite logits, possibly from bad KV: no new request gets its pages, or pages of rows
+        that share any of them. Such a row fails by itself if it read bad KV."""
         doubtful = [set(pages) - {NULL_PAGE} for pages in seq.by_group]
         for other in self.by_row:
             if other is not None and not all(map(set.isdisjoint, doubtful, other.by_group)):
@@ -106,9 +106,9 @@ class Planner:
         self._end(seq)
 
     def commit(self, plan: StepPlan, rows: Rows) -> None:
-        """Step `plan` was observed, and with it lines of these rows, whose tokens the row table has now.
+        """Take in an observed step: lines of these rows, whose tokens the row table now has.
 
-        Rows that ended are finished after it.
+        Ended rows are finished afterwards.
         """
         repeats = self.repeats(plan)
         self.bounds.observe(None if repeats else rows)
@@ -120,21 +120,21 @@ class Planner:
                 self._slide(self._at(row), length, self.step)
 
     def repeats(self, plan: StepPlan) -> bool:
-        """Return whether a step ran the rows of the decode set as it is now, and no others."""
+        """Return whether a step ran exactly the present decode set."""
         return plan.decode is self._decode_rows and not plan.chunks
 
     def has_work(self) -> bool:
-        """Return whether anything waits or runs, whatever may be in flight."""
+        """Return whether any sequence waits or runs, in flight or not."""
         return bool(self.by_key)
 
     @property
     def queued(self) -> bool:
-        """Return whether a sequence waits for something else than a slot."""
+        """Return whether a sequence waits for anything but a slot."""
         return len(self.waiting) > 0 and self.waiting.ready(self._rows.lends)
 
     @property
     def wanting(self) -> int:
-        """Sequences that need more steps than are in flight."""
+        """Number of sequences that need more steps than are in flight."""
         return len(self.by_key) - len(self.ending)
 
     # One step.
@@ -156,29 +156,29 @@ class Planner:
             self.leave_at_end()
             self._grow()
         admissions: list[Admission] = []
-        joining = self.queued and self._rows.available()  # preempted ones among them
+        joining = self.queued and self._rows.available()  # including preempted ones
         if self.prefill or joining:
             budget = self._limits.tokens - len(self.decode)
             if self.decode and self.beside:
                 waiting = self.prefill.tokens() + self.waiting.tokens(self._rows.available())
                 budget = min(budget, self.beside(len(self.decode), waiting))
             budget = self.prefill.begin(budget, joining > 0)
-            # Pages go to running rows first, so a step that preempts, or starves a row, admits no request.
+            # Running rows get pages first: a step that preempts, or starves a row, admits no request.
             starved = self.entering or self.leaving or self._starved or self.preemptions > preemptions
             if joining and not starved:
                 budget = self._admit(budget, admissions)
             self.prefill.fill_up(budget)
         if not self.decode and not self.prefill.begun:
             assert not self._writes
-            return self.plan() if self.preemptions > preemptions else None  # who left may be admitted now
+            return self.plan() if self.preemptions > preemptions else None  # a preempted sequence may be admitted now
         return self._emit(admissions)
 
     def chain(self, most: int) -> list[StepPlan]:
-        """Plan a step and up to `most` - 1 further ones that only repeat it; empty when nothing can run now.
+        """Plan a step and up to `most` - 1 repeats of it; empty if nothing can run now.
 
-        A further step has the same decode set, so it needs no decision: no request waits for rows, pages or budget, and
-        no row has all its tokens in flight. The first step brings the page table entries of all, for the high bounds of
-        the last, no more than a captured step takes. Rows own these pages, and read none before they get there.
+        A repeat has the same decode set, so it needs no decision: no request waits for rows, pages or budget, and no
+        row has all its tokens in flight. The first step carries the page table entries of all, for the high bounds of
+        the last, within the limit of a captured step. Rows own these pages, and read none before they reach them.
         """
         plan = self.plan()
         if plan is None:
@@ -194,11 +194,11 @@ class Planner:
 
     @property
     def _moving(self) -> bool:
-        """Return whether some row is on its way into the decode set, or out of the engine."""
+        """Return whether some row is entering the decode set, or leaving the engine."""
         return bool(self.prefill or self.entering or self.leaving)
 
     def _repeats(self, most_writes: int) -> bool:
-        """Return whether the next step has the same rows; takes the pages that they need for it, if so."""
+        """Return whether the next step has the same rows; if so, take the pages they need."""
         self._writes = []
         if self.bounds.quiet:
             return True
@@ -234,7 +234,7 @@ class Planner:
     def _enter_decode(self) -> None:
         for seq in sorted(self.entering, key=self.waiting.rank):
             if seq.state is not State.ENTERING:
-                continue  # preempted for one before it in this list
+                continue  # preempted for an earlier one of this list
             if self.bounds.has_ended(seq.row):
                 self.entering.remove(seq)
                 self._will_end(seq)
@@ -263,24 +263,24 @@ class Planner:
         self.bounds.ends(seq.row, True)
 
     def _resume(self) -> None:
-        """Rows that a step in flight held need more steps after all."""
+        """Let rows that were held in flight enter again: they need more steps."""
         for row in self.bounds.resumed():
             self.bounds.ends(row, False)
             self._will_enter(self.ending.pop(row))
 
     def _grow(self) -> None:
-        """Rows that may begin pages in this step get them, or leave the set until there are some."""
+        """Give pages to rows that may begin one in this step; a row without any leaves the set until there are some."""
         if self._all_grow(self._limits.page_writes):
             return
         rows, pages, _ = self.bounds.short()
         for row, needed in zip(rows.tolist(), pages.tolist(), strict=True):
-            seq = self.decode.get(row)  # None when a row earlier in this list has preempted it
+            seq = self.decode.get(row)  # None if an earlier row of this list preempted it
             if seq is not None and not self._has_pages(seq, needed) and seq.state is State.DECODE:
                 self.leave(seq)
                 self._will_enter(seq)
 
     def _all_grow(self, most_writes: int) -> bool:
-        """Return whether there are pages for all such rows, within this many page table entries, and take them."""
+        """Take pages for all such rows, within this many page table entries; False if there are too few."""
         available = min([pool.available() for pool in self.pools])
         for steps, times in self._limits.growth:
             rows, pages, missing = self.bounds.short(steps)
@@ -318,11 +318,11 @@ class Planner:
             self._writes += [PageWrite(row, entry, held[entry], group) for entry in range(first, pages)]
 
     def _fit(self, seq: Sequence, pages: int) -> bool:
-        """Return whether the pools have what the row lacks of this many pages."""
+        """Return whether the pools hold the pages that the row lacks."""
         return all([pages - len(held) <= pool.available() for held, pool in zip(seq.by_group, self.pools, strict=True)])
 
     def _slide(self, seq: Sequence, position: int, last_step: int) -> None:
-        """Retire the pages before the window of `position`, which no step after `last_step` reads or writes."""
+        """Retire the pages before the window of `position`, unused after `last_step`."""
         for pool, held in zip(self.pools, seq.by_group, strict=True):
             end = min(first_entry(pool, position), len(held))
             gone = held[:end]
@@ -331,7 +331,7 @@ class Planner:
                 held[:end] = [NULL_PAGE] * end
 
     def publish(self, seq: Sequence, computed: int, step: int) -> None:
-        """The first `computed` tokens have their KV once `step` has run: full pages become shareable."""
+        """Make full pages shareable: the first `computed` tokens have KV once `step` has run."""
         assert self.index is not None and seq.chain is not None
         pages = computed // self._page_size
         if pages > seq.published:
@@ -344,19 +344,19 @@ class Planner:
     # Preemption.
 
     def _make_room(self) -> None:
-        """A pool is empty: unless pages are about to come back by themselves, the last in rank goes."""
+        """Preempt the last in rank for an empty pool, unless pages are about to return by themselves."""
         if self.leaving or self.ending or self.room.loading or any([pool.fenced for pool in self.pools]):
             return
         victim = max((seq for seq in self.by_row if seq is not None), key=self.waiting.rank)
         self._unlink(victim)
-        # It will not take part in this step, and its row may serve another before the step is out.
+        # It leaves this step, and its row may serve another sequence in the same step.
         self._writes = [write for write in self._writes if write.row != victim.row]
         victim.state = State.LEAVING
         self.leaving.append(victim)
         self.preempt()
 
     def preempt(self) -> None:
-        """Sequences that leave, with nothing in flight, give up row and pages, and go back to the queue."""
+        """Move leaving sequences with nothing in flight back to the queue, without row and pages."""
         for seq in [s for s in self.leaving if s.last_step <= self.ledger.completed]:
             self.leaving.remove(seq)
             seq.tokens = self._rows.settled(seq.row)
@@ -375,13 +375,13 @@ class Planner:
         if state is State.WAITING:
             self.waiting.remove(seq)
             self.room.give_up(seq)
-            self._refused_at = None  # those after it have moved up
+            self._refused_at = None  # later sequences have moved up
         else:
             self.give_up_row(seq)
         self.room.end(seq, whole)
 
     def _unlink(self, seq: Sequence) -> State:
-        """Take the sequence out of the list of its state; returns that state."""
+        """Remove the sequence from the list of its state; returns that state."""
         state = seq.state
         if state is State.DECODE:
             self.leave(seq)
@@ -409,7 +409,7 @@ class Planner:
     # Prefill and admission.
 
     def _run(self, seq: Sequence, most: int, preempt: bool) -> int:
-        """Plan up to `most` more known tokens of a row in prefill for the coming step; returns how many."""
+        """Plan up to `most` more known tokens of a row in prefill for the coming step; returns the number."""
         size = min(seq.length - seq.computed, most)
         if self._windows:
             if seq not in self.prefill.begun:
@@ -419,14 +419,14 @@ class Planner:
                 return 0
         seq.computed += size
         if self.index:
-            # Known tokens: what reads the page runs after this step, or in it, where each layer writes first. The last
-            # one runs again when a step holds the row, which no transfer may meet: its page comes with the next token.
+            # Readers of a page of known tokens run after this step, or in it, after each layer's writes. The last token
+            # runs again if a step holds the row, and no transfer may meet that: its page comes with the next token.
             self.publish(seq, min(seq.computed, seq.length - 1), self.step + 1)
             self.prefill.expect(seq, self._next_digest(seq))
         return size
 
     def _next_digest(self, seq: Sequence) -> bytes | None:
-        """The digest of the page that a row in prefill computes next."""
+        """Return the digest of the page that a row in prefill computes next."""
         pages = seq.published + 1
         if seq.chain is None or seq.private or pages * self._page_size > seq.length or seq.computed == seq.length:
             return None
@@ -434,7 +434,7 @@ class Planner:
         return seq.chain.reach(pages, self._rows.tokens[seq.row])[pages - 1]
 
     def _admit(self, budget: int, admissions: list[Admission]) -> int:
-        """Move waiting sequences onto rows, in order, while rows, pages and budget last; returns what is left of it."""
+        """Admit waiting sequences in order while rows, pages and budget last; returns the rest of the budget."""
         room, state = self.room, self.room.state()
         if state == self._refused_at:
             return budget
@@ -474,7 +474,7 @@ class Planner:
         return budget
 
     def claim(self, seq: Sequence, matched: int) -> bool:
-        """Give the sequence pages and a row, on which it is in prefill from now on."""
+        """Give the sequence pages and a row, and put it in prefill."""
         if not self.room.claim(seq, matched, self._limits.page_writes - len(self._writes)):
             return False
         assert seq.tokens is not None

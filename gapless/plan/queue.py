@@ -1,4 +1,4 @@
-"""The queue of waiting sequences: bounded, ordered by priority and arrival, with aborts in place."""
+"""The queue of waiting sequences: bounded, by priority and arrival, with aborts in place."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from gapless.plan.sequence import Sequence, State
 
 
 class WaitingQueue:
-    """A heap of waiting sequences. Aborted ones stay in it, marked, until they come to the top."""
+    """A heap of waiting sequences. Aborted ones stay, marked, until they reach the top."""
 
     def __init__(self, limit: int, by_priority: bool) -> None:
         self.limit = limit
         self._by_priority = by_priority
         self.heap: list[tuple[int, int, Sequence]] = []
         self.parked: dict[tuple[str, ...], list[tuple[int, int, Sequence]]] = {}
-        """Sequences that lack a slot, by what they lease: aside, so that others pass them at no cost."""
+        """Sequences without a slot, by their leases: set aside, so that others pass them at no cost."""
         self._live = 0
 
     def __len__(self) -> int:
         return self._live
 
     def tokens(self, most: int) -> int:
-        """Return how many known tokens about the first `most` sequences have, without what they may find cached."""
+        """Return the known tokens of roughly the first `most` sequences, cached ones included."""
         return sum([seq.length for _, _, seq in self.heap[:most] if seq.state is State.WAITING])
 
     def add(self, seq: Sequence, free: int = 0) -> None:
-        """Raises QueueFullError at the limit, which counts those that find none of the `free` rows."""
+        """Raises QueueFullError at the limit, beyond the sequences that find one of the `free` rows."""
         if self._live >= self.limit + free:
             raise QueueFullError(f"{self._live - free} requests are waiting, which is the limit; try again later")
         self.put_back(seq)
 
     def put_back(self, seq: Sequence) -> None:
-        """Queue a sequence that was admitted before. The limit does not apply to it."""
+        """Queue a sequence that was admitted before, at any length of the queue."""
         heapq.heappush(self.heap, (*self.rank(seq), seq))
         self._live += 1
 
     def park(self, seq: Sequence) -> None:
-        """Set aside a sequence that was popped, because no slot of what it leases is free. It still waits."""
+        """Set aside a popped sequence, since no slot for its leases is free. It still waits."""
         heapq.heappush(self.parked.setdefault(seq.leases, []), (*self.rank(seq), seq))
         self._live += 1
 
     def unpark(self, lends: Callable[[tuple[str, ...]], bool]) -> None:
-        """Put back the first sequence of each kind that is set aside and whose leases are to be had."""
+        """Put back the first parked sequence of each kind whose leases are free."""
         for leases in [*self.parked]:
             parked = self.parked[leases]
             _drop_departed(parked)
             if not parked:
-                del self.parked[leases]  # what they lease, such as an adapter, may be gone too
+                del self.parked[leases]  # their lease, such as an adapter, may be gone too
             elif lends(leases):
                 heapq.heappush(self.heap, heapq.heappop(parked))
 
     def ready(self, lends: Callable[[tuple[str, ...]], bool]) -> bool:
-        """Return whether a sequence waits that is not set aside, or one that is and finds its leases free."""
+        """Return whether a sequence waits unparked, or parked with free leases."""
         for heap in (self.heap, *self.parked.values()):
             _drop_departed(heap)
         return bool(self.heap) or any(parked and lends(leases) for leases, parked in self.parked.items())
 
     def rank(self, seq: Sequence) -> tuple[int, int]:
-        """Smaller goes first."""
+        """Return the sort key; smaller is served first."""
         return (seq.priority if self._by_priority else 0, seq.order)
 
     def pop(self) -> Sequence | None:
@@ -72,7 +72,7 @@ class WaitingQueue:
         return None
 
     def remove(self, seq: Sequence) -> None:
-        """The sequence is done before its turn; it leaves the heap later, at little cost each."""
+        """Remove a sequence done before its turn; it leaves the heap later, at little cost each."""
         assert seq.state is not State.WAITING
         self._live -= 1
         for heap in (self.heap, *self.parked.values()):
@@ -82,6 +82,6 @@ class WaitingQueue:
 
 
 def _drop_departed(heap: list[tuple[int, int, Sequence]]) -> None:
-    """Remove the first sequences up to one that still waits."""
+    """Remove leading sequences that no longer wait."""
     while heap and heap[0][2].state is not State.WAITING:
         heapq.heappop(heap)

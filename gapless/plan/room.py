@@ -1,6 +1,6 @@
-"""Decides whether a request fits at all, and whether a sequence fits now.
+"""Admission: whether a request fits at all, and whether a sequence fits now.
 
-That depends on what it may share, what it needs, and what running rows need to grow.
+The answer depends on shared pages, the sequence's needs, and the growth of running rows.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from gapless.plan.bounds import Bounds
 from gapless.plan.sequence import Sequence
 
 MOST_LOADS = 2
-"""How often a sequence waits for pages of the host tier before it computes what others took from under it."""
+"""How often a sequence waits for pages of the host tier before it computes pages that others evicted."""
 
 
 class PageNeed(NamedTuple):
-    """What a sequence that is to begin needs."""
+    """Page needs of a sequence to be admitted."""
 
     fresh: list[int]
-    """Pages that it takes, by group"""
+    """New pages, by group"""
     pool: PagePool
-    """The pool that has the fewest for it"""
+    """The tightest pool"""
     lack: int
-    """What that pool lacks; negative where it has more"""
+    """Pages missing in that pool; negative if it has more"""
     reserve: int
-    """Pages that must stay free beside"""
+    """Further pages that must stay free"""
 
     @property
     def fits(self) -> bool:
@@ -45,30 +45,30 @@ class Room:
     def __init__(self, pools: Pools[PagePool], index: PrefixIndex | None, bounds: Bounds, step_tokens: int) -> None:
         self.index = index
         self.host: HostTier | None = None
-        """Copies of pages in host memory, where there are some."""
+        """Copies of pages in host memory, if any."""
         self.expected = 0.0
-        """Tokens that a sequence is expected to generate: a mean over those that ended."""
+        """Expected number of generated tokens: a mean over ended sequences."""
         self.running = 0
         """Sequences that hold a row."""
         self._early: dict[int, int] = {}
-        """Pages of sequences for which pages are loaded before they begin, by key"""
+        """Page needs of sequences with loads before admission, by key"""
         self._changes = 0
-        """Sequences that took or left a row, in all."""
+        """Count of rows taken and left."""
         self._pools = pools
         self._bounds = bounds
         self._step_tokens = step_tokens
         self._page_size = pools[0].page_size
 
     def ended(self, generated: int) -> None:
-        """A sequence ended by itself after this many tokens."""
+        """Take in the length of a finished sequence."""
         self.expected += (generated - self.expected) / 8
 
     def preempted(self, generated: int) -> None:
-        """A sequence was to generate more than this."""
+        """Take in the length so far of a preempted sequence, a lower bound."""
         self.expected = max(self.expected, generated)
 
     def change(self, rows: int) -> None:
-        """A sequence has taken a row (1) or left it (-1)."""
+        """Note a row taken (1) or left (-1)."""
         self.running += rows
         self._changes += 1
         if self.host is not None:
@@ -76,31 +76,32 @@ class Room:
 
     @property
     def loading(self) -> bool:
-        """Return whether pages of a tier are on their way; these are there for all when they have come."""
+        """Return whether pages are being loaded from a tier; any sequence may share them."""
         return self.host is not None and self.host.loading
 
     def begin(self, seq: Sequence) -> None:
-        """A sequence was queued: peers may wait for its pages."""
+        """Announce a queued sequence to peers that may wait for its pages."""
         if seq.transfer.offer and self.host is not None:
             self.host.below.begin(seq.transfer.offer)
 
     def end(self, seq: Sequence, whole: bool) -> None:
-        """A sequence has ended. Where it is `whole`, its prompt has been computed, and peers get the pages of it."""
+        """Note an ended sequence. `whole`: its prompt was computed, and peers get its pages."""
         if seq.transfer.offer and self.host is not None:
             digests = seq.chain.digests[: seq.prompt // self._page_size] if whole and seq.chain is not None else []
             self.host.end(seq.transfer.offer, digests)
 
     def state(self) -> tuple[int, ...]:
-        """Changes whenever one that did not fit may fit."""
+        """Return a value that changes whenever a refused sequence may fit."""
         return (*[pool.available() for pool in self._pools], self.index.version if self.index else 0)
 
     def cacheable(self, seq: Sequence) -> int:
-        """Pages of a waiting sequence that the prefix index may give."""
-        # The last known token always runs: its logits give the next one. So do those whose logits are wanted.
+        """Return how many pages of a waiting sequence the prefix index may give."""
+        # The last known token always runs, for the next token's logits; so do tokens with wanted logits.
         return (seq.length - 1 if seq.scored == seq.to_score else seq.scored) // self._page_size
 
     def match(self, seq: Sequence) -> int:
-        """Pages in front that the prefix index has for a waiting sequence. The digest of the next one is known then."""
+        """Return how many leading pages the prefix index has for a waiting sequence, and make the next page's digest
+        known."""
         seq.refused_by = None
         if seq.ticket is not None and self.host is not None and self._waits(self.host, seq):
             return 0
@@ -113,7 +114,7 @@ class Room:
         return matched
 
     def _waits(self, host: HostTier, seq: Sequence) -> bool:
-        """Return whether a sequence still waits for what it asked the tiers; one that waited in vain asks no more."""
+        """Return whether a sequence still waits for an answer of the tiers; after a vain wait it asks no more."""
         assert seq.ticket is not None
         if host.waits(seq.ticket):
             if isinstance(seq.ticket, Search):
@@ -122,12 +123,12 @@ class Room:
         if isinstance(seq.ticket, LoadTicket) and seq.ticket.given_up:
             seq.loads_begun = MOST_LOADS
         if isinstance(search := seq.ticket, Search) and search.weighed and not (search.fetched or search.found):
-            host.gate.begun(*search.weighed)  # no load comes of it, and the next request must not ask again
+            host.gate.begun(*search.weighed)  # without a load the next request must not ask again
         seq.ticket = None
         return False
 
     def _load_early(self, host: HostTier, seq: Sequence, search: Search) -> None:
-        """Load what has come of a search that goes on, if the sequence fits."""
+        """Load the pages that a running search has brought, if the sequence fits."""
         search.fits = self.fits_alone(seq)
         if not (search.came and search.fits):
             return
@@ -136,8 +137,8 @@ class Room:
         host.counts.hit += host.load_early(search) // len(self._pools)
 
     def fits_alone(self, seq: Sequence) -> bool:
-        """Return whether a sequence fits that shares no pages, beside the others that load before they begin: else what
-        comes for one would make room for another."""
+        """Return whether a sequence fits without shared pages, beside the others with early loads: else loads for one
+        would evict another's."""
         need = self._need(seq, 0, [[] for _ in self._pools])
         others = sum([pages for key, pages in self._early.items() if key != seq.key])
         fits = need.lack + need.reserve + others <= 0
@@ -146,20 +147,20 @@ class Room:
         return fits
 
     def waits_for_load(self, seq: Sequence, matched: int) -> bool:
-        """Return whether a sequence that was just matched waits for pages of the tiers, beyond the `matched` ones.
+        """Return whether a just matched sequence waits for tier pages beyond the `matched` ones.
 
-        A load is asked for where the sequence could be admitted now: it needs these pages anyway.
+        A load begins only if the sequence could be admitted now: it needs these pages anyway.
         """
         if self.host is None or seq.ticket is not None:
             return seq.ticket is not None
         return seq.loads_begun < MOST_LOADS and self._begin_load(self.host, seq, matched)
 
     def give_up(self, seq: Sequence) -> None:
-        """A sequence ends while it waits: what only it has asked for is not loaded."""
+        """Drop the loads of a sequence that ends while it waits."""
         if isinstance(seq.ticket, LoadTicket):
             seq.ticket.given_up = True
         elif seq.ticket is not None:
-            seq.ticket.open = {}  # the loop would wake when it is late, for a request that is gone
+            seq.ticket.open = {}  # the loop would wake at its deadline, for an ended request
         if seq.search is not None:
             seq.search.end()
         self._early.pop(seq.key, None)
@@ -170,7 +171,7 @@ class Room:
             return False
         most = self.cacheable(seq)
         fetched = seq.search is not None and seq.search.fetched
-        least = 1 if fetched else host.least_pages  # what was brought to the host is loaded
+        least = 1 if fetched else host.least_pages  # fetched pages are always loaded
         if most - matched < least:
             return False
         if host.below.lines and seq.search is None and self._asks_below(host, seq, most):
@@ -181,7 +182,7 @@ class Room:
             return host.has(pool, digest) or host.key(pool, digest) in found
 
         if not any([has(pool, digest) for pool, digests in seq.gaps.items() for digest in digests]):
-            return False  # while these are missing, there is no longer match
+            return False  # while these are missing, no match is longer
         count, _ = self.index.match(seq.chain, seq.tokens, most, has)
         shared = self.index.shared(seq.chain, matched)
         if count - matched < least or not self._need(seq, matched, shared).fits:
@@ -193,7 +194,7 @@ class Room:
         if weighed and not host.gate.pays(tokens, len(missing), below_ns):
             self._decline(host, seq, tokens)
             if seq.search is not None and found:
-                seq.search.found = {}  # what the host has may pay by itself
+                seq.search.found = {}  # the host's pages may pay by themselves
                 return self._begin_load(host, seq, matched)
             seq.loads_begun = MOST_LOADS
             return False
@@ -202,13 +203,13 @@ class Room:
         if seq.search is not None:
             seq.search.fits = self.fits_alone(seq)
         if seq.search is not None and host.fetch(seq.search, missing):
-            if not seq.search.open:  # transfers hold every slot: what the host has must do
+            if not seq.search.open:  # transfers hold every slot: only the host's pages are left
                 return self._begin_load(host, seq, matched)
             seq.ticket = seq.search
             return True
         for pool, pages in zip(self._pools, shared, strict=True):
             for page in pages:
-                if page != NULL_PAGE:  # what it has is not to make room for what it lacks
+                if page != NULL_PAGE:  # its present pages must not be evicted for the missing ones
                     pool.pin(page)
                     pool.unpin((page,))
         host.counts.hit += count - matched
@@ -218,7 +219,7 @@ class Room:
         return True
 
     def _asks_below(self, host: HostTier, seq: Sequence, most: int) -> bool:
-        """Ask the tiers below for what is neither here nor on the host, if that is worth a load."""
+        """Ask the tiers below for pages that neither device nor host has, if a load pays."""
         assert self.index is not None and seq.chain is not None and seq.tokens is not None
         count, _ = self.index.match(seq.chain, seq.tokens, most, host.has)
         pages = most - count
@@ -240,17 +241,17 @@ class Room:
         return True
 
     def _decline(self, host: HostTier, seq: Sequence, tokens: int) -> None:
-        """Note that a load is not begun, once for a request: it may be weighed for several tiers."""
+        """Count a declined load, once for a request: it may be weighed for several tiers."""
         if not seq.declined:
             seq.declined = True
             host.counts.slower += 1
             host.gate.declined(tokens)
 
     def refused_before(self, seq: Sequence) -> bool:
-        """Return whether a sequence that did not fit still cannot: too few pages came back, no more of it is shared.
+        """Return whether a refused sequence still cannot fit: too few pages came back, and no more are shared.
 
-        Pages that others share with it, or evict, do not change the sum of what it needs and what is available; nor do
-        rows that grow as expected. In a window group a match that shrank may need less: the refusal stays.
+        Pages that others share with it, or evict, do not change the sum of its needs and the available pages; nor do
+        rows that grow as expected. In a window group a shorter match may need less: the refusal stays.
         """
         if seq.refused_by is None:
             return False
@@ -261,25 +262,27 @@ class Room:
         return all([pool.lacks(digests) for pool, digests in seq.gaps.items()])
 
     def reserve(self, seq: Sequence) -> int:
-        """Pages that stay free for rows to grow, with this one among them: admission must not cause preemption."""
+        """Return the pages kept free for the growth of rows, this one included: admission must not cause preemption."""
         if not self.running:
             return 0
         growth = self._bounds.growth(int(self.expected), (seq.prompt, seq.length, seq.max_len))
-        # Half of the growth, since some end early and all of it costs a quarter of the batch; and a last page a row.
+        # Half of the growth, since some end early and all of it would cost a quarter of the batch; and a last page a
+        # row.
         return max(self.running // 8, -(-growth // (2 * self._page_size)) + self.running if growth else 0)
 
     def most_reserve(self, seq: Sequence) -> int:
-        """The most that `reserve` can be: as if every row began with nothing and ran to its limit."""
+        """Return the upper bound of `reserve`: every row begins with nothing and runs to its limit."""
         return -(-(self._bounds.promised + seq.max_len) // (2 * self._page_size)) + self.running
 
     def pages_for(self, seq: Sequence, computed: int) -> int:
-        """Pages for known tokens up to `computed`; the last chunk may add tokens, and run all but the last of them."""
+        """Return the pages for known tokens up to `computed`; the last chunk may add tokens, and run all but the last
+        of them."""
         if computed == seq.length:
             computed = min(seq.length + self._bounds.most, seq.max_len) - 1
         return -(-computed // self._page_size)
 
     def claim(self, seq: Sequence, matched: int, most_writes: int) -> bool:
-        """Give the sequence pages for its known tokens, of which `matched` are shared, if they and their writes fit."""
+        """Give the sequence pages for its known tokens, `matched` of them shared, if they and their writes fit."""
         shared = self.index.shared(seq.chain, matched) if self.index and seq.chain else [[] for _ in self._pools]
         need = self._need(seq, matched, shared)
         if not need.fits:
@@ -308,24 +311,24 @@ class Room:
         return True
 
     def _need(self, seq: Sequence, matched: int, shared: list[list[int]]) -> PageNeed:
-        """Return what the sequence needs beside its `shared` pages."""
+        """Return the page needs of a sequence with these `shared` pages."""
         total = self.pages_for(seq, seq.length)
         fresh, lacks = [], []
         for pool, pages in zip(self._pools, shared, strict=True):
             wanted = total - len(pages)
             if pool.group.window:
-                # There pages come with the chunks that write them: the first chunk's must be free.
+                # Chunks take their pages as they write; the first chunk's must be free.
                 first = min(seq.length, matched * self._page_size + self._step_tokens)
                 wanted = self.pages_for(seq, first) - len(pages)
             fresh.append(0 if pool.group.window else wanted)
             lacks.append(wanted + pool.resting(pages) - pool.available())
         lack = max(lacks)
-        # Counting the growth takes longer than all else here: not where there is room for more than it can come to.
+        # Counting the growth costs more than all else here: skip it if the upper bound fits.
         reserve = self.reserve(seq) if lack + self.most_reserve(seq) > 0 else 0
         return PageNeed(fresh, self._pools[lacks.index(lack)], lack, reserve)
 
     def writes(self, seq: Sequence) -> list[PageWrite]:
-        """The page table entries of a row that begins."""
+        """Return the page table entries of a new row."""
         return [
             PageWrite(seq.row, entry, page, group)
             for group, held in enumerate(seq.by_group) for entry, page in enumerate(held) if page != NULL_PAGE
@@ -333,7 +336,7 @@ class Room:
 
 
 def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:
-    """Raise RequestError where the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
+    """Raise RequestError if the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
     if not 0 < len(request.tokens) < request.max_len:
         raise RequestError(
             f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "

@@ -22,15 +22,15 @@ class State(Enum):
     ENTERING = auto()
     """Enters the decode set as soon as the pools have its next pages."""
     ENDING = auto()
-    """Every step that it can need is in flight; comes back when one of them turns out to have held it."""
+    """All steps it may need are in flight; returns to the set if one of them held it."""
     LEAVING = auto()
-    """Chosen for preemption; waits until nothing of it is in flight."""
+    """Chosen for preemption; waits until none of its steps is in flight."""
     DONE = auto()
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Counts and claims of one request. The planner does not read `tokens` and `chain`, which it keeps for others."""
+    """Counts and claims of one request. The planner carries `tokens` and `chain` for others, unread."""
 
     key: int
     tokens: Int32s | None
@@ -40,65 +40,65 @@ class Sequence:
     order: int = 0
     salt: str = ""
     adapter: str = ""
-    """Digest of its adapter, where it has one."""
+    """Digest of its adapter, if any."""
     chain: PrefixChain | None = None
-    """Digests of its full pages, where prefixes are shared."""
+    """Digests of its full pages, if prefixes are shared."""
     prompt: int = field(init=False)
     length: int = field(init=False)
     """Known tokens when it last took a row."""
     leases: tuple[str, ...] = ()
-    """What it leases a slot for, as long as it has a row."""
+    """Names of the slots leased with its row."""
     fill: int = 0
-    """Words that fill its slots."""
+    """Words written to its slots."""
     sends_past: bool = False
-    """Whether the device gets the tokens that the prefix index gives."""
+    """Whether the device gets the tokens of pages from the prefix index."""
     held: bool = False
-    """Whether steps may hold it: it goes on when a matcher has made a mask."""
+    """Whether steps may hold it until a matcher has made its mask."""
     transfer: KVTransfer = NO_TRANSFER
-    """What it says about pages and peers"""
+    """Orders about pages and peers"""
     state: State = State.WAITING
     row: int = 0
     by_group: list[list[int]] = field(default_factory=lambda: [[]])
-    """Page numbers by group and entry; the null page where one was given up."""
+    """Page numbers by group and entry; the null page for one given up."""
     cached: int = 0
-    """Known tokens whose KV the prefix index gave."""
+    """Known tokens with KV from the prefix index."""
     computed: int = 0
-    """Known tokens whose KV is planned."""
+    """Known tokens with planned KV."""
     last_step: int = 0
-    """Last step planned with this row; not kept up while in the decode set."""
+    """Last step planned with this row; not updated in the decode set."""
     published: int = 0
-    """Full pages in front that the prefix index has seen."""
+    """Leading full pages published to the prefix index."""
     private: bool = False
-    """Whether its KV is in doubt, so that no page of it is published."""
+    """Whether its KV is in doubt; none of its pages is published then."""
     gaps: Gaps = field(default_factory=dict)
-    """Pages that ended its last match: while all of them are missing, the next match is no longer."""
+    """Pages missing at the end of its last match: while all are missing, no match is longer."""
     refused_by: PagePool | None = None
-    """The pool that lacked most when it did not fit after its last match."""
+    """The tightest pool at its last refusal."""
     needs: int = 0
-    """What `released` of this pool has to reach, and `reserve` beyond, before the sequence may fit."""
+    """Least `released` of this pool, beside `reserve`, at which the sequence may fit."""
     reserve: int = 0
     refused_at: int = 0
-    """Changes of the running rows, up to which the reserve counts."""
+    """Row changes at which the reserve was computed."""
     coming: bytes | None = None
-    """Digest of the page that it computes next, in prefill."""
+    """Digest of the page it computes next, in prefill."""
     to_score: int = 0
-    """Number of leading prompt positions whose log-probabilities are wanted."""
+    """Number of leading prompt positions with wanted log-probabilities."""
     scored: int = 0
-    """How many of these are settled. Only their pages may come from the prefix index, which holds KV alone."""
+    """How many of these are settled. Only their pages may come from the prefix index, which holds no logits."""
     ticket: LoadTicket | Search | None = None
-    """Pages on their way from the host tier, or what it asked of tiers below, for which it waits."""
+    """Running load from the host tier, or search of the tiers below, that it waits for."""
     search: Search | None = None
-    """What the tiers below have of it, where they were asked since it last had a row"""
+    """Search of the tiers below since it last had a row"""
     loads_begun: int = 0
-    """How often it has waited for such pages since it last had a row."""
+    """Loads it has waited for since it last had a row."""
     had: int | None = None
-    """Pages of it that the device had when it first waited for others since it last had a row"""
+    """Pages it had on the device at its first wait for others since it last had a row"""
     loaded: int = 0
-    """Tokens of `cached` that came from a tier, or from others while it waited for one"""
+    """Tokens of `cached` loaded from a tier, or shared by others during that wait"""
     declined: bool = False
-    """Whether computing takes less than a load for which it was weighed since it last had a row"""
+    """Whether a load was weighed and declined since it last had a row"""
     skips: int = 0
-    """How often a younger request was admitted past this one."""
+    """Younger requests admitted past this one."""
 
     def __post_init__(self) -> None:
         assert self.tokens is not None

@@ -158,7 +158,7 @@ async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _instead_of(path: str) -> str:
-    """Return what a 404 says: the nearest route, else those of the same family, else those that most callers want."""
+    """Return a 404's hint: the nearest route, else routes of the same family, else the most wanted ones."""
     listed = {entry.path.replace(":path", ""): entry for entry in ROUTES if entry.listed}
     shown = [f"{' '.join(entry.methods)} {name}" for name, entry in listed.items()]
     near = get_close_matches(path.rstrip("/"), listed, n=1, cutoff=0.75)

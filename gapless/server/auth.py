@@ -1,4 +1,4 @@
-"""API keys. Every route says who may call it; without a key that fits, a user route answers 401."""
+"""API keys. Every route declares its callers; without a key that fits, a user route answers 401."""
 
 from __future__ import annotations
 

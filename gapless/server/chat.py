@@ -32,7 +32,7 @@ async def chat_completions(call: HttpCall) -> ASGIApp:
 
 
 def _prompt_fields(job: Job) -> dict[str, Any]:
-    """Return the fields about the prompt in a whole answer, which are those that were asked for."""
+    """Return the requested fields about the prompt in a whole answer."""
     prompt, fields = job.stream_of(0), dict[str, Any]()
     if job.params.prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_entries(prompt.prompt_logprobs or ())

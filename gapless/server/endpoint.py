@@ -29,7 +29,7 @@ class ClientGone(Exception):
 
 
 class HttpCall:
-    """An HTTP request on its way through a handler."""
+    """An HTTP request inside a handler."""
 
     def __init__(self, state: ServerState, request: Request) -> None:
         self.state = state
@@ -42,7 +42,7 @@ class HttpCall:
         self.label: str = request.scope.get("gapless.label", "")
         """The client's name for this request, or one that the answer's headers tell it; '' for none."""
         self.identity = self.model = ""
-        """The id of the answer, and the name under which the model gives it."""
+        """The id of the answer, and the model's name in it."""
         self.span: RequestSpan | None = None
         self.failure = ("", 200)
         """Code and status of the error that the client got instead of an answer, or within it."""
@@ -76,7 +76,7 @@ class HttpCall:
 
     @cached_property
     def deadline(self) -> float | None:
-        """Event-loop time at which this request must have ended: the smaller of server's and client's limit after it
+        """Event-loop time of this request's deadline: the smaller of server's and client's limit after it
         began. Raises ApiError for a limit that is none.
         """
         limits = [self.state.config.request_timeout, _client_timeout(self.request.headers.get("x-request-timeout"))]
@@ -86,7 +86,7 @@ class HttpCall:
         return asyncio.get_running_loop().time() + min(given) - (monotonic_ns() - self.began) / 1e9
 
     async def while_wanted(self, work: Awaitable[T], deadline: float | None) -> T:
-        """Await `work` while the client is there, time is left and the server does not close; else cancel it.
+        """Await `work` while the client is connected, time is left and the server does not close; else cancel it.
 
         Raises ClientGone, ApiError 408, or ApiError 503.
         """
@@ -110,10 +110,10 @@ class RouteEntry(NamedTuple):
     handler: Handler
     access: Access
     body: type[msgspec.Struct] | None = None
-    """The shape of the request, where it has a body"""
+    """The shape of the request, if it has a body"""
     generates: bool = False
     listed: bool = True
-    """Whether lists of routes name it: some do nothing but say why not."""
+    """Whether lists of routes name it: some only answer with a refusal."""
 
 
 class Endpoint(Route):
@@ -230,7 +230,7 @@ def _client_timeout(header: str | None) -> float | None:
 
 
 async def while_here(work: Awaitable[T], receive: Receive, limit: asyncio.Timeout) -> T:
-    """Await `work` while its client is there and the limit has not passed; else cancel it.
+    """Await `work` while its client is connected and the limit has not passed; else cancel it.
 
     Raises ClientGone, or TimeoutError.
     """

@@ -21,7 +21,7 @@ log = logging.getLogger("gapless.server")
 MAX_MESSAGE = 1_000
 RETRY_SECONDS = 2
 
-INVALID = "invalid_request_error"
+INVALID_REQUEST = "invalid_request_error"
 
 
 class ApiError(Exception):
@@ -31,7 +31,7 @@ class ApiError(Exception):
         self,
         status: int,
         message: str,
-        type: str = INVALID,
+        type: str = INVALID_REQUEST,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -79,11 +79,11 @@ def to_api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, RequestError):
         status = 404 if error.code == "model_not_found" else 400
-        return ApiError(status, str(error), INVALID, error.param, error.code)
+        return ApiError(status, str(error), INVALID_REQUEST, error.param, error.code)
     if isinstance(error, msgspec.ValidationError):
         return _wrong_shape(str(error))
     if isinstance(error, (msgspec.DecodeError, RecursionError, UnicodeDecodeError)):
-        return ApiError(400, "the body is not valid JSON", INVALID, code="invalid_json")
+        return ApiError(400, "the body is not valid JSON", INVALID_REQUEST, code="invalid_json")
     if isinstance(error, QueueFullError):
         return unavailable("the queue of waiting requests is full; try again later", "queue_full")
     if isinstance(error, (EngineDeadError, StalledError)):
@@ -156,7 +156,7 @@ def _messages_kind(error: ApiError) -> tuple[int, str]:
 
 
 def _messages_text(error: ApiError) -> str:
-    """Return the message. It names the field, for which this form has no place of its own."""
+    """Return the message. It names the field, since this form has no other place for it."""
     text, param = error.message, error.param
     if error.code == "context_length_exceeded":
         return f"prompt is too long: {text}"  # agents find these words, and shorten the conversation

@@ -24,7 +24,7 @@ from gapless.text.tokens import Memo
 WRITE_SECONDS = 30.0
 """A client that takes nothing for this time is given up."""
 DIRECT_BODY = "gapless.direct_body"
-"""The ASGI extension (a key of scope["extensions"]) with which our HTTP protocol offers a DirectBody."""
+"""The ASGI extension (a key of scope["extensions"]) of our HTTP protocol that offers a DirectBody."""
 
 _HEADERS = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 
@@ -92,7 +92,7 @@ class _Pieces:
 class StreamedAnswer:
     """The ASGI app that streams one job, and the TokenSink of a job that has one plain choice.
 
-    Nothing is sent before the first token is there, or sse_ping_interval has passed: what goes wrong until then gets a
+    Nothing is sent before the first token, or before sse_ping_interval has passed: a failure until then gets a
     truthful status. Which events are sent is for the subclasses, one for each API.
     """
 
@@ -168,7 +168,7 @@ class StreamedAnswer:
         raise NotImplementedError
 
     def _failure(self, answer: ApiError) -> bytes:
-        """Note how the answer failed, and return the event that says so."""
+        """Note the answer's failure, and return the event that reports it."""
         self._job.call.failed(answer.code, answer.status)
         return self._error(answer)
 
@@ -185,7 +185,7 @@ class StreamedAnswer:
         await self._write(send, data + self._end(), more=False)
 
     def put(self, delta: Delta) -> bool:
-        """Send a token past the layers of ASGI, if what comes before it is out and the client can be written to now."""
+        """Send a token past the layers of ASGI, if everything before it is sent and the client's buffer has room."""
         body = self._body
         if body is None or not (self._started and self._opened and body.takes()):
             return False
@@ -227,7 +227,7 @@ class EventStream(StreamedAnswer):
         return b"".join(self._chunks.opening(choice, self._prompt_ids(choice)) for choice in choices)
 
     def _token(self, delta: Delta) -> bytes:
-        # Its prompt has gone before, and its end is the reader's.
+        # Its prompt was sent before, and its end is the reader's.
         if self._job.usage_in_each:
             return self._chunks.text(0, delta.text, self._job.usage(0))
         return self._chunks.plain(0, delta.text)
@@ -275,7 +275,7 @@ class EventStream(StreamedAnswer):
         return b',"timings":%b' % msgspec.json.encode(self._job.timings(choice))
 
     def _meta(self, choice: int) -> bytes:
-        """The field about the choice that goes with its end, where it is asked for."""
+        """The field about the choice that goes with its end, if it is asked for."""
         if not self._job.shows_meta:
             return b""
         return b',"meta_info":%b' % msgspec.json.encode(self._job.meta_info(choice))

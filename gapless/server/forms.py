@@ -49,7 +49,7 @@ _OWN = {
     **{name: name for name in ("regex", "grammar", "structural_tag")},
     **{"ebnf": "grammar", "json_schema": "json"},
 }
-"""Fields of SGLang and llama.cpp, and what they are called in structured_outputs"""
+"""Fields of SGLang and llama.cpp, and their names in structured_outputs"""
 
 
 class FormRequest(msgspec.Struct, kw_only=True):

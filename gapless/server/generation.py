@@ -50,7 +50,7 @@ class Progress:
 class Job:
     """A checked request, ready to run. The choice of prompt p and completion i is p * n + i.
 
-    With `prompt_only` nothing of what is generated is shown or counted.
+    With `prompt_only` no generated text is shown or counted.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Job:
         self.shows_ids = bool(request.return_token_ids)
         self.shows_times, self.shows_meta = bool(request.timings_per_token), bool(request.return_meta_info)
         self.weights = ""
-        """The version of the weights, once the first token is there"""
+        """The version of the weights, after the first token"""
         at_end, self.usage_in_each = request.usage_wanted()
         self.usage_at_end = at_end or self.state.config.enable_force_include_usage
         """Whether a stream ends with a chunk of usage"""
@@ -90,9 +90,9 @@ class Job:
         """Completions that have not ended."""
         self.streams: dict[int, OutputStream] = {}
         self.begun: set[int] = set()
-        """Prompts whose first token has come"""
+        """Prompts with a first token"""
         self.readers: dict[int, ReplyReader] = {}
-        """What takes a choice apart, where replies are more than text"""
+        """The parser of a choice, if replies are more than text"""
         self.scored = 0
         """Log-probabilities so far, alternatives included"""
 
@@ -125,7 +125,7 @@ class Job:
         return [stream.request_id for stream in self.streams.values()]
 
     def gather(self, choice: int, delta: Delta) -> None:
-        """Add what is new to the choice's text, tokens, log-probabilities and events."""
+        """Add an output to the choice's text, tokens, log-probabilities and events."""
         entry = self.choices[choice]
         entry.text.append(delta.text)
         entry.token_ids += delta.token_ids
@@ -133,7 +133,7 @@ class Job:
         entry.events += self.events_of(choice, delta)
 
     def events_of(self, choice: int, delta: Delta) -> list[ReplyEvent]:
-        """Return what is new as events: where replies are no more than text, all is content."""
+        """Return the new part as events: if replies are no more than text, all is content."""
         if (reader := self.readers.get(choice)) is None:
             return [Content(delta.text)] if delta.text else []
         events = reader.feed(delta.token_ids, delta.text)
@@ -258,7 +258,7 @@ class Job:
             self.state.metrics.observe_start(self.streams[number].metrics)
 
     def note(self, choice: int, delta: Delta) -> None:
-        """Count what is new. Raises EngineError for a completion that failed, RequestError for too many numbers."""
+        """Count new tokens. Raises EngineError for a completion that failed, RequestError for too many numbers."""
         entry = self.choices[choice]
         if delta.token_ids:
             now = time.monotonic()
@@ -278,7 +278,7 @@ class Job:
 
 
 def whole_answer(job: Job, encode: Callable[[], bytes], take: Callable[[int, Delta], object] | None = None) -> ASGIApp:
-    """Make the ASGI app that runs a job to its end and answers in one piece, which `encode` makes of what was taken."""
+    """Make the ASGI app that runs a job to its end and answers in one piece, which `encode` makes of the results."""
 
     async def collect() -> None:
         async with aclosing(job.deltas()) as deltas:

@@ -20,16 +20,16 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
 from gapless.base.records import PageChange, PageEvent
 from gapless.server.errors import log
-from gapless.server.kv_events_config import NAME, KvEventsConfig, listens
+from gapless.server.kv_events_config import EVENTS_FIELD, KvEventsConfig, listens
 
 END = (-1).to_bytes(8, "big", signed=True)
 """The sequence number after the last batch of a replay"""
 RANK = 0
 MEDIUM = "GPU"
 """vLLM's word for the memory of the device that runs the steps, whatever it is"""
-CLOSE_SECONDS = 2.0
+SEND_CLOSE_SECONDS = 2.0
 EventCounts = tuple[Mapping[str, int], Mapping[str, int]]
-"""Batches since the start by what became of them, and those that are held now: in the queue, and for replay"""
+"""Batches since the start by outcome, and batches held now: in the queue, and for replay"""
 
 
 def block_hash(digest: bytes) -> int:
@@ -73,14 +73,14 @@ class KvEventPublisher:
         try:
             import zmq
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{NAME} needs pyzmq: pip install pyzmq") from error
+            raise ConfigError(f"{EVENTS_FIELD} needs pyzmq: pip install pyzmq") from error
         self._zmq = zmq
         self._context: Any = zmq.Context()
         self._topic = config.topic.encode()
         self._queue: deque[tuple[float, Sequence[PageEvent]]] = deque()
         self._most = config.max_queue_size
         self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
-        """(sequence number, batch) of those that can be asked for"""
+        """(sequence number, batch) of each batch that can be asked for"""
         self._batches = Counter(sent=0, lost=0, replayed=0)
         self._encode = msgspec.msgpack.Encoder().encode
         self._bell, self._rung = socket.socketpair()
@@ -91,7 +91,7 @@ class KvEventPublisher:
         try:
             self._out = self._open(zmq.PUB, config.hwm, "endpoint", config.endpoint)
             self._replay = None
-            if config.replay_endpoint is not None:  # a whole replay must fit: what does not is dropped unsaid
+            if config.replay_endpoint is not None:  # a whole replay must fit: the rest is dropped without notice
                 most = config.buffer_steps + 1
                 self._replay = self._open(zmq.ROUTER, most, "replay_endpoint", config.replay_endpoint)
         except BaseException:
@@ -108,7 +108,7 @@ class KvEventPublisher:
         try:
             (made.bind if name == "replay_endpoint" or listens(endpoint) else made.connect)(endpoint)
         except self._zmq.ZMQError as error:
-            raise ConfigError(f"{NAME}.{name}: cannot use {endpoint}: {error}; choose another") from error
+            raise ConfigError(f"{EVENTS_FIELD}.{name}: cannot use {endpoint}: {error}; choose another") from error
         return made
 
     def publish(self, events: Sequence[PageEvent]) -> None:
@@ -118,18 +118,18 @@ class KvEventPublisher:
             self.lost()
             return
         self._queue.append((time.time(), events))
-        with suppress(OSError):  # it has been rung often enough, or its thread has gone
+        with suppress(OSError):  # it has been rung often enough, or its thread has ended
             self._bell.send(b"!")
 
     def counts(self) -> EventCounts:
         return self._batches, {"queue": len(self._queue), "replay": len(self._sent)}
 
     def close(self) -> None:
-        """Send what is queued and end the thread."""
+        """Send queued batches and end the thread."""
         self._closing = True
         with suppress(OSError):
             self._bell.send(b"!")
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(SEND_CLOSE_SECONDS)
 
     # The rest runs on the thread.
 
@@ -160,7 +160,7 @@ class KvEventPublisher:
         self._batches["sent"] += 1
 
     def _answer(self, replay: Any) -> None:
-        """Send what was asked for: the batches from a number on, and the end."""
+        """Send the requested batches, from a number on, and the end."""
         client, *request = replay.recv_multipart()
         if len(request) != 2 or request[0] or len(request[1]) != 8:
             log.warning("a request for KV events must be an empty frame and a number of 8 bytes")
@@ -185,7 +185,7 @@ def kv_events(text: str | None, engine: EngineConfig) -> Iterator[KvEventPublish
         yield None
         return
     if not engine.enable_prefix_caching:
-        raise ConfigError(f"{NAME}: without prefix caching there are no events; leave out one of the two")
+        raise ConfigError(f"{EVENTS_FIELD}: without prefix caching there are no events; leave out one of the two")
     publisher = KvEventPublisher(config)
     try:
         yield publisher

@@ -9,8 +9,8 @@ import msgspec
 
 from gapless.base.errors import ConfigError
 
-NAME = "kv_events_config"
-EXAMPLE = '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'
+EVENTS_FIELD = "kv_events_config"
+EVENTS_EXAMPLE = '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'
 _HERE = r"\*|0\.0\.0\.0|\[::\]|localhost|127(?:\.\d+){3}|\[::1\]"
 _ENDPOINT = re.compile(rf"ipc://.+|tcp://(?:{_HERE}|\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{{1,5}})")
 _LISTENS = re.compile(rf"ipc://.+|tcp://(?:{_HERE}):\d+")
@@ -27,7 +27,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = "tcp://127.0.0.1:5557"
     """Address to listen on, or that of a subscriber on another machine, to connect to"""
     replay_endpoint: str | None = None
-    """Address to listen on for those who have missed batches; none where it is left out"""
+    """Address to listen on for receivers that have missed batches; none by default"""
     buffer_steps: Count = 10_000
     """Batches kept for them"""
     hwm: Count = 100_000
@@ -38,19 +38,23 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, text: str) -> KvEventsConfig:
-        """Read the JSON of the flag. Raises ConfigError naming what is wrong in it."""
+        """Read the JSON of the flag. Raises ConfigError naming the fault."""
         try:
             config = msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             fields = ", ".join(cls.__struct_fields__)
-            raise ConfigError(f"{NAME} must be JSON such as {EXAMPLE}, with the fields {fields}: {error}") from error
+            raise ConfigError(
+                f"{EVENTS_FIELD} must be JSON such as {EVENTS_EXAMPLE}, with the fields {fields}: {error}"
+            ) from error
         for name, endpoint in (("endpoint", config.endpoint), ("replay_endpoint", config.replay_endpoint)):
             match = _ENDPOINT.fullmatch(endpoint or config.endpoint)
             if endpoint == "" or match is None or not 0 < int(match[1] or 1) < 2**16:
                 good = "tcp://127.0.0.1:5557 or ipc:///run/kv-events"
-                raise ConfigError(f"{NAME}.{name} must be like {good}, got {endpoint!r}")
+                raise ConfigError(f"{EVENTS_FIELD}.{name} must be like {good}, got {endpoint!r}")
         if config.replay_endpoint == config.endpoint:
-            raise ConfigError(f"{NAME}.replay_endpoint must be another one than endpoint, got {config.endpoint!r}")
+            raise ConfigError(
+                f"{EVENTS_FIELD}.replay_endpoint must be another one than endpoint, got {config.endpoint!r}"
+            )
         return config
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes kv_transfer_params: how a router has one engine compute a prompt and another go on with it.
+"""Reads and writes kv_transfer_params: a router has one engine compute a prompt and another continue it.
 
 Two spellings are taken: by names alone (remote_decoder, remote_prefiller), and that of vLLM's NIXL connector
 (do_remote_decode, do_remote_prefill), whose block numbers mean nothing here. Pages are found by their keys in both.
@@ -13,19 +13,19 @@ from gapless.base.errors import RequestError
 from gapless.base.peers import PeerAddress, PeerPlan
 from gapless.base.records import NO_TRANSFER, KVTransfer
 
-FIELD = "kv_transfer_params"
+TRANSFER_FIELD = "kv_transfer_params"
 MAX_NAME_CHARS = 128
 
 
 class Handover(NamedTuple):
-    """What a request says about other engines, and what its answer says to the next one."""
+    """A request's settings for other engines, and its answer's for the next one."""
 
     transfer: KVTransfer = NO_TRANSFER
     answer: dict[str, Any] | None = None
 
 
 def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: str) -> Handover:
-    """Read what a request says. `new_name` is given to a prompt for a decoder that has none.
+    """Read a request's settings. `new_name` is given to a prompt for a decoder that has none.
 
     An engine without peers leaves it alone. Raises RequestError, also for a peer that this engine
     was not started with: none is reached because a request names it.
@@ -43,7 +43,9 @@ def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: st
         transfer = transfer._replace(claim=_name(prefiller, None), peer=_peer(prefiller, plan))
     if decoder is not None:
         if plan.listen is None:
-            raise RequestError(f"{FIELD}: this engine gives no pages, since its role is decode", FIELD)
+            raise RequestError(
+                f"{TRANSFER_FIELD}: this engine gives no pages, since its role is decode", TRANSFER_FIELD
+            )
         transfer = transfer._replace(offer=_name(decoder, new_name))
         answer = _answer(transfer.offer, plan.listen, nixl)
     return Handover(transfer, answer)
@@ -52,14 +54,16 @@ def read_handover(params: Mapping[str, Any] | None, plan: PeerPlan, new_name: st
 def _part(params: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     part = params.get(name)
     if part is not None and not isinstance(part, dict):
-        raise RequestError(f"{FIELD}.{name} must be an object", FIELD)
+        raise RequestError(f"{TRANSFER_FIELD}.{name} must be an object", TRANSFER_FIELD)
     return part
 
 
 def _name(part: Mapping[str, Any], default: str | None) -> str:
     name = part.get("kv_request_id") or default
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
-        raise RequestError(f"{FIELD}: kv_request_id must be 1 to {MAX_NAME_CHARS} printable characters", FIELD)
+        raise RequestError(
+            f"{TRANSFER_FIELD}: kv_request_id must be 1 to {MAX_NAME_CHARS} printable characters", TRANSFER_FIELD
+        )
     return name
 
 
@@ -73,12 +77,12 @@ def _peer(part: Mapping[str, Any], plan: PeerPlan) -> str:
     address = PeerAddress(path=path) if path else PeerAddress(str(host), number)
     if address not in plan.peers:
         text = "remote_host and remote_port must be those of a peer that this engine was started with, see --kv-peer"
-        raise RequestError(f"{FIELD}: {text}", FIELD)
+        raise RequestError(f"{TRANSFER_FIELD}: {text}", TRANSFER_FIELD)
     return str(address)
 
 
 def _answer(name: str, listen: PeerAddress, nixl: bool) -> dict[str, Any]:
-    """What the router hands to the decoder, which finds a prefiller that listens everywhere if it knows no other."""
+    """The router's settings for the decoder, which finds a prefiller that listens everywhere if it has no other."""
     where = {"remote_host": f"unix:{listen.path}" if listen.path else listen.host, "remote_port": listen.port}
     where = {} if listen.everywhere else where
     if not nixl:

@@ -12,7 +12,7 @@ from gapless.text.incremental import Detokenizer
 from gapless.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
+"""Stands for minus infinity, which JSON lacks."""
 
 
 class ChatLogprob(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class CompletionWriter:
     def write(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
         """Return lists with an entry per token; the first of a prompt has neither probability nor alternatives.
 
-        `text_offset` counts characters of the choice's text in front of the token; those of a part of a character, in
+        `text_offset` counts characters of the choice's text in front of the token; for a part of a character, in
         front of that one.
         """
         offsets = [self._place(token) for token in ids]

@@ -86,8 +86,8 @@ def to_json(line: Mapping[str, Any]) -> str:
 
 
 def is_shown(record: logging.LogRecord, quiet: Collection[str] = ()) -> bool:
-    """Return whether an access line is written: those of probes and of pages that look on come every second and say
-    nothing, nor are those of `quiet` paths wanted."""
+    """Return whether an access line is written: probes and watching pages would add one every second, and lines of
+    `quiet` paths are unwanted."""
     arguments = record.args
     path = str(arguments[2] if isinstance(arguments, tuple) and len(arguments) > 2 else "").partition("?")[0]
     return path not in _QUIET and not path.startswith("/debug/") and path not in quiet
@@ -209,7 +209,7 @@ def log_request(what: Generated, seconds: float, trace_id: str) -> None:
 
 
 async def log_stats(state: ServerState, every: float = STATS_SECONDS) -> None:
-    """Write lines until cancelled. Nothing is written about seconds in which nothing ran."""
+    """Write lines until cancelled. Idle seconds get no line."""
     before, since = state.llm.stats(), time.monotonic()
     while True:
         await asyncio.sleep(every)

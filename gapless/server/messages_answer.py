@@ -52,7 +52,7 @@ def _ending(job: Job, max_tokens: int) -> dict[str, Any]:
 
 
 def _usage(job: Job) -> dict[str, Any]:
-    """Return the tokens so far. Those read from the prefix cache are not among `input_tokens`."""
+    """Return the tokens so far. `input_tokens` excludes tokens read from the prefix cache."""
     stream, done, reader = job.stream_of(0), job.choices[0], job.readers.get(0)
     cached = stream.num_cached_tokens
     usage: dict[str, Any] = {

@@ -20,11 +20,11 @@ _ROLES = ("user", "assistant", "system")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""What chat templates know of the API's efforts"""
+"""Chat templates' words for the API's efforts"""
 
 
 class ContentBlock(msgspec.Struct):
-    """A block of any type. Its type says which fields it needs; those that change no token are ignored."""
+    """A block of any type. Its type decides the fields that it needs; fields that change no token are ignored."""
 
     type: str
     text: str | None = None
@@ -263,7 +263,7 @@ def _check_prefill(turn: _Turn) -> None:
         raise RequestError("messages: the final message is the assistant's and has no text to continue", "messages")
 
 
-# What is asked of the answer
+# Wishes for the answer
 
 
 def _tool(tool: ClientTool, where: str) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def _choice(asked: ToolChoice | None, names: Sequence[str]) -> Any:
 
 
 def _thinking(asked: ThinkingConfig | None) -> dict[str, bool]:
-    """Return the variables by which chat templates switch thinking; each has one of them."""
+    """Return the variables that switch thinking in chat templates; each template has one of them."""
     if asked is None:
         return {}
     if asked.type not in _THINKING:
@@ -309,7 +309,7 @@ def _effort(asked: str | None) -> str | None:
 
 
 def _wanted(asked: OutputFormat | None, older: OutputFormat | None) -> StructuredOutputs | None:
-    """Return the form of the answer, for which a request has two fields."""
+    """Return the form of the answer; a request has two fields for it."""
     if asked and older:
         raise RequestError("output_format and output_config.format both ask for a form: leave one out", "output_format")
     return _form(asked, "output_config.format") or _form(older, "output_format")

@@ -134,7 +134,7 @@ class Histogram:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Observations so far: one number for each bound, and those above the last."""
+        """Observations so far: one number for each bound, and the number above the last."""
         return tuple(self._counts)
 
     def observe(self, value: float) -> None:
@@ -187,7 +187,7 @@ class Metrics:
         self.http: Counter[tuple[str, str, str]] = Counter()
         """(handler, method, '2xx') to the number of answers."""
         self.kv_events: Callable[[], EventCounts] | None = None
-        """Counts KV events, where they are published."""
+        """Counts of KV events, if they are published."""
         self.busy_looks: deque[tuple[float, int, int]] = deque()
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
@@ -195,7 +195,7 @@ class Metrics:
         return self.histograms[-1]
 
     def observe_start(self, times: RequestMetrics) -> None:
-        """Count how long a request waited in the queue and for its first token, as far as it has come."""
+        """Count a request's waits in the queue and for its first token, as far as they have ended."""
         if times.queue_seconds is not None:
             self.queue_time.observe(times.queue_seconds)
         if times.time_to_first_token is not None:
@@ -218,11 +218,11 @@ class Metrics:
             self.prefill_computed.observe(computed)
 
     def render(self, stats: Stats, info: EngineInfo | None, up: bool, detok_seconds: float = 0.0) -> bytes:
-        """Return the page. `info` is None until the engine has come up once."""
+        """Return the page. `info` is None until the engine has started once."""
         return generate_latest(_Page(self, stats, info, up, detok_seconds))
 
     def busy_ratio(self, stats: Stats, now: float) -> float:
-        """Return the share of busy time in the last BUSY_SECONDS, or since the last look before those."""
+        """Return the share of busy time in the last BUSY_SECONDS, or since the last look before them."""
         looks = self.busy_looks
         if not looks or now - looks[-1][0] >= 1.0:
             looks.append((now, stats.wall_ns, stats.busy_ns))
@@ -295,7 +295,7 @@ class _Page(Collector):
         yield self._by("place", GAUGE, "gapless:kv_event_batches_held", text, held)
 
     def _steps(self) -> Iterator[Metric]:
-        """Yield what is derived from the loop's numbers."""
+        """Yield the figures derived from the loop's numbers."""
         stats = self._stats
         yield self._one(GAUGE, "gapless:engine_up", "1 while the engine takes requests.", int(self._up))
         used = (stats.pages_owned + stats.pages_fenced) / max(1, stats.pages_total)
@@ -348,7 +348,7 @@ class _Page(Collector):
         yield answers
 
     def _times(self) -> Iterator[Metric]:
-        """Yield the device's and the host's times. The names say GPU, as dashboards do; a CPU counts as a device."""
+        """Yield the device's and the host's times. The names have GPU, as in dashboards; a CPU counts as a device."""
         stats = self._stats
         idle = {cause: ns / 1e9 for cause, ns in stats.idle_ns.items()}
         no_work, busy = idle.pop("no_work"), stats.busy_ns / 1e9

@@ -1,4 +1,4 @@
-"""What the routes take: /openapi.json, made of the route table and the shapes of requests, and /docs, to read."""
+"""The routes' requests: /openapi.json, made of the route table and the shapes of requests, and /docs, to read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gapless.server.endpoint import RouteEntry
 
 _CALLERS = {Access.PUBLIC: "everyone", Access.USER: "holders of a key", Access.OPERATOR: "operators"}
 _MEDIA = {"/metrics": "text/plain", "/ui": "text/html", "/docs": "text/html", "/debug/steps": "text/event-stream"}
-"""What answers that are not JSON are; None for those without a body"""
+"""Content types of answers that are not JSON; None for answers without a body"""
 _MEDIA |= dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "text/plain")
 _BARE = ("/", "/health", "/ready", "/ping")
 """Routes whose answer has no body"""
@@ -74,7 +74,7 @@ def _plain(path: str) -> str:
 
 
 def _described(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Add what the registry says of each sampling parameter."""
+    """Add the registry's description of each sampling parameter."""
     docs = {entry.name: entry.doc for entry in PARAMS}
     for schema in schemas.values():
         for name, field in schema.get("properties", {}).items():

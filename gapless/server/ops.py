@@ -68,7 +68,7 @@ async def load(call: HttpCall) -> ASGIApp:
 
 
 async def models(call: HttpCall) -> ASGIApp:
-    """List the names under which the model is served."""
+    """List the served names of the model."""
     state = call.state
     if in_messages_api(call.request.scope):
         cards = [_anthropic_card(name) for name in state.names]
@@ -168,7 +168,7 @@ async def abort_requests(call: HttpCall) -> ASGIApp:
     """End the open requests that `request_ids` names, or all, with the finish reason abort."""
     wanted, llm = parse_plain(await call.json(), AbortRequests).request_ids, call.state.llm
     if wanted:
-        jobs = [job for job in call.state.jobs_of(wanted) if job.names]  # those that the engine has
+        jobs = [job for job in call.state.jobs_of(wanted) if job.names]  # the engine's own
         count = len(jobs)
         await llm.abort([name for job in jobs for name in job.names])
     else:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 
-INDEX = "index.html"
+INDEX_PAGE = "index.html"
 PAGES = {"chat": "chat.html"}
 """Pages by their names below /ui/"""
 MEDIA_TYPES = {
@@ -33,7 +33,7 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 FILES = {file.name: file for file in files("gapless.ui").iterdir() if file.name.rpartition(".")[2] in MEDIA_TYPES}
-"""What is served: name below /ui/ to file."""
+"""Served files: name below /ui/ to file."""
 
 
 async def root(call: HttpCall) -> ASGIApp:
@@ -46,7 +46,7 @@ async def page(call: HttpCall) -> ASGIApp:
     """Answer with the live page. Its links are relative to /ui."""
     if call.request.url.path.endswith("/"):
         return Response(status_code=307, headers={**HEADERS, "location": "../ui"})
-    return _answer(INDEX)
+    return _answer(INDEX_PAGE)
 
 
 async def page_file(call: HttpCall) -> ASGIApp:

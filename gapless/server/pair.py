@@ -47,7 +47,7 @@ END_SECONDS = 10.0
 """How long children may take beyond their time to drain"""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
 """Seconds before a child is started again; twice as many each time, until one has lasted LAST_PAUSE"""
-FOLDER, LOCK = "gapless-pd-", "lock"
+FOLDER_PREFIX, PAIR_LOCK = "gapless-pd-", "lock"
 NEW_SECONDS = 10.0
 """How long the folder of a router may be without its lock: it has just been made."""
 
@@ -59,11 +59,11 @@ class Side(NamedTuple):
     number: int
     role: str
     path: str
-    """The unix socket on which it serves"""
+    """Path of the unix socket for HTTP"""
     flag: str
-    """What says where the prefiller gives pages"""
+    """The argument with the prefiller's address for pages"""
     without: str
-    """What happens while it is gone"""
+    """The effect of its absence"""
 
 
 def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) -> int:
@@ -92,10 +92,10 @@ def serve_pair(argv: Sequence[str], engine: EngineConfig, server: ServerConfig) 
 @contextmanager
 def own_folder() -> Iterator[Path]:
     """A folder for sockets, locked while this process lives. Folders of routers that were killed are removed first."""
-    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+    for old in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         if _left_behind(old):
             shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=FOLDER) as name, open(Path(name) / LOCK, "wb") as lock:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as name, open(Path(name) / PAIR_LOCK, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield Path(name)
 
@@ -106,7 +106,7 @@ def _left_behind(folder: Path) -> bool:
         facts = folder.lstat()
         if facts.st_uid != os.getuid() or time.time() - facts.st_mtime < NEW_SECONDS or folder.is_symlink():
             return False
-        with open(folder / LOCK, "rb") as lock:
+        with open(folder / PAIR_LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return folder.is_dir()
@@ -206,7 +206,7 @@ class PairServing:
                 log.info("the %s was started again: process %d", side.name, self._children[side.name].pid)
 
     async def _end(self) -> None:
-        """Have the sides finish what runs, and kill those that take too long for that."""
+        """Have the sides finish their requests, and kill a side that takes too long for that."""
         running = [child for child in self._children.values() if child.returncode is None]
         for child in running:
             child.terminate()

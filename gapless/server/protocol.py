@@ -13,7 +13,7 @@ from gapless.base.params import PARAMS, SamplingParams, check_logprobs
 from gapless.server.errors import log, unsupported
 from gapless.server.forms import FormRequest
 
-MAX_DEPTH = 64
+MAX_JSON_DEPTH = 64
 MAX_SEQUENCES = 256
 DEFAULT_COMPLETION_TOKENS = 16
 _STEP = np.zeros(256, np.int8)
@@ -35,7 +35,7 @@ _SamplingFields: Any = msgspec.defstruct(
     bases=(FormRequest,),
     kw_only=True,
 )
-"""The sampling parameters of the registry; None where the request does not say."""
+"""The sampling parameters of the registry; None if the request leaves them out."""
 
 
 class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, call-arg]
@@ -67,7 +67,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         return wanted
 
     def sampling(self, defaults: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
-        """The checked parameters: what the request says, else `defaults`, else the neutral value."""
+        """The checked parameters: the request's, else `defaults`, else the neutral value."""
         if self.best_of not in (None, self.n or 1):
             raise RequestError("best_of must be equal to n: all completions are returned, none is chosen", "best_of")
         given = {entry.name: getattr(self, entry.name) for entry in _SAMPLING}
@@ -75,13 +75,13 @@ class GenerationRequest(_SamplingFields, kw_only=True):  # type: ignore[misc, ca
         asked |= {"logprobs": self.wanted_logprobs(), "prompt_logprobs": self.wanted_prompt_logprobs()}
         asked |= {"structured_outputs": self.form()} | ({} if max_tokens is None else {"max_tokens": max_tokens})
         if max_tokens == 1 and (self.kv_transfer_params or {}).get("do_remote_decode"):
-            asked.pop("min_tokens", None)  # vllm-router adds it, also to forms, with which it does not go
+            asked.pop("min_tokens", None)  # vllm-router adds it, also to forms, which exclude it
         if asked.get("min_tokens", 0) > defaults.get("max_tokens", 0):
             asked.setdefault("max_tokens", None)  # more than the model's own limit is asked for
         return SamplingParams.from_dict({"max_tokens": None, **defaults, **asked})
 
     def usage_wanted(self) -> tuple[bool, bool]:
-        """(a usage chunk at the end, usage in every chunk) as the stream options say. Raises RequestError."""
+        """(a usage chunk at the end, usage in every chunk) by the stream options. Raises RequestError."""
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options is for streams: set stream to true, or leave it out", "stream_options")
         options = self.stream_options or StreamOptions()
@@ -193,7 +193,7 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
 
     model_path: str
     weight_version: str | None = None
-    """What answers call these weights; default: model_path"""
+    """Name of these weights in answers; default: model_path"""
 
 
 _IGNORED = {
@@ -232,7 +232,7 @@ _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse(body: bytes, kind: type[R]) -> R:
-    """A request of `kind`. Raises msgspec's errors for a wrong shape and RequestError for what is not supported."""
+    """A request of `kind`. Raises msgspec's errors for a wrong shape and RequestError for an unsupported wish."""
     request = parse_plain(body, kind)
     _check_extras(_TOP.decode(body), kind)
     return request
@@ -246,14 +246,14 @@ def parse_plain(body: bytes, kind: type[R]) -> R:
 
 def check_depth(body: bytes) -> None:
     """Refuse JSON nested deeper than 64 levels: without recursion, in time proportional to its length."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now every quote begins or ends a string
     codes = np.frombuffer(plain, np.uint8)
     inside = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
     depth = np.cumsum(np.where(inside, 0, _STEP[codes]), dtype=np.int32)
-    if depth.max() > MAX_DEPTH:
-        raise RequestError(f"the body is nested deeper than {MAX_DEPTH} levels", code="too_deep")
+    if depth.max() > MAX_JSON_DEPTH:
+        raise RequestError(f"the body is nested deeper than {MAX_JSON_DEPTH} levels", code="too_deep")
 
 
 def _check_extras(fields: dict[str, msgspec.Raw], kind: type[Any]) -> None:

@@ -16,11 +16,11 @@ from gapless.server.limits import MAX_HEADER_BYTES, origin_headers
 
 HEAD_SECONDS = 5.0
 MAX_HEAD_BYTES = MAX_HEADER_BYTES + 16 * 1024
-"""Raw bytes before the end of the headers; the exact limits are tested later, on what was parsed."""
+"""Raw bytes before the end of the headers; the exact limits are tested later, on parsed headers."""
 
 
 class UnchunkedCycle(RequestResponseCycle):
-    """An answer to a client of HTTP/1.0, which knows no chunks: a body without a length ends with the connection."""
+    """An answer to a client of HTTP/1.0, which has no chunks: a body without a length ends with the connection."""
 
     _unsized = False
 

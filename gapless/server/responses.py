@@ -52,7 +52,7 @@ async def stored_responses(call: HttpCall) -> ASGIApp:
 
 
 def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
-    # Functions are strict unless they say otherwise, where the model's way to write calls lets them be.
+    # Functions are strict by default, if the model's way of writing calls lets them be.
     strict = replies.tools is not None and replies.tools.form is not None
     tools = request.chat_tools(strict)
     use = check_tools(list(tools.values()), request.chat_choice(), request.parallel_tool_calls, list(tools))
@@ -102,7 +102,7 @@ class ResponseAnswer(StreamedAnswer):
         self._output = output
         self._reader = job.readers.get(0)
         self._scores: ReplyScores | None = None
-        """Log-probabilities of the text, where they are asked for; made with the first tokens"""
+        """Log-probabilities of the text, if they are asked for; made with the first tokens"""
         self._sent = 0
         """Events that have been sent"""
 

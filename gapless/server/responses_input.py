@@ -73,7 +73,7 @@ def messages_of(instructions: str | None, given: str | Sequence[dict[str, Any]])
         last: dict[str, Any] = messages[-1] if messages else {"role": ""}
         if last["role"] != part["role"]:
             joins = False
-        elif part["role"] == "assistant":  # what it reasoned, said and called in one turn is one message
+        elif part["role"] == "assistant":  # reasoning, text and calls of one turn are one message
             joins = "tool_calls" in part or "tool_calls" in last or "content" not in last
         else:
             joins = part["role"] == "system" and len(messages) == 1  # many templates take one, the first

@@ -18,7 +18,7 @@ Event = tuple[str, Fields]
 
 
 class ItemKind(NamedTuple):
-    """What one type of item is called, and what its text is called in items and events."""
+    """Names of one type of item, and of its text in items and events."""
 
     type: str
     prefix: str
@@ -32,13 +32,13 @@ class ItemKind(NamedTuple):
 
 
 MESSAGE = ItemKind("message", "msg", "output_text", "text", "output_text")
-REASONING = ItemKind("reasoning", "rs", "reasoning_text", "text", "reasoning_text")
+REASONING_ITEM = ItemKind("reasoning", "rs", "reasoning_text", "text", "reasoning_text")
 FUNCTION = ItemKind("function_call", "fc", "function_call_arguments", "arguments")
 CUSTOM = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input", "input")
 
 
 class Output:
-    """All items of one response, the last of them on its way. Calls of `customs` are calls of tools that take text."""
+    """All items of one response; the last is being written. Calls of `customs` are calls of tools that take text."""
 
     def __init__(self, customs: Collection[str] = ()) -> None:
         self._customs = customs
@@ -55,7 +55,7 @@ class Output:
             if isinstance(event, Content):
                 yield from self._say(MESSAGE, event.text, {"role": "assistant"}, scored)
             elif isinstance(event, Reasoning):
-                yield from self._say(REASONING, event.text, {"summary": []}, [])
+                yield from self._say(REASONING_ITEM, event.text, {"summary": []}, [])
             elif isinstance(event, CallBegun):
                 kind = CUSTOM if event.name in self._customs else FUNCTION
                 yield from self._open(kind, {"call_id": call_id(event), "name": event.name})

@@ -1,4 +1,4 @@
-"""The fields of POST /v1/responses, checked, and what they ask of the engine."""
+"""The fields of POST /v1/responses, checked, and the engine's request made of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gapless.server.protocol import GenerationRequest
 from gapless.server.responses_input import messages_of
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for. Its other values name what this server never has, and are ignored."""
+"""Supported values of `include`. Its other values name things that this server never has, and are ignored."""
 _WHOLE = ": nothing is stored here, so send the whole conversation in input"
 _REFUSED = {
     "previous_response_id": _WHOLE,
@@ -121,11 +121,11 @@ class ResponsesRequest(GenerationRequest):
         return {**({} if effort is None else {"reasoning_effort": effort}), **(self.chat_template_kwargs or {})}
 
     def chat_tools(self, strict: bool) -> dict[int, Any]:
-        """Return the tools in the shape of chat requests, by place; `strict` is that of functions that do not say."""
+        """Return the tools in the shape of chat requests, by place; `strict` is the default of functions."""
         return {i: _chat_tool(tool, f"tools[{i}]", strict) for i, tool in self.callable_tools().items()}
 
     def callable_tools(self) -> dict[int, Any]:
-        """Return the tools but those of types that OpenAI's servers run: agents offer these to any server."""
+        """Return the tools without the types that OpenAI's servers run: agents offer these to any server."""
         return {i: tool for i, tool in enumerate(self.tools or ()) if not _is_hosted(tool)}
 
     def chat_choice(self) -> Any:

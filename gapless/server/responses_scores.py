@@ -39,7 +39,7 @@ class ReplyScores:
         """Entries of the latest tokens, which begin a character and have no text before the one that ends it"""
         self._due: deque[_Due] = deque()
         self._text = ""
-        """Text that has come, but not yet all of its token's"""
+        """Received text whose token is not yet complete"""
         self._pieces: list[tuple[str, Sequence[ChatTokenLogprob]]] = []
         """Texts that the reader has not given out, or not whole"""
 
@@ -57,9 +57,9 @@ class ReplyScores:
             yield [], self._taken(len(self._text), self._open)
 
     def of(self, events: Sequence[ReplyEvent], ended: bool = False) -> list[list[ChatTokenLogprob]]:
-        """Return the log-probabilities of each event's text, where that is content. `ended` when no text follows.
+        """Return the log-probabilities of each event's text, if that is content. `ended` when no text follows.
 
-        What the reader gave out comes before what it holds, which stays for later events; all else was dropped.
+        The reader's output comes before its held text, which stays for later events; all else was dropped.
         """
         if not events:
             return []
@@ -118,7 +118,7 @@ def _places(raw: str, events: Sequence[ReplyEvent], end: int) -> list[_Place]:
 
 
 def _place(raw: str, text: str, end: int) -> tuple[int, int]:
-    """Return where a text is: at the end, or before what was dropped after it; an empty place where it is not."""
+    """Return a text's place: at the end, or before dropped text after it; an empty place if it is missing."""
     texts = [said for said in (text, text.lstrip(WHITE)) if said]  # a parser may have put a line break before it
     for said in texts:
         if raw.endswith(said, 0, end):

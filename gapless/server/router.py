@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gapless.base.errors import RequestError
 from gapless.base.http import HttpError
 from gapless.server.endpoint import ClientGone, while_here
-from gapless.server.errors import INVALID, ApiError, error_response, log, to_api_error, unavailable
+from gapless.server.errors import INVALID_REQUEST, ApiError, error_response, log, to_api_error, unavailable
 from gapless.server.limits import unrooted
 from gapless.server.protocol import check_depth
 from gapless.server.state import new_id
@@ -24,7 +24,7 @@ from gapless.server.upstream import called, passed_on
 
 APART = ("/v1/completions", "/v1/chat/completions")
 """Routes whose prompts the prefiller computes"""
-PASSED = (
+PASSED_HEADERS = (
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/version"),
     *("/docs", "/openapi.json"),
 )
@@ -52,17 +52,17 @@ class PairRouter:
         try:
             if scope["path"] in ("/health", "/ready"):
                 await (await self._health())(scope, receive, send)
-            elif scope["path"] in APART or scope["path"] in PASSED or scope["path"].startswith(PASSED_BELOW):
+            elif scope["path"] in APART or scope["path"] in PASSED_HEADERS or scope["path"].startswith(PASSED_BELOW):
                 await self._serve(request, await request.body(), send)
             else:
-                raise ApiError(404, "there is no such route on a pair of servers", INVALID, code="not_found")
+                raise ApiError(404, "there is no such route on a pair of servers", INVALID_REQUEST, code="not_found")
         except (ClientDisconnect, ClientGone):
             return
         except (ApiError, RequestError) as error:
             await error_response(to_api_error(error), scope)(scope, receive, send)
 
     async def _health(self) -> Response:
-        """Answer 200 while the decoder works, and say how both are."""
+        """Answer 200 while the decoder works, with the state of both."""
         prefill, decode = await asyncio.gather(healthy(self._prefill), healthy(self._decode))
         sides = {"prefill": "up" if prefill else "down", "decode": "up" if decode else "down"}
         return Response(msgspec.json.encode(sides), 200 if decode else 503, media_type="application/json")
@@ -84,7 +84,7 @@ class PairRouter:
         try:
             asked = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
-            return None, body  # the decoder says what is wrong with it
+            return None, body  # the decoder reports the fault
         if not isinstance(asked, dict):
             return None, body
         asked.pop("kv_transfer_params", None)  # it is between us

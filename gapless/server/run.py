@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 import gapless
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError, EngineDeadError, GaplessError, exit_code
-from gapless.base.progress import CLEAR
+from gapless.base.progress import CLEAR_LINE
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.child import WORKER
 from gapless.engine.frontdoor import Located, locate, open_assets
@@ -50,7 +50,7 @@ Python's 700 it would look in vain, again and again, at requests that run."""
 KEEP_ALIVE_SECONDS = 30
 FLUSH_SECONDS = 2
 ENDS_WITH_STDIN = "GAPLESS_ENDS_WITH_STDIN"
-"""The variable with which the end of standard input ends the server as SIGTERM does"""
+"""The variable that makes the end of standard input end the server as SIGTERM does"""
 
 
 def serve(engine: EngineConfig, server: ServerConfig, *, worker: Sequence[str] = WORKER) -> int:
@@ -131,7 +131,7 @@ class Serving:
             self._give_up(error)
             return
         except Exception as error:
-            # This task is awaited only at the end: unless it is logged, the server would say "loading" forever.
+            # This task is awaited only at the end: unless it is logged, the server would report "loading" forever.
             log.critical("the engine could not be started", exc_info=error)
             self._give_up(EngineDeadError(f"the engine could not be started: {type(error).__name__}: {error}"))
             return
@@ -155,7 +155,7 @@ class Serving:
         elif wants(self.config, logging.INFO):
             page = "" if self.config.uds else f"  live page {where}/ui\n"
             example = f"-H 'Content-Type: application/json' -d {_example(name)}"
-            begin = CLEAR if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
+            begin = CLEAR_LINE if sys.stdout.isatty() else ""  # standard error's line of the start may still be there
             text = f"{begin}{line}\n{page}  curl {curl}/v1/chat/completions{key} {example}\n"
             print(text, end="", flush=True)  # one write
 
@@ -177,7 +177,7 @@ class Serving:
         (self._hurry if again else self.asked_to_end).set()
 
     def _on_end_of_stdin(self) -> None:
-        """The process that started this server has gone."""
+        """The process that started this server has ended."""
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         self._on_signal(signal.SIGTERM)
 
@@ -289,14 +289,14 @@ def listen(config: ServerConfig) -> Iterator[socket.socket]:
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it, an answer takes 40 ms more.
+    # asyncio turns Nagle's algorithm off only for sockets declared as TCP; with it, an answer takes 40 ms more.
     listener = socket.socket(family, kind, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return _listening(listener, address)
 
 
 def _unix_socket(path: str) -> socket.socket:
-    """A socket file left by a server that is gone is replaced; one in use is not."""
+    """A socket file left by a server that has ended is replaced; one in use is not."""
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(path):

@@ -14,12 +14,12 @@ from gapless.base.records import CAUSES
 from gapless.engine.seam import Stats
 from gapless.server.metrics import Histogram, Metrics
 
-SECONDS = 1.0
+SAMPLE_SECONDS = 1.0
 KEPT = 1800
 """Samples that are kept."""
 WINDOW, LONG_WINDOW = 10, 60
-"""Samples that the quantiles of a sample, and those of now, are taken over."""
-COLUMNS = (
+"""Number of samples behind the quantiles."""
+SAMPLE_COLUMNS = (
     *("time", "generated", "prompt", "running", "waiting", "kv", "steps", "right_drafts", "held_rows", "cpu"),
     *("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "itl_max", "queue_p50", "queue_p99", "busy"),
     *(cause.value for cause in CAUSES),
@@ -63,7 +63,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> Va
 
 
 class CountsAt(NamedTuple):
-    """What a sample is the difference to."""
+    """The counters at the last sample."""
 
     at: float
     stats: Stats
@@ -93,7 +93,7 @@ class SampleLog:
             self.ended += 1
 
     def after(self, number: int) -> tuple[int, list[tuple[Value, ...]]]:
-        """Return the number of the first sample that is there from `number` on, and it and all later ones."""
+        """Return the number of the first kept sample from `number` on, and it and all later ones."""
         oldest = self.ended - len(self._samples)
         first = number if oldest <= number <= self.ended else oldest
         return first, list(islice(self._samples, first - oldest, None))
@@ -145,4 +145,4 @@ async def sample(log: SampleLog, stats: Callable[[], Stats]) -> None:
     """Take samples until cancelled."""
     while True:
         log.take(stats())
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)

@@ -23,7 +23,7 @@ Usage = Mapping[str, Any]
 """Counts of tokens, as they are in answers"""
 
 PLAIN = b'"logprobs":null'
-"""Fields of a choice beside its text and its end, where nothing of them is asked for"""
+"""Fields of a choice beside its text and its end, if none of them is asked for"""
 
 _json = msgspec.json.encode
 
@@ -36,7 +36,7 @@ class Chunks:
     prefix: str
     """The beginning of the ids of answers."""
     first = b""
-    """The field of a choice in the event before its text, where there is one."""
+    """The field of a choice in the event before its text, if there is one."""
     news: bytes
     """The field of a choice with new text."""
     no_news: bytes

@@ -35,7 +35,7 @@ class OpenJob(Protocol):
 
     @property
     def ids(self) -> set[str]:
-        """What clients and logs call it."""
+        """Name for clients and logs."""
 
     @property
     def names(self) -> list[str]:
@@ -60,9 +60,9 @@ class ServerState:
             except RequestError as error:
                 raise ConfigError(f"default_chat_template_kwargs: {error}") from error
         self.peers = llm.config.peer_plan if llm.config else PeerPlan()
-        """Engines that give each other pages, where this one has some"""
+        """Engines that give each other pages, if this one has any"""
         self.weight_version = "default"
-        """What answers call the weights; an update gives them another name."""
+        """The weights' name in answers; an update gives them another."""
         self.metrics = Metrics(self.model_names[0])
         self.samples = SampleLog(self.metrics)
         self.replies = ReplyForms(llm.tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -92,7 +92,7 @@ class ServerState:
             raise engine_down()
 
     def admit(self, model: str | None) -> str:
-        """The name under which to answer. Raises ApiError when no work is taken or the model is not served here."""
+        """The model's name in the answer. Raises ApiError when no work is taken or the model is not served here."""
         self.check_open()
         if model is None or model in self.names:
             return model or self.model_names[0]
@@ -105,7 +105,7 @@ class ServerState:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a request may give as its model: the model's names, and the adapters'."""
+        """Names that a request may give as its model: the model's, and the adapters'."""
         return self.model_names + self.adapters
 
     def adapter_of(self, model: str) -> str:
@@ -170,7 +170,7 @@ class Debug:
         if self._pages is None or (self._pages.done() and now - self._asked >= PAGES_SECONDS):
             self._asked = now
             self._pages = asyncio.create_task(llm.watch.look(time.monotonic_ns()))
-            # A failure is retrieved: the caller may have gone, and what is not awaited would be logged as ours.
+            # A failure is retrieved: the caller may have left, and asyncio would log an unawaited one as ours.
             self._pages.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._pages)
 

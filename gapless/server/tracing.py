@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of generation requests: `llm_request` and, nested in it, where its time went.
+"""OpenTelemetry spans of generation requests: `llm_request` and, nested in it, the phases of its time.
 
 The SDK is imported when an endpoint for traces is given, and only then. Spans go to a bounded queue that a thread of
 the SDK empties: nothing here waits for the collector, and a queue that is full drops spans. The SDK's own environment
@@ -25,7 +25,7 @@ from gapless.engine.outputs import RequestMetrics
 
 MAX_NESTED = 16
 """Prompts of one request whose phases get spans of their own; a request may bring hundreds."""
-CLOSE_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 NEW_NAMES_ONLY = "gen_ai_latest_experimental"
 _CHATS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 _OPERATIONS = {**dict.fromkeys(_CHATS, "chat"), "/v1/completions": "text_completion"}
@@ -42,7 +42,7 @@ class Generated(NamedTuple):
     streamed: bool
     params: SamplingParams
     arrived: int
-    """When all of the request was there, monotonic nanoseconds."""
+    """Time of the request's last byte, monotonic nanoseconds."""
     times: Sequence[RequestMetrics]
     """One for each prompt that the engine took."""
     prompt_tokens: int
@@ -82,7 +82,7 @@ class Tracing:
         # Not on the loop's own threads: their end would be waited for.
         closing = threading.Thread(target=self.provider.shutdown, name="tracing-shutdown", daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, CLOSE_SECONDS)
+        await asyncio.to_thread(closing.join, FLUSH_SECONDS)
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class RequestSpan:
     to_wall: int
     """Difference between the engine's clock (monotonic ns) and that of spans."""
     generated: Generated | None = None
-    """Set when the engine is done with it; the answer may still be on its way."""
+    """Set when the engine is done with it; the answer may still be in transit."""
     first_sent: int = 0
 
     @property
@@ -198,7 +198,7 @@ def trace_id_of(headers: Mapping[str, str]) -> str:
 def current_names(what: Generated) -> dict[str, Any]:
     """Attributes of the convention for generative AI; where it has none, its name of the server metric.
 
-    Those that are None do not apply.
+    A field of None does not apply.
     """
     params, times = what.params, what.slowest
     per_token = None

@@ -14,10 +14,10 @@ REQUEST_SECONDS = 0.0004
 
 
 class Turnstile:
-    """Lets a few pass in each turn of the event loop, in the order in which they came.
+    """Lets a few pass in each turn of the event loop, in the order of arrival.
 
     Without it, hundreds of requests that arrive at once are all made ready before any of them reaches the engine, and
-    before the next token of those that run is read. Where passing on tokens makes the turns long, more pass in each, so
+    before the next token of those that run is read. If forwarding tokens makes the turns long, more pass in each, so
     that requests do not starve.
     """
 

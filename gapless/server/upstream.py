@@ -18,7 +18,7 @@ _NOT_PASSED = frozenset(
 async def called(
     path: str, method: str, target: str, headers: Iterable[tuple[bytes, bytes]] = (), body: bytes = b""
 ) -> AsyncIterator[HttpStream]:
-    """Call the server at this unix socket. Leaving the block ends the call, whatever has come of the answer.
+    """Call the server at this unix socket. Leaving the block ends the call, at any point of the answer.
 
     Raises HttpError, also while the body is read.
     """

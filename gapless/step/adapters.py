@@ -1,4 +1,4 @@
-"""Brings adapters from host memory into their slots on the device, beside the steps that run."""
+"""Loads adapters from host memory into their slots on the device, while steps run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gapless.memory.ledger import Clock, Ledger
 from gapless.memory.rows import RowTable
 from gapless.memory.slots import NO_SLOT
 
-if TYPE_CHECKING:  # it brings what reads files
+if TYPE_CHECKING:  # its import brings file readers
     from gapless.model.adapters import AdapterTables
 
 
@@ -24,7 +24,7 @@ class AdapterContents(NamedTuple):
     parts: list[Tensor]
     """Ring memory, in the order and shapes of `AdapterTables.slot`"""
     digest: str
-    """What tells its slot and its KV from those of other adapters"""
+    """Identity of its slot and its KV"""
 
 
 class Adapters(NamedTuple):
@@ -36,18 +36,17 @@ class Adapters(NamedTuple):
 
 
 class AdapterLoader:
-    """Owns the adapters of an engine. A load is a transfer of its own stream: no step waits for it, nor it for one.
+    """The adapters of an engine. A load runs on its own stream: no step waits for it, and it waits for no step.
 
-    It writes a slot that no row of a step in flight has, and rows take the slot when the host has seen the load's
-    fence. All that belongs to an adapter goes by its digest, so that a name may come to stand for another one at any
-    time.
+    It writes a slot unused by rows in flight, and rows take the slot after the host has seen the load's fence. Adapters
+    go by their digests, so that a name may be given to another one at any time.
     """
 
     def __init__(self, device: Device, adapters: Adapters, rows: RowTable, ledger: Ledger) -> None:
         self.names: dict[str, str] = {}
         """Name -> digest"""
         self.contents: dict[str, AdapterContents] = {}
-        """Digest -> adapter: those that have a name, and those that requests still need"""
+        """Digest -> adapter, named or still needed by requests"""
         self.slots = AdapterSlots(adapters.tables.count, ledger)
         self._leases = rows.slots
         self._nameless: set[str] = set()
@@ -59,7 +58,7 @@ class AdapterLoader:
             self.put(name, contents)
 
     def put(self, name: str, contents: AdapterContents) -> None:
-        """Serve the adapter to new requests for this name. Those for one that had the name go on with theirs."""
+        """Serve the adapter to new requests for this name. Running requests keep theirs."""
         self.names[name] = digest = contents.digest
         if digest not in self.contents:
             self.contents[digest] = contents
@@ -67,12 +66,12 @@ class AdapterLoader:
         self._forget()
 
     def drop(self, name: str) -> None:
-        """Serve no new request for this name. The adapter's slot and memory come back when its requests have ended."""
+        """Serve no new request for this name. The adapter's slot and memory are freed after its requests."""
         del self.names[name]
         self._forget()
 
     def name_of(self, digest: str) -> str:
-        """Return the name under which requests ask for an adapter, or its digest where it has none any more."""
+        """Return an adapter's name, or its digest if it has none any more."""
         return next((name for name, held in self.names.items() if held == digest), digest)
 
     def _forget(self) -> None:
@@ -82,7 +81,7 @@ class AdapterLoader:
             del self.contents[digest], self._leases[digest]
 
     def poll(self) -> None:
-        """Note a load that has ended, and begin the next one. Never waits."""
+        """Note an ended load, and begin the next one. Never waits."""
         if self._load is not None and self._load[1].done():
             load, self._load = self._load[0], None
             self._ledger.advance(Clock.ADAPTERS, load.number)
@@ -93,7 +92,8 @@ class AdapterLoader:
             self._load = found, self._begin(found)
 
     def wait(self, bell: Bell) -> bool:
-        """Wait for the load that runs, or the bell; return whether there was a load. Only the loop's observe does."""
+        """Wait for the running load, or the bell; return whether there was a load. Called by the loop's observe
+        alone."""
         if self._load is None:
             return False
         self._load[1].wait(bell)

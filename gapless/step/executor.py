@@ -1,7 +1,7 @@
 """Runs steps: from a packet's bytes and a key to programs on the compute stream. It decides nothing.
 
-One device has one executor. Where several devices run one model each has its own, and all obey the same orders: their
-rings turn alike, and so do their tables.
+One device has one executor. With several devices each has its own, and all follow the same orders: their rings and
+tables stay alike.
 """
 
 from __future__ import annotations
@@ -31,56 +31,56 @@ from gapless.step.program import Buffers, StepProgram
 log = logging.getLogger("gapless.step")
 
 LISTS = ("adjust", "slots", "mask", "score", "cut")
-"""The lists of the lanes in the order in which they stand in front of the packet: each travels with all after it."""
+"""Lists of the lanes, in the order before the packet: each travels with all after it."""
 LAUNCHES_A_LAYER = 12
 LAUNCHES_A_STEP = 60
-"""How many launches an eager step has, roughly: for each layer, and for the rest."""
+"""Launches of an eager step, roughly: for each layer, and for the rest."""
 
 
 class Run(NamedTuple):
-    """One step on its way. Times are ns of the device's clock."""
+    """One step in flight. Times are ns of the device's clock."""
 
     outbox: RingSlot
     started: Fence
     ended: Fence
     on_host: Fence
-    """When it is done, the outbox slot on the host holds the step's lines."""
+    """Passed when the outbox slot on the host holds the step's lines."""
     launched_at: int
 
 
 class _Steps(NamedTuple):
-    """Everything that steps of one key share."""
+    """Shared state of steps with one key."""
 
     key: StepKey
     first: int
     last: int
-    """The words of the packet."""
+    """Words of the packet."""
     programs: tuple[Callable[[], None], ...]
     copied: tuple[int, int]
-    """The words of the outbox that are copied; none where the device writes there itself."""
+    """Words of the outbox to copy; none if the device writes to the host."""
     eager: bool
-    """Whether some program has no graph, but for one that only writes page tables."""
+    """Whether some program runs eagerly, other than one that only writes page tables."""
 
 
 class Executor:
     """Owns the packet ring, the outbox ring, the buffers of the programs, and their graphs."""
 
     def __init__(self, device: Device, program: StepProgram, words: int, slots: int, outboxes: int, fill: int) -> None:
-        """Packets have `words` words, and up to `fill` in front of them. At most `slots` packets and `outboxes`
-        outboxes are in use at a time."""
+        """Packets have `words` words, and up to `fill` before them. At most `slots` packets and `outboxes` outboxes are
+        in use at once."""
         rows, at = program.outbox.rows, device.torch_device
         self.device = device
         self.program = program
-        # Multiples of 64 bytes, so that what follows is aligned for copies and kernels.
+        # Multiples of 64 bytes keep the next part aligned for copies and kernels.
         size, first = _aligned(rows * program.width), _aligned(fill)
         self.places = {name: slice(first + i * size, first + (i + 1) * size) for i, name in enumerate(LISTS)}
-        """The lists among the words that travel. What fills new rows ends where the first begins."""
+        """Places of the lists among the sent words. The fill of new rows ends before the first."""
         self.first = first + len(LISTS) * size
-        """The packet's first word among them"""
+        """The packet's first word among the sent words"""
         self.packets: Ring = device.ring(slots, 4 * (self.first + words))
         self.outboxes: Ring = device.ring(outboxes, 4 * program.outbox.words)
         self.sent = torch.zeros(self.first + words, dtype=torch.int32, device=at)
-        """What travels, on the device: what fills new rows, lists, packet."""
+        """The sent words on the device: fill of new rows, lists, packet."""
         logits = torch.zeros(program.samples, program.model.vocab_size, dtype=program.model.dtype, device=at)
         tokens = torch.zeros(rows, program.width, dtype=torch.int32, device=at)
         self.host_lines = self.outboxes.memory.view(torch.int32)
@@ -100,22 +100,23 @@ class Executor:
         """Whether a capture has failed before."""
         self._steps: _Steps | None = None
         self._uploads: dict[int, tuple[Tensor, Tensor]] = {}
-        """The destination and source of the upload, by packet slot."""
+        """Destination and source of the upload, by packet slot."""
         self._read: dict[int, Outbox] = {}
         """The last step of each outbox slot; a next step of the same shape uses its views."""
         self._packet: RingSlot | None = None
         self._free: deque[RingSlot] = deque()
-        """Outboxes that are kept for the next steps, in ring order."""
+        """Outboxes kept for the next steps, in ring order."""
         layers = program.cache.data.shape[1]
         self._most_eager = max(1, device.launch_queue // (LAUNCHES_A_LAYER * layers + LAUNCHES_A_STEP))
         self._eager: deque[Fence] = deque()
-        """The ends of eager steps in flight, which fill the launch queue."""
+        """Ends of the eager steps in flight, which fill the launch queue."""
         observe.built(self)
 
     # Before a step.
 
     def ready(self, most: int = 1) -> int:
-        """Return for how many steps from one packet the rings have slots, up to `most`, and keep those slots."""
+        """Return the number of steps from one packet that the rings have slots for, up to `most`, and keep the
+        slots."""
         self._packet = self._packet or self.packets.acquire()
         while len(self._free) < most and (slot := self.outboxes.acquire()) is not None:
             self._free.append(slot)
@@ -123,30 +124,30 @@ class Executor:
 
     @property
     def crowded(self) -> bool:
-        """Return whether another eager step might wait in the driver for room in its launch queue."""
+        """Return whether another eager step might block in the driver on a full launch queue."""
         while self._eager and self._eager[0].done():
             self._eager.popleft()
         return len(self._eager) >= self._most_eager
 
     @property
     def packet(self) -> Int32s:
-        """The words of the next packet from its header on. Call `ready` first."""
+        """Words of the next packet from its header on. Call `ready` first."""
         assert self._packet is not None
         return _words(self._packet)[self.first :]
 
     @property
     def outbox(self) -> int:
-        """The slot of the next step's outbox."""
+        """Outbox slot of the next step."""
         return self._free[0].index
 
     def lists(self, lists: Mapping[str, Int32s]) -> None:
-        """Write the lists of the lanes into the next packet, each by its name in the buffers."""
+        """Write the lists of the lanes into the next packet, by their names in the buffers."""
         assert self._packet is not None
         for name, indices in lists.items():
             _words(self._packet)[self.places[name]][: len(indices)] = indices
 
     def fill(self, parts: Sequence[Int32s]) -> None:
-        """Write what fills new rows in front of the next packet."""
+        """Write the fill of new rows before the next packet."""
         assert self._packet is not None
         first = self.buffers.loads.numel()
         np.concatenate(parts, out=_words(self._packet)[first - sum(map(len, parts)) : first])
@@ -154,13 +155,13 @@ class Executor:
     # A step.
 
     def order(self, key: StepKey) -> Order:
-        """Return the order from which another executor runs the step that is packed here."""
+        """Return the order for other executors to run the packed step."""
         steps = self._resolve(key)
         assert self._packet is not None
         return Order(key, _words(self._packet)[steps.first : steps.last].tobytes())
 
     def launch(self, key: StepKey, fresh: bool) -> Run:
-        """Enqueue one step, from the next packet or from the packet that the last step left. Call `ready` first."""
+        """Enqueue one step, from the next packet or from the one that the last step left. Call `ready` first."""
         device, compute = self.device, self.device.compute
         steps = self._resolve(key)
         outbox = self._free.popleft()
@@ -202,7 +203,7 @@ class Executor:
         return self._steps
 
     def _travels_from(self, key: StepKey) -> int:
-        """Return the first word that travels."""
+        """Return the first sent word."""
         if key.load is not None:
             return self.buffers.loads.numel() - key.load.words
         asked = [self.places[name].start for name in LISTS if getattr(key, name, None) is not None]
@@ -219,7 +220,7 @@ class Executor:
         return lambda: compute.launch(program, key, self.buffers)
 
     def _copied_words(self, key: StepKey) -> tuple[int, int]:
-        """Return where the words that must be copied to the host begin and end."""
+        """Return the range of outbox words to copy to the host."""
         shape, stored = self.program.outbox, self.buffers.lines is self.host_lines
         start, end = 0, (1 + key.forward.samples) * shape.line
         if stored:
@@ -266,18 +267,18 @@ class Executor:
         return self.program.outbox.read_scores(_words(outbox), shape)
 
     def release(self, outbox: RingSlot, on_host: Fence) -> None:
-        """Give back the slot, which the host has read."""
+        """Release the slot after the host has read it."""
         self.outboxes.retire(outbox, on_host)
 
     def slots_in_use(self) -> dict[str, list[int]]:
-        """Return the slots of each ring that steps use; those kept for the next steps do not count."""
+        """Return the slots of each ring in use by steps, without the ones kept for the next steps."""
         kept = {"packet": [self._packet] if self._packet else [], "outbox": self._free}
         return {name: ring.in_use(kept[name]) for name, ring in (("packet", self.packets), ("outbox", self.outboxes))}
 
     # Before the first step.
 
     def compile(self, keys: Sequence[ProgramKey]) -> None:
-        """Compile the kernels of these programs ahead, where they have to be compiled. Nothing is in flight."""
+        """Compile the kernels of these programs ahead, if they need it. Nothing is in flight."""
         ahead = self.program.kernels.ahead
         if ahead is not None:
             self.device.run(self._compile, ahead, keys)
@@ -293,7 +294,7 @@ class Executor:
     # Graphs.
 
     def capture(self, order: CaptureOrder) -> list[bool]:
-        """Drop graphs and capture others; return for each whether it was captured. Nothing is in flight.
+        """Drop graphs and capture others; return which were captured. Nothing is in flight.
 
         A capture runs its program, on null rows.
         """
@@ -309,7 +310,7 @@ class Executor:
         except DeviceError:
             raise
         except Exception as error:
-            # A client chooses what is captured: no refusal, whatever its reason, may end the engine.
+            # Clients choose the shapes to capture: no refused capture may end the engine.
             if not self._refused:
                 log.warning("a step's program runs eagerly; further refusals are only counted", exc_info=error)
             self._refused = True
@@ -318,10 +319,10 @@ class Executor:
 
 
 def _make_inert(sent: Tensor, words: Tensor, key: ProgramKey) -> None:
-    """Make the packet one of null rows alone, which changes nothing."""
+    """Fill the packet with null rows alone, which change nothing."""
     sent.zero_()
     if isinstance(key, ForwardKey) and key.batch.chunks:
-        # Each decode row has one token, and so has the first chunk: before an empty one there may be no token at all.
+        # Each decode row and the first chunk have one token: an empty chunk needs a token before it.
         rows, chunks = key.packet.rows, key.packet.chunks
         words[HEADER_WORDS + rows :][: rows - chunks + 1].fill_(1)
 

@@ -1,8 +1,8 @@
-"""Keeps track of the graphs there are, and of those worth capturing. A program without one runs eagerly.
+"""The captured graphs, and the shapes worth capturing. A program without a graph runs eagerly.
 
-`docs/concepts/graphs.md` says which steps have graphs. Keys of the programs of a step are independent: a row that asks
-for more adds a lane, and no forward. A step is a miss when some program of it runs eagerly though a step of its kind is
-meant to be a replay: one without chunks, in an engine that captures any, or one whose chunks fit a bucket.
+`docs/concepts/graphs.md` lists the steps with graphs. Keys of a step's programs are independent: a row with more wishes
+adds a lane, and no forward. A step is a miss if some program of it runs eagerly though its kind is meant to be
+replayed: a step without chunks, in an engine that captures any, or one whose chunks fit a bucket.
 """
 
 from __future__ import annotations
@@ -39,41 +39,42 @@ BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 BESIDE_ROWS = (1, 4, 16, 64, 256)
 CHUNK_COUNTS = (1, 4, 16, 64)
 CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Decode rows, chunks and prompt tokens of steps with chunks. Longer ones keep a GPU busy while they are launched."""
+"""Decode rows, chunks and prompt tokens of captured steps with chunks. Longer steps keep a GPU busy while they are
+launched."""
 SHORT = tuple(range(8, 129, 8))
-"""Prompt tokens of steps with one chunk alone, where filling up by more than a few tokens costs more than launching."""
+"""Prompt tokens of steps with one chunk alone, for which much padding costs more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
-"""Prompt tokens of the graphs that are captured at start to serve every step with chunks."""
+"""Prompt tokens of the graphs captured at start to serve every step with chunks."""
 BESIDE_STAND_INS = 256
-"""Decode rows of these, at most."""
+"""Most decode rows of these graphs."""
 GOING_ON = (0, 1, 16)
-"""Chunks of a graph that do not sample, since their prompts go on after the step. Stand-ins have the most."""
+"""Unfinished chunks of a graph, which do not sample. Stand-ins have the most."""
 FILLING = 1024
-"""Rows and tokens that a larger graph may add to those of a step's bucket."""
+"""Most rows and tokens of padding that a larger graph may add to a step's bucket."""
 FILLED = 1 / 32
-"""The part of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms more than on
-its own, and a capture stalls every request for 90."""
+"""Share of a miss that a step on a larger graph counts for. On an H200 it takes a 0.6B model about 1 ms longer than its
+own graph, and a capture stalls every request for 90."""
 MISSES_BEFORE_CAPTURE = 2
-"""How many times a program may be missed before the loop drains the device to capture it. On an H200 a capture takes
-about what one or two eager steps lose. An engine at rest captures a program after its first miss."""
+"""Misses of a program before the loop drains the device to capture it. On an H200 a capture takes about as long as one
+or two eager steps lose. An engine at rest captures after the first miss."""
 MOST_GRAPHS = 384
-"""Graphs of an engine, each of which takes memory: as many as all shapes of 256 rows together where graphs serve every
-length and no prompt goes on. The least recently used is dropped first."""
+"""Most graphs of an engine, since each takes memory: all shapes of 256 rows if graphs serve every length and every
+prompt ends. The least recently used is dropped first."""
 COMMON_LANES = (1, 4)
-"""Sizes of the lanes that are captured at start."""
+"""Lane sizes captured at start."""
 ALL_FILTERS = Filters(top_k=True, top_p=True)
-"""The filters of a lane whose rows ask for each."""
+"""Filters of a lane with rows of each kind."""
 
 
 class MixedSizes(NamedTuple):
-    """The sizes that steps with chunks are padded to."""
+    """Sizes to which steps with chunks are padded."""
 
     beside: tuple[int, ...]
-    """Decode rows, besides none and the largest bucket; empty where such steps have none"""
+    """Decode rows, besides none and the largest bucket; empty if such steps have none"""
     chunks: tuple[int, ...]
     tokens: tuple[int, ...]
     stand_ins: tuple[int, ...] = ()
-    """Prompt tokens of graphs that serve other buckets too; none where a step's bucket alone serves it."""
+    """Prompt tokens of graphs that serve other buckets too; none if only a step's bucket serves it"""
 
 
 ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, STAND_INS)
@@ -81,31 +82,31 @@ ALONE = MixedSizes((), (1,), SHORT)
 
 
 class GraphShapes(NamedTuple):
-    """Everything that decides which graphs an engine has."""
+    """Inputs that determine an engine's graphs."""
 
     buckets: tuple[int, ...]
-    """Rows of decode steps, ascending; none where nothing is captured"""
+    """Rows of decode steps, ascending; none if nothing is captured"""
     mixed: MixedSizes | None
-    """Steps with chunks that have graphs; None where none has"""
+    """Captured steps with chunks; None for none"""
     bounded: bool
     """Whether a graph depends on a bound of KV lengths"""
     page_size: int
     words: int
     """Words of the largest packet"""
     row_writes: int
-    """Page writes that one row may need in a step, in all page groups"""
+    """Most page writes of one row in a step, in all page groups"""
     groups: int
     adapters: bool = False
     places: tuple[int, ...] = ()
-    """Tokens of a row in decode steps with drafts, ascending; none where no row has any"""
+    """Tokens of a row in decode steps with drafts, ascending; none without drafts"""
     drafted_rows: int = 0
-    """Rows of these steps, at most"""
+    """Most rows of a step with drafts"""
     processors: int = 0
     """Logits processors that rows may ask for"""
 
 
 class StepGraphs:
-    """Knows which programs have a graph, and which are to get one. Nothing is in flight while `capture` is called."""
+    """The programs with graphs, and the ones due for capture. Nothing is in flight during `capture`."""
 
     def __init__(self, shapes: GraphShapes, capture: Callable[[CaptureOrder], list[bool]], patience: int) -> None:
         self.buckets = shapes.buckets
@@ -115,18 +116,18 @@ class StepGraphs:
         self.beside = (0, *(bucket for bucket in beside if bucket < most), most) if beside else (0,)
         drafted = min(most, shapes.drafted_rows) if shapes.places and beside else 0
         self.drafted_beside = (*(bucket for bucket in beside if bucket < drafted), drafted) if drafted else ()
-        """Decode rows of steps with chunks, without drafts and with them"""
+        """Decode rows of steps with chunks and drafts; `beside` are the rows without drafts"""
         self._capture = capture
         self._patience = patience
         self.known: OrderedDict[ProgramKey, bool] = OrderedDict()
-        """Whether there is a graph; False: its capture was refused. The least recently used comes first."""
+        """Program -> whether it has a graph; False: its capture was refused. The least recently used comes first."""
         self.misses: dict[ProgramKey, float] = {}
         self._due: dict[ProgramKey, None] = {}
         self._larger: dict[ForwardKey, ForwardKey | None] = {}
-        """The answers of `larger` for the graphs there are."""
+        """Cached answers of `larger`."""
         self._asked: tuple[int, int, int] = (-1, 0, 1)
         self._answer: ForwardKey | None = None
-        """The last decode key: steps ask for the same one again and again."""
+        """Last decode key: most steps need the same one."""
         self.stand_ins = tuple(self._larger_graphs())
 
     def __len__(self) -> int:
@@ -147,8 +148,8 @@ class StepGraphs:
     def mixed_key(
         self, decode: int, chunks: int, tokens: int, places: int = 1, going_on: int = 0
     ) -> ForwardKey | None:  # fmt: skip
-        """Return the forward of a step whose chunks have `tokens` tokens together, or None likewise. The last chunks
-        do not sample: those of the `going_on` prompts that go on after the step."""
+        """Return the forward of a step with `tokens` prompt tokens in all, or None if no bucket holds it. The last
+        `going_on` chunks do not sample: their prompts are unfinished after the step."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return None
@@ -164,14 +165,14 @@ class StepGraphs:
         return self._chunk_key(decode, ending, going_on, tokens, places)
 
     def _chunk_key(self, decode: int, ending: int, going_on: int, tokens: int, places: int) -> ForwardKey | None:
-        """Return the forward of exactly these counts; None where its packet is too large."""
+        """Return the forward of exactly these counts; None if its packet is too large."""
         pages = self.shapes.groups * -(-tokens // self.shapes.page_size)
         key = bucket_key(decode, 0, ending + going_on, tokens, pages, self.shapes.row_writes, places)
         key = key._replace(samples=key.samples - going_on) if going_on else key
         return key if key.packet.words <= self.shapes.words else None
 
     def larger(self, key: ForwardKey) -> ForwardKey | None:
-        """Return the graph that holds every step of `key` and adds least, or None where each adds too much."""
+        """Return the graph that holds every step of `key` with the least padding, or None if each adds too much."""
         if not (self.shapes.mixed and self.shapes.mixed.stand_ins):
             return None
         if key not in self._larger:
@@ -182,14 +183,14 @@ class StepGraphs:
         return self._larger[key]
 
     def wish(self, key: ForwardKey) -> None:
-        """Count a step that replays a larger graph for want of this one."""
+        """Count a step that replays a larger graph because this one is missing."""
         if key not in self.known:
             self._miss(key, FILLED)
             if key in self._due and (sample := _sample(key)) not in self.known:
                 self._due[sample] = None
 
     def find(self, keys: Iterable[ProgramKey]) -> bool:
-        """Return whether every one of them has a graph. A miss is counted for those that have none."""
+        """Return whether all have graphs, and count a miss for each one without."""
         complete = True
         for key in keys:
             captured = self.known.get(key)
@@ -205,22 +206,22 @@ class StepGraphs:
 
     @property
     def due(self) -> bool:
-        """Return whether a graph has been missed often enough. Then call `capture_due` once nothing is in flight."""
+        """Return whether a graph is due. Then call `capture_due` once nothing is in flight."""
         return bool(self._due)
 
     def rest(self) -> bool:
-        """Make the program that was missed most due; return whether there is one. Call it at rest."""
+        """Make the program with the most misses due; return whether there is one. Call it at rest."""
         if self.misses:
             self._due[max(self.misses, key=self.misses.__getitem__)] = None
         return self.due
 
     def capture_due(self) -> int:
-        """Capture what is due; returns how many were refused. Nothing is in flight."""
+        """Capture the due programs; returns the number refused. Nothing is in flight."""
         due, self._due = tuple(self._due), {}
         return self.capture(due)
 
     def capture(self, keys: tuple[ProgramKey, ...]) -> int:
-        """Capture these; returns how many were refused. Nothing is in flight."""
+        """Capture these; returns the number refused. Nothing is in flight."""
         surplus = len(self) + len(keys) - MOST_GRAPHS
         unused = [key for key, captured in self.known.items() if captured and key not in self.stand_ins]
         drop = tuple(unused[: max(0, surplus)])
@@ -234,11 +235,10 @@ class StepGraphs:
         return made.count(False)
 
     def warm(self, seconds: float = inf, clock: Callable[[], float] = time.monotonic) -> int:
-        """Capture what is likely to come, the largest first, whose memory serves the others; returns the refusals.
+        """Capture the likely programs, the largest first, whose memory serves the others; returns the number refused.
 
-        Bounded to `seconds` of the `clock`, the smallest come first, as long as there is time for another one like the
-        last. The others are captured only when they are missed, and so are forwards that depend on a bound of the
-        lengths.
+        Bounded to `seconds` of the `clock`, the smallest come first, as long as time is left for another one like the
+        last. The others are captured when they are missed, and so are forwards that depend on a bound of the lengths.
         """
         keys = self.likely() if seconds == inf else self.likely()[::-1]
         count, refused = tell("capturing graphs", len(keys)), 0
@@ -284,12 +284,12 @@ class StepGraphs:
         yield from drafted_steps(counts, self.shapes.places, forwards, self.shapes.row_writes)
         beside = {key.samples for key in self.stand_ins if isinstance(key, ForwardKey) and key.batch.places > 1}
         yield from drafted_masks(itertools.product(beside, self._lanes), self.shapes.places[-1:])
-        for count in counts:  # one row is in no list of several
+        for count in counts:  # one row never needs a longer list
             lanes = self._lanes if count > 1 else self._lanes[:1]
             yield from drafted_masks([(count, size) for size in lanes], self.shapes.places)
 
     def _larger_graphs(self) -> Iterator[ProgramKey]:
-        """Yield the graphs that serve other buckets too, the largest first, and their samples."""
+        """Yield the graphs that serve other buckets too, largest first, with their samples."""
         mixed = self.shapes.mixed
         if mixed is None or not self.buckets:
             return
@@ -314,7 +314,7 @@ class StepGraphs:
             self._due[key] = None
 
     def _round(self, bound: int) -> int:
-        """Round the bound up to whole pages, a power of two of them, so that few graphs serve all lengths."""
+        """Round the bound up to a power of two of pages, so that few graphs serve all lengths."""
         pages = max(1, -(-bound // self.shapes.page_size))
         return (1 << (pages - 1).bit_length()) * self.shapes.page_size
 
@@ -323,11 +323,10 @@ class StepGraphs:
 def bucket_key(
     decode: int, bound: int, chunks: int = 0, tokens: int = 0, pages: int = 0, row_writes: int = 1, places: int = 1
 ) -> ForwardKey:
-    """Return the key of a forward padded to these counts; `pages` are page writes beyond the `row_writes` of each row.
+    """Return the key of a forward padded to these counts; `pages` are page writes beyond `row_writes` of each row.
 
-    Every row may begin pages in a step, and every chunk may belong to a new row. All rows sample here; null rows have
-    no effect.
-    The first chunk stands for one that has all the tokens.
+    Every row may begin pages in a step, and every chunk may belong to a new row. All rows sample; null rows have no
+    effect. The first chunk may have all the tokens.
     """
     rows = decode + chunks
     shape = ((0, tokens), *[(0, 0)] * (chunks - 1)) if chunks else ()
@@ -338,8 +337,8 @@ def bucket_key(
 def drafted_steps(
     counts: Iterable[int], places: tuple[int, ...], forwards: bool = True, row_writes: int = 1
 ) -> Iterator[ProgramKey]:
-    """Yield the programs of decode steps of these numbers of rows, with each number of drafts that may be tried: no
-    trial must have all rows wait for a graph or a kernel. `forwards`: whether these are among them."""
+    """Yield the programs of decode steps with these row counts, for each number of drafts under trial: no trial may
+    make rows wait for a graph or a kernel. `forwards`: include the forwards."""
     for count in counts if places else ():
         for size in places[::-1]:
             if forwards:
@@ -349,13 +348,13 @@ def drafted_steps(
 
 
 def drafted_masks(lanes: Iterable[tuple[int, int]], places: tuple[int, ...]) -> Iterator[MaskKey]:
-    """Yield what fetches the masks of such steps. `lanes` are numbers of rows and lengths of lists."""
+    """Yield the mask programs of such steps. `lanes` are pairs of row count and list length."""
     for (count, size), each in itertools.product(lanes, places):
         yield MaskKey(size, (count, each))
 
 
 def reply_keys(sizes: Iterable[int], places: tuple[int, ...]) -> Iterator[ReplyKey]:
-    """Yield the replies to lists of these lengths, with each number of drafts that a reply may hold."""
+    """Yield the reply programs of these list lengths, for each number of drafts in a reply."""
     for size in sizes:
         yield ReplyKey(size)
         yield from (ReplyKey(size, each - 1) for each in ((1, *places) if places else ()))
@@ -372,13 +371,13 @@ def _holds(larger: ForwardKey, key: ForwardKey) -> bool:
 
 
 def _capacity(key: ForwardKey) -> tuple[int, ...]:
-    """Return what a forward has places for; chunks that sample and those that do not count by themselves."""
+    """Return the capacities of a forward; sampling and other chunks count separately."""
     going_on = key.packet.rows - key.samples
     return *key.packet, key.batch.decode, going_on, key.packet.chunks - going_on
 
 
 def _tokens(key: ForwardKey) -> int:
-    """Return how many rows of tokens its products have, null rows included."""
+    """Return the rows of tokens of its products, null rows included."""
     return key.batch.decode + key.packet.chunk_tokens
 
 

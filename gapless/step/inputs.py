@@ -40,8 +40,8 @@ def apply_pages(writes: Tensor, tables: Tables) -> None:
 def fused_batch(
     kernels: Kernels, words: Tensor, packet: PacketShape, tables: Tables, shape: BatchShape, page_size: int
 ) -> Batch:
-    """Return a batch, each of whose decode rows has a token at each place; write the packet's admissions and page table
-    changes in the same kernels."""
+    """Return a batch of decode rows with a token at each place; the same kernels write the packet's admissions and page
+    table changes."""
     begin = kernels.begin_mixed if shape.chunks else kernels.begin_decode
     assert begin is not None
     sizes = packet.rows, shape.decode // shape.places, packet.page_writes, packet.admissions, shape.tokens, shape.places
@@ -59,14 +59,14 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
     rows, sizes, place = _rows_of_batch(packet, shape)
     state = tables.state.index_select(0, rows)
     active = state[:, ACTIVE].bool() & (place <= drafts_of(state, shape.places))
-    # The last places of a row that has no drafts there may be past the end.
+    # Places without drafts may lie past the end.
     start = torch.minimum(state[:, COMPUTED] + place, tables.history.shape[1] - sizes)
     ends = sizes.cumsum(0)
     token = torch.arange(shape.tokens, device=rows.device)
     owner = torch.searchsorted(ends, token, right=True)
     positions = token - (ends - sizes)[owner] + start[owner]
     token_rows = rows[owner]
-    # Prompt tokens arrive with the packet; they enter the history on their way to the forward.
+    # Prompt tokens arrive with the packet and enter the history here, before the forward.
     decode = shape.decode
     tables.history.index_put_((token_rows[decode:], positions[decode:]), packet.tokens)
     ids = tables.history[token_rows, positions].long()
@@ -81,7 +81,7 @@ def mixed_batch(packet: Packet, tables: Tables, shape: BatchShape, page_size: in
 
 
 def _rows_of_batch(packet: Packet, shape: BatchShape) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the row numbers of a batch with chunks, their query tokens, and their places, all int64 [B]."""
+    """Return row numbers, query token counts and places of a batch with chunks, all int64 [B]."""
     rows, sizes = packet.rows.long(), packet.sizes.long()
     if shape.places == 1:
         return rows, sizes, torch.zeros_like(rows)
@@ -93,10 +93,10 @@ def _rows_of_batch(packet: Packet, shape: BatchShape) -> tuple[Tensor, Tensor, T
 
 
 def sampled_tokens(batch: Batch, shape: BatchShape, samples: int) -> Tensor | None:
-    """Return the index of the token after which each place of `samples` rows samples, int64 [P * samples].
+    """Return the index of the token that each place of `samples` rows samples from, int64 [P * samples].
 
-    The places of a row with a chunk are all its last token: what those after the first give means nothing. None where
-    each token is one of these, in their order.
+    The places of a row with a chunk are all its last token: results after the first are unused. None if every token
+    samples, in order.
     """
     if batch.last is None:
         return None
@@ -111,14 +111,14 @@ def sampled_tokens(batch: Batch, shape: BatchShape, samples: int) -> Tensor | No
 def split_groups(batch: Batch, cache: KVCache) -> Batch:
     """Return the batch with inputs for every page group of the cache.
 
-    The page table is cut into the groups' parts, and each group after the first gets the slots that its part says.
+    The page table is cut into the groups' parts; each group after the first gets slots from its own part.
     """
     if not cache.others:
         return batch
     inputs = batch.inputs
     first, *others = inputs.page_table.chunk(1 + len(cache.others), dim=1)
     rows = _token_rows(inputs)
-    # Page 0 is the null page: only tokens of inert rows, and those of no row, have slots in it.
+    # Page 0 is the null page: only tokens of inert rows, or of no row, have slots in it.
     active = inputs.slots >= cache.page_size
     positions = torch.where(active, inputs.positions, 0)
     made = [GroupInputs(plain.kv_slots(part, rows, positions, active, cache.page_size), part) for part in others]
@@ -127,7 +127,7 @@ def split_groups(batch: Batch, cache: KVCache) -> Batch:
 
 
 def _token_rows(inputs: StepInputs) -> Tensor:
-    """Return [T], the line of the page table of each token's row; any for tokens after the last row's."""
+    """Return the page table line of each token's row, [T]; any line for tokens after the last row's."""
     if inputs.starts is None:
         return inputs.rows
     token = torch.arange(inputs.ids.shape[0], device=inputs.rows.device)
@@ -136,7 +136,7 @@ def _token_rows(inputs: StepInputs) -> Tensor:
 
 
 def with_adapters(batch: Batch, tables: Tables) -> Batch:
-    """Return the batch with the slot of each token's adapter."""
+    """Return the batch with each token's adapter slot."""
     slots = tables.params[:, ADAPTER_SLOT].index_select(0, _token_rows(batch.inputs)).long()
     return batch._replace(inputs=batch.inputs._replace(adapters=slots))
 

@@ -1,7 +1,7 @@
 """Keys of a step's programs: the host integers that fix their shapes. A graph is captured for one of them.
 
-Keys of different programs have different lengths or fields of different types, so that no two are equal. `rows` of a
-lane's program is the length of its padded list, and `filters` are those that any row there has.
+Keys of different programs have different lengths or field types, so that no two are equal. `rows` of a lane's program
+is its padded list length, and `filters` are the ones used by any row in it.
 """
 
 from __future__ import annotations
@@ -15,40 +15,38 @@ from gapless.step.packet import PacketShape
 
 
 class Load(NamedTuple):
-    """What one slot is filled with."""
+    """Fill of one slot."""
 
     row: int
     slot: int
     wishes: int
-    """Words of what the row asks for; none without a slot"""
+    """Words of the row's wishes; none without a slot"""
     past: int
-    """Tokens of its history that its chunks do not bring"""
+    """Tokens of its history outside its chunks"""
 
 
 class LoadKey(NamedTuple):
-    """Fills slots of new rows, their histories and page tables. It has no graph: such rows are few, and come with
-    chunks."""
+    """Fills slots, histories and page tables of new rows. It has no graph: such rows are few, and come with chunks."""
 
     loads: tuple[Load, ...]
     words: int
-    """Words of all in the packet"""
+    """Words in the packet"""
     pages: int = 0
-    """Page table entries, which come last: those that the packet of a captured step has no room for, since a row may
-    find any number of pages"""
+    """Page table entries beyond the room of a captured step's packet, last: a row may find any number of pages"""
 
 
 class AdjustKey(NamedTuple):
-    """Adjusts logits of rows, and finds where their filters end."""
+    """Adjusts logits of rows, and finds the cuts of their filters."""
 
     rows: int
     filters: Filters | None
-    """The filters that any listed row has; None where none has"""
+    """Filters used by any listed row; None for none"""
     batch: int = 0
     """Rows of the batch, if they have drafts"""
     places: int = 1
     """Logits of each row"""
     processors: tuple[int, ...] = ()
-    """The logits processors that some listed row asks for, ascending"""
+    """Logits processors used by any listed row, ascending"""
 
 
 class MaskKey(NamedTuple):
@@ -60,21 +58,21 @@ class MaskKey(NamedTuple):
 
 
 class ReplyKey(NamedTuple):
-    """Tells those who make masks what was sampled."""
+    """Sends the sampled tokens to the mask makers."""
 
     rows: int
-    """Length of the padded list, which is that of the masked rows."""
+    """Length of the padded list of masked rows."""
     drafts: int | None = None
-    """Drafts that a reply holds, at most; None where no row gets drafts"""
+    """Most drafts in a reply; None if no row gets drafts"""
 
 
 class CutKey(NamedTuple):
-    """Finds where the filters of rows end."""
+    """Finds the cuts of rows' filters."""
 
     rows: int
     filters: Filters
     batch: int = 0
-    """Rows of the batch, if they have drafts: the list has each place of a row then."""
+    """Rows of the batch, if they have drafts: the list then has each place of a row."""
 
 
 class ScoreKey(NamedTuple):
@@ -82,7 +80,7 @@ class ScoreKey(NamedTuple):
 
     rows: int
     width: int
-    """Number of most likely tokens beside each."""
+    """Number of most likely tokens for each."""
     batch: int = 0
 
 
@@ -92,11 +90,11 @@ class SampleKey(NamedTuple):
     rows: int
     """Rows of the batch."""
     samples: int
-    """Number of leading rows that sample."""
+    """Leading rows that sample."""
     sized: bool
-    """Whether the packet says how many query tokens each row has."""
+    """Whether the packet has the query token count of each row."""
     places: int = 1
-    """Tokens of each row that sample: its last one, and its drafts."""
+    """Sampling tokens of each row: the last one and its drafts."""
     drafts: bool = False
     """Whether rows get drafts for the next step"""
 
@@ -107,15 +105,15 @@ class ForwardKey(NamedTuple):
     batch: BatchShape
     packet: PacketShape
     samples: int
-    """Number of leading rows that get logits."""
+    """Leading rows that get logits."""
     width: int = 0
-    """Number of most likely tokens beside each scored prompt token."""
+    """Number of most likely tokens for each scored prompt token."""
     adapters: bool = False
     """Whether some row has an adapter"""
 
     @property
     def adapted(self) -> ForwardKey:
-        """The key of the same batch where some row has an adapter."""
+        """Key of the same batch with an adapter on some row."""
         return _adapted(self)
 
 
@@ -142,19 +140,19 @@ class StepKey(NamedTuple):
     def reply(self) -> ReplyKey | None:
         if self.mask is None:
             return None
-        # Drafts after a step without are seldom verified, and their masks cost more than one.
+        # Drafts after a step without any are seldom verified, and their masks cost more than one.
         return ReplyKey(self.mask.rows, self.sample.places - 1 if self.sample.drafts else None)
 
     def programs(self) -> tuple[ProgramKey, ...]:
-        """Return the programs that the step has, in their order."""
+        """Return the step's programs, in order."""
         keys = self.load, self.forward, self.mask, self.adjust, self.cut, self.sample, self.reply, self.score
         return tuple(key for key in keys if key is not None)
 
 
 class Order(NamedTuple):
-    """A step for every executor: what runs, and the words of the packet that travel.
+    """A step for every executor: its key, and the sent words of the packet.
 
-    Without words the step runs from the packet that the step before left.
+    Without words the step runs from the packet that the last step left.
     """
 
     key: StepKey
@@ -162,7 +160,7 @@ class Order(NamedTuple):
 
 
 class CaptureOrder(NamedTuple):
-    """Graphs to capture, and graphs to drop before. Nothing is in flight on the leader's device."""
+    """Graphs to capture, and graphs to drop first. Nothing is in flight on the leader's device."""
 
     capture: tuple[ProgramKey, ...]
     drop: tuple[ProgramKey, ...]

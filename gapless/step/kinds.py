@@ -1,4 +1,4 @@
-"""Lists programs of every kind that an engine may run, so that kernels can be compiled before the first step."""
+"""The programs of every kind that an engine may run, for compilation before the first step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gapless.step.lanes import SIZES
 from gapless.step.logprobs import WIDTHS
 
 CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Tokens of chunks that may each have another tile in attention, whatever the number of heads that share keys. Longer
-ones have that of the last."""
+"""Chunk tokens that may select different tiles of attention, for any number of heads that share keys. Longer chunks use
+the last one's."""
 BESIDE_DECODE = (2, 16)
-"""Tokens of chunks that stand for all of them beside decode rows."""
+"""Chunk tokens that represent all chunks in steps with decode rows."""
 
 
 def kinds(
     rows: int, most: int, tokens: int, places: tuple[int, ...] = (), drafted_rows: int = 0
 ) -> Iterator[ProgramKey]:
-    """Yield the programs of an engine of `rows` rows, whose steps have up to `most` padded rows and `tokens` tokens.
-    Steps with drafts have up to `drafted_rows` decode rows, of one of these `places`.
+    """Yield the programs of an engine of `rows` rows and steps of up to `most` padded rows and `tokens` tokens. Steps
+    with drafts have up to `drafted_rows` decode rows, of one of these `places`.
 
-    What a kernel is compiled for follows from alignments and from powers of two, so that few shapes stand for all.
+    Kernels are specialised by alignment and powers of two, so that few shapes cover all.
     """
     for count in (*buckets_up_to(rows)[::-1], min(5, rows)):
         yield bucket_key(count, 0)
@@ -33,7 +33,7 @@ def kinds(
             for size in BESIDE_DECODE if decode else CHUNK_TOKENS:
                 yield bucket_key(decode, 0, 1, min(size, tokens - decode))
             yield SampleKey(decode + 1, decode + 1, True)
-    # Attention is split in those above. Many chunks, or one long chunk, need the kernel without splits.
+    # Attention is split in the shapes above. Many chunks, or one long chunk, need the unsplit kernel.
     yield from (bucket_key(0, 0, min(rows, most, tokens), min(size, tokens)) for size in CHUNK_TOKENS)
     yield bucket_key(0, 0, 1, tokens)
     yield SampleKey(1, 0, True)
@@ -47,7 +47,7 @@ def kinds(
 
 
 def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramKey]:
-    """Yield the programs of steps of up to `rows` rows with drafts. Beside chunks the most drafts run, or none."""
+    """Yield the programs of steps of up to `rows` rows with drafts. Steps with chunks run the most drafts, or none."""
     yield from drafted_steps((*buckets_up_to(rows)[::-1], min(5, rows)), places)
     for decode in sorted({rows, rows // 2, 2, 1} - {0}, reverse=True):
         if decode < most:

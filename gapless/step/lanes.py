@@ -1,7 +1,7 @@
-"""Knows what each row needs beyond a token, and makes the lists of a step's lanes. Other rows are in no lane.
+"""The lanes of a step: rows that need more than a token. Other rows are in no lane.
 
-A lane is a program over a list of the step's sampled rows. Its list has a fixed place in front of the packet and is
-padded to one of few sizes with its last entry, which is computed again with the same result.
+A lane is a program over a list of the step's sampled rows. Its list has a fixed place before the packet and is padded
+to one of few sizes with its last entry, which is recomputed with the same result.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from gapless.memory.rows import RowTable
 from gapless.step.logprobs import PROMPT_WORDS, WIDTHS
 
 SIZES = (1, 4, 16, 64, 256)
-"""Rows of a lane: few sizes, so that few graphs serve all; a lane costs little beside a forward."""
+"""Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
 
 
 class Lists(NamedTuple):
-    """The rows of one step that ask for more than a token. Indices are those of sampled rows in the batch."""
+    """The rows of one step that need more than a token, as indices of sampled rows in the batch."""
 
     cut: tuple[int, ...] = ()
-    """Rows whose sampling has filters."""
+    """Rows with filters."""
     filters: Filters = Filters(top_k=False, top_p=False)
-    """The filters that any of these rows has."""
+    """Filters used by any of these rows."""
     score: tuple[int, ...] = ()
     width: int = 0
-    """Number of most likely tokens beside a scored one, one of WIDTHS."""
+    """Number of most likely tokens for each scored one, one of WIDTHS."""
     adjust: tuple[int, ...] = ()
-    """Rows whose logits are adjusted. Their filters are searched for there, and not in `cut`."""
+    """Rows with adjusted logits. Their filters are found there, and not in `cut`."""
     slots: tuple[int, ...] = ()
     adjusted: Filters | None = None
-    """The filters that any of these rows has."""
+    """Filters used by any of these rows."""
     mask: tuple[int, ...] = ()
     processors: tuple[int, ...] = ()
-    """The logits processors that any of these rows asks for, ascending"""
+    """Logits processors used by any of these rows, ascending"""
     prompt: tuple[Int32s, ...] = ()
-    """The positions to score, for each chunk that asks: int32 [n, PROMPT_WORDS]."""
+    """Positions to score, for each chunk with any: int32 [n, PROMPT_WORDS]."""
     adapted: bool = False
     """Whether some row of the batch has an adapter."""
 
     def beyond(self, decode: int, filled_up: int) -> Lists:
-        """Return these lists for a batch whose decode rows are padded to `filled_up`, with the chunks after them."""
+        """Return these lists for a batch of decode rows padded to `filled_up`, then the chunks."""
         cut, score, adjust, mask = (
             tuple([index if index < decode else index - decode + filled_up for index in indices])
             for indices in (self.cut, self.score, self.adjust, self.mask)
@@ -52,7 +52,7 @@ class Lists(NamedTuple):
         return self._replace(cut=cut, score=score, adjust=adjust, mask=mask)
 
     def at_places(self, batch: int, slots: int, places: int) -> Lists:
-        """Return these lists for logits of `places` each of `batch` rows, place after place, and of `slots` slots."""
+        """Return these lists for `places` logits of each of `batch` rows, place after place, and of `slots` slots."""
         if places == 1:
             return self
         each = range(places)
@@ -63,7 +63,7 @@ class Lists(NamedTuple):
 
     @property
     def prompts(self) -> int:
-        """Prompt positions that are scored."""
+        """Number of scored prompt positions."""
         return sum(map(len, self.prompt))
 
 
@@ -71,23 +71,23 @@ NO_LISTS = Lists()
 
 
 class Lanes:
-    """Holds the settings of the rows that ask. A freed row keeps its settings until another request gets it."""
+    """Settings of the rows in lanes. A freed row keeps its settings until it is reused."""
 
     def __init__(self, rows: RowTable) -> None:
         self.table = rows
         self._sizes = (*(size for size in SIZES if size < rows.size), rows.size)
         self._cut: dict[int, Filters] = {}
-        """Row -> the filters that its cut searches for, beside min-p."""
+        """Row -> filters of its cut, besides min-p."""
         self._score: dict[int, int] = {}
-        """Row -> most likely tokens wanted beside a sampled one."""
+        """Row -> wanted number of most likely tokens for a sampled one."""
         self._adjust: dict[int, Filters | None] = {}
-        """Row -> the filters to search for in its adjusted logits; None where it has none."""
+        """Row -> filters of its adjusted logits; None for none."""
         self._masked: set[int] = set()
-        """Rows whose tokens a matcher decides about."""
+        """Rows with matchers."""
         self._processors: dict[int, tuple[int, ...]] = {}
-        """Row -> the logits processors that it asks for; of some of those in `_adjust`."""
+        """Row -> its logits processors, for rows of `_adjust`."""
         self._prompt: dict[int, tuple[int, int]] = {}
-        """Row -> most likely tokens wanted beside a prompt token, and tokens of the prompt."""
+        """Row -> wanted number of most likely tokens for a prompt token, and prompt length."""
         self._adapters: set[int] = set()
 
     @property
@@ -96,11 +96,11 @@ class Lanes:
         return self.table.slots[Lane.ADJUST.value].size + 1
 
     def size(self, count: int) -> int:
-        """Return the length of a list of `count` rows when it is padded."""
+        """Return the padded length of a list of `count` rows."""
         return next(size for size in self._sizes if size >= count)
 
     def admit(self, row: int, request: Request) -> None:
-        """Take over the settings of the request that the row serves from now on."""
+        """Take over the settings of the row's new request."""
         self._cut.pop(row, None)
         self._score.pop(row, None)
         self._adjust.pop(row, None)
@@ -145,9 +145,9 @@ class Lanes:
         return Lists(cut, some, score, width, adjust, slots, adjusted, mask, tuple(sorted(processors)), prompt, adapted)
 
     def _places(self, plan: StepPlan) -> tuple[tuple[Int32s, ...], int]:
-        """Return the prompt positions to score in this step, and the most tokens wanted beside one.
+        """Return the prompt positions to score in this step, and the largest wanted number of likely tokens.
 
-        Each has a prompt token after it.
+        Each is followed by a prompt token.
         """
         found, widest, at = [], 0, len(plan.decode)
         for index, chunk in enumerate(plan.chunks, len(plan.decode)):

@@ -30,16 +30,16 @@ class Flight(NamedTuple):
     started: Fence
     ended: Fence
     on_host: Fence
-    """When it is done, the outbox slot on the host holds the step's lines."""
+    """Passed when the outbox slot on the host holds the step's lines."""
     decoded: DecodeRows
-    """Steps of the same rows have the same record."""
+    """Steps of the same rows share the record."""
     packed_at: int
     launched_at: int
     decision: Decision
 
     @property
     def batch(self) -> BatchShape:
-        """What the step ran, filled up to its graph."""
+        """Shape of the step, padded to its graph."""
         return self.decision.key.forward.batch
 
 
@@ -50,8 +50,8 @@ class Launcher:
         self, executor: Executor, packer: Packer, lanes: Lanes, shapes: GraphShapes, patience: int,
         gate: Gate | None = None, follow: Follow | None = None,
     ) -> None:  # fmt: skip
-        """A program is captured when it has been missed `patience` times. `gate` decides which steps run drafts, and
-        `follow` takes every order, for the executors of other devices."""
+        """A program is captured after `patience` misses. `gate` decides which steps run drafts, and `follow` takes
+        every order, for the executors of other devices."""
         self._device, self.program = executor.device, executor.program
         self.executor = executor
         self.graphs = StepGraphs(shapes, self._capture, patience)
@@ -61,7 +61,7 @@ class Launcher:
         self._last: Decision | None = None
 
     def compile(self) -> None:
-        """Compile kernels for steps of all kinds, on devices whose kernels are compiled. Nothing is in flight."""
+        """Compile kernels for steps of all kinds, if the device compiles kernels. Nothing is in flight."""
         program, shapes = self.program, self.graphs.shapes
         rows = program.tables.state.shape[0] - 1  # without the null row
         keys = tuple(kinds(rows, *program.outbox[:2], shapes.places, shapes.drafted_rows))
@@ -70,15 +70,15 @@ class Launcher:
         self.executor.compile(keys)
 
     def ready(self, most: int = 1) -> int:
-        """Return for how many steps from one packet there is room, up to `most`, and keep that room."""
+        """Return the number of steps from one packet that there is room for, up to `most`, and keep that room."""
         if self.executor.crowded:
             return 0
-        # A chain of eager steps would fill the launch queue at one go.
+        # A chain of eager steps would fill the launch queue at once.
         alone = self._device.launch_queue and self._last is not None and not self._last.captured
         return self.executor.ready(1 if alone else most)
 
     def launch(self, plan: StepPlan, requests: list[Request]) -> Flight:
-        """Enqueue one step. Call `ready` first. `requests` are those of the plan's admissions, in order."""
+        """Enqueue one step. Call `ready` first. `requests` belong to the plan's admissions, in order."""
         executor, leader = self.executor, self.leader
         if requests:
             leader.admit(plan, requests)
@@ -93,14 +93,14 @@ class Launcher:
         return self.enqueue(plan, decision, True)
 
     def relaunch(self, plan: StepPlan) -> Flight:
-        """Enqueue another step from the packet of the last, which that step has made the packet of this one.
+        """Enqueue another step from the last packet, which the last step has advanced on the device.
 
-        The plan differs from the last one in its number alone, and `ready` had room for both.
+        The plan differs from the last one in its number alone; `ready` had room for both.
         """
         decision = self._last
         assert decision is not None and not (plan.chunks or plan.admissions or plan.pages)
         if decision.missed:
-            self.graphs.find(decision.wanted)  # one more that missed them
+            self.graphs.find(decision.wanted)  # one more miss
         if self._follow is not None:
             self._follow(Order(decision.key, None))
         return self.enqueue(plan, decision, False)
@@ -116,7 +116,7 @@ class Launcher:
         return self.executor.read_scores(flight.outbox, flight.decision.logprobs)
 
     def release(self, flight: Flight) -> None:
-        """Give back the flight's outbox slot, which the host has read."""
+        """Release the flight's outbox slot after the host has read it."""
         self.executor.release(flight.outbox, flight.on_host)
 
     def enqueue(self, plan: StepPlan, decision: Decision, fresh: bool) -> Flight:

@@ -18,46 +18,46 @@ from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
 class Decision(NamedTuple):
-    """The programs of a step, and what is known about it. Steps that run alike share one object."""
+    """The programs of a step, and their properties. Steps that run alike share one object."""
 
     key: StepKey
     samples: int
-    """Outbox lines to read, those of null rows included."""
+    """Outbox lines to read, including null rows."""
     logprobs: LogprobShape | None
     captured: bool
     """Whether every program is a replay."""
     missed: bool
-    """Whether some program runs eagerly, though a step of this kind is meant to be a replay."""
+    """Whether some program runs eagerly in a step of a kind meant to be replayed."""
     wanted: tuple[ProgramKey, ...]
-    """Programs that have graphs, or will have; empty for a step that no graph fits."""
+    """Programs that have or will have graphs; empty if no graph fits the step."""
     lists: dict[str, Int32s]
-    """The padded lists of the lanes, by their names in the buffers"""
+    """Padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
     kind: Kind
-    """What the gate counts such steps as"""
+    """The gate's kind of the step"""
     fill: Fill | None = None
-    """What the packet does not bring."""
+    """Fill of new rows outside the packet."""
 
 
 class Leader:
-    """Knows what rows ask for, and which graphs there are."""
+    """The wishes of rows, and the available graphs."""
 
     def __init__(self, packer: Packer, lanes: Lanes, graphs: StepGraphs, gate: Gate | None = None) -> None:
-        """`gate` decides which steps run drafts; without it none does."""
+        """`gate` decides which steps run drafts; without a gate none does."""
         self.packer = packer
         self.lanes = lanes
         self.graphs = graphs
         self.gate = gate
         self._decode: tuple[int, ...] = ()
         self._lists = NO_LISTS
-        """The lists of a step of these decode rows alone."""
+        """Lists of a step of these decode rows alone."""
         self._fill: Fill | None = None
-        """The slots of the rows that were admitted last."""
+        """Slot fill of the last admitted rows."""
         self._last: Decision | None = None
-        """The last decision, if the last step had these decode rows alone."""
+        """Last decision, if the last step had these decode rows alone."""
 
     def admit(self, plan: StepPlan, requests: list[Request]) -> None:
-        """Note what new rows ask for. `requests` are those of the plan's admissions, in order."""
+        """Note the wishes of new rows. `requests` belong to the plan's admissions, in order."""
         for admission, request in zip(plan.admissions, requests, strict=True):
             self.lanes.admit(admission.row, request)
             if self.gate is not None:
@@ -65,7 +65,7 @@ class Leader:
         self._fill = fill_for(plan.admissions, requests, self.lanes.table, self.gate is not None)
 
     def decide(self, plan: StepPlan) -> Decision:
-        """Decide how to run this plan, whose requests have been admitted."""
+        """Decide how to run this plan, after its requests were admitted."""
         same = plan.decode is self._decode and not plan.chunks
         lists = self._lists if same else self.lanes.of(plan)
         verify = self._verify(plan, lists)
@@ -78,12 +78,12 @@ class Leader:
             fill = (fill or NO_FILL).with_pages(np.array(self.packer.page_words(beyond), np.int32))
         if fill is not None:
             decision = decision._replace(key=decision.key._replace(load=fill.key), fill=fill)
-        # The rows of a step with chunks are not those of its decode tuple alone.
+        # A step with chunks has rows beyond its decode tuple.
         self._decode, self._lists, self._last = ((), NO_LISTS, None) if plan.chunks else (plan.decode, lists, decision)
         return decision
 
     def _verify(self, plan: StepPlan, lists: Lists) -> Verify:
-        """Decide about drafts. Scores of prompts go by the places of tokens in a batch without."""
+        """Decide about drafts. Prompt scores need token places of a batch without drafts."""
         if self.gate is None or lists.prompt:
             return PLAIN
         if not plan.chunks:
@@ -91,16 +91,16 @@ class Leader:
         return self.gate.decide_beside(plan.decode, plan.chunk_tokens, sum([chunk.last for chunk in plan.chunks]))
 
     def forget(self) -> None:
-        """Forget the last decision: graphs were captured or dropped."""
+        """Drop the last decision: graphs were captured or dropped."""
         self._last = None
 
     def write(self, plan: StepPlan, decision: Decision, requests: list[Request], words: Int32s, outbox: int) -> None:
-        """Write the packet, from its header on; `outbox` is the slot where the step publishes."""
+        """Write the packet, from its header on; `outbox` is the slot for the step's results."""
         shape = decision.key.forward.packet
         self.packer.write(plan, shape, requests, words[: shape.words], outbox, decision.prompt)
 
     def wanted(self, plan: StepPlan, adapted: bool = False, places: int = 1) -> ForwardKey | None:
-        """Return the forward of the bucket that the plan fits, if there is one; `adapted` if a row has an adapter."""
+        """Return the forward of the plan's bucket, if any; `adapted` if a row has an adapter."""
         if not plan.chunks:
             key = self.graphs.decode_key(len(plan.decode), plan.bound, places)
         else:
@@ -124,7 +124,7 @@ class Leader:
         if forward is None or not self.graphs.has(forward):
             key = self._step(self.exact(plan, samples, lists, verify.places), verify.drafts, lists)
         elif plan.chunks:
-            # Null rows stand after decode rows, and after chunks that sample. The loop leaves out their lines.
+            # Null rows follow decode rows, and sampling chunks. The loop skips their lines.
             samples = forward.samples
             lists = lists.beyond(len(plan.decode), forward.batch.decode // verify.places)
         lists = lists.at_places(key.forward.samples, self.lanes.slots, verify.places)
@@ -142,7 +142,7 @@ class Leader:
         return ForwardKey(batch, self.packer.shape(plan, lists.prompts), samples, width, lists.adapted)
 
     def _step(self, forward: ForwardKey, drafts: bool, lists: Lists) -> StepKey:
-        """Return the key of a step with these lists, which do not have places yet."""
+        """Return the key of a step with these lists, not yet expanded to places."""
         size, places, rows = self.lanes.size, forward.batch.places, forward.packet.rows
         batch = forward.samples if places > 1 else 0
         return StepKey(
@@ -158,7 +158,7 @@ class Leader:
 
 
 def _padded(lists: Lists, key: StepKey) -> dict[str, Int32s]:
-    """Return the lists, by their names in the buffers, as long as the step's programs expect them."""
+    """Return the lists by their names in the buffers, padded to the lengths in the step's key."""
     lanes = {"cut": key.cut, "score": key.score, "mask": key.mask, "adjust": key.adjust}
     padded = {name: filled(getattr(lists, name), lane.rows) for name, lane in lanes.items() if lane}
     if key.adjust:

@@ -1,4 +1,4 @@
-"""Log-probabilities as the host asks for them and reads them; `kernels` computes them, for the rows that ask."""
+"""Log-probabilities as the host requests and reads them; `kernels` computes them, for the rows that want them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from gapless.base.records import Float32s, Int32s
 from gapless.kernels import layout as L
 
 WIDTHS = (0, 1, 5, MAX_LOGPROBS)
-"""Numbers of most likely tokens in a line: few, so that few programs serve all."""
+"""Numbers of most likely tokens in a line: few, so that few programs suffice."""
 PROMPT_WORDS = 3
-"""Words of a prompt position in the packet: the token's index in the batch, its row's, and the next prompt token."""
+"""Words of a prompt position in the packet: its token's index in the batch, its row's index, and the next prompt
+token."""
 
 
 class LogprobShape(NamedTuple):
-    """Counts that fix what a step scores, and how much of that is copied to the host."""
+    """Counts that fix the scores of a step, and their copy to the host."""
 
     samples: int = 0
-    """Sampled rows that ask."""
+    """Sampled rows to score."""
     prompt: int = 0
     width: int = 0
     """Number of most likely tokens in a line, one of WIDTHS."""
 
 
 class LogprobLines(NamedTuple):
-    """The lines as the host reads them, M of them. Position -1: no token was sampled there."""
+    """M score lines as the host reads them. Position -1: no token was sampled there."""
 
     rows: Int32s
     generations: Int32s
     positions: Int32s
     """Place of the scored token in its sequence."""
     logprobs: Float32s
-    """NaN where the logits were not finite."""
+    """NaN for logits that were not finite."""
     ranks: Int32s
     top_ids: Int32s
     """[M, width]"""

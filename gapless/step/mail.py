@@ -1,6 +1,7 @@
-"""The mail of the rows, on the host: masks go out, and the tokens that rows got come back, with no fence between.
+"""The mail of the rows on the host: masks go out, and sampled tokens come back, without fences.
 
-`kernels/layout.py` says what a record holds, and `kernels/masks.py` why tags are enough. One thread at a time uses it.
+`kernels/layout.py` has the layout of a record, and `kernels/masks.py` the reason why tags suffice. One thread at a time
+uses it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def tag_of(generation: int, length: int) -> int:
 
 
 class Mail:
-    """Records in memory that host and device both read and write, one a row. What is written has its tag last.
+    """Records in memory that host and device both read and write, one a row. The tag is always written last.
 
-    The interpreter stores an aligned int64 at once, and processors of the x86 family keep stores, and loads, in order:
-    on others (`IN_ORDER` is false) only threads that need no interpreter may write to it and read it.
+    The interpreter stores an aligned int64 atomically, and processors of the x86 family keep stores, and loads, in
+    order: on others (`IN_ORDER` is false) only threads without the interpreter may access it.
     """
 
     def __init__(self, ring: Ring, vocab: int, places: int = 1) -> None:
@@ -39,7 +40,7 @@ class Mail:
         array = self.words.numpy()
         tags = array.view(np.int64)
         self.tags, self.told = tags[:, L.MAIL_TAG // 2 : L.MAIL_TAG // 2 + places], tags[:, L.MAIL_TOLD // 2]
-        """int64 [rows, places] the tags of masks, and [rows] those of replies."""
+        """int64 [rows, places] tags of masks, and [rows] of replies."""
         self._tokens = array[:, L.MAIL_TOKENS : L.MAIL_TOKENS + MOST_TOKENS]
         self._drafted = array[:, L.MAIL_DRAFTED]
         self._drafts, self._along = (array[:, at : at + places - 1] for at in (L.MAIL_DRAFTS, L.MAIL_ALONG))
@@ -49,28 +50,28 @@ class Mail:
         self._masks = array[:, L.MAIL_MASK : L.MAIL_MASK + places * size].reshape(len(array), places, size)
 
     def post(self, row: int, tag: int, words: Int32s, place: int = 0, draft: int = 0) -> None:
-        """Write the mask after `place` drafts, of which `draft` is the last, where the row has the tokens of `tag`."""
+        """Write the mask after `place` drafts, the last of them `draft`, for the row whose tokens have `tag`."""
         self._masks[row, place] = words
         if place:
             self._along[row, place - 1] = draft
         self.tags[row, place] = tag + place
 
     def post_ahead(self, row: int, tag: int, tokens: list[int]) -> None:
-        """Write what is expected to come after the tokens of `tag`, MOST_EXPECTED tokens at most."""
+        """Write the expected tokens after `tag`, MOST_EXPECTED at most."""
         self._run[row, : len(tokens)] = tokens
         self._expected[row] = len(tokens)
         self._ahead[row] = tag
 
     @property
     def drafts(self) -> int:
-        """Drafts of a row in a step, at most."""
+        """Most drafts of a row in a step."""
         return int(self.tags.shape[1]) - 1
 
     def new_mask(self) -> Int32s:
         return np.zeros(self._masks.shape[2], np.int32)
 
     def mask_of(self, row: int) -> Int32s:
-        """Return the mask of the row's next token, as it was posted last."""
+        """Return the last posted mask of the row's next token."""
         mask: Int32s = self._masks[row, 0]
         return mask
 
@@ -80,7 +81,7 @@ class Mail:
         return bool(np.count_nonzero((count > 0) & (count <= MOST_TOKENS)))
 
     def replies(self, followed: Int64s) -> list[tuple[int, list[int], list[int]]]:
-        """Return each row that got tokens beyond those of its tag in `followed` [rows], these, and its next drafts."""
+        """Return rows with tokens beyond their tag in `followed` [rows]: row, new tokens, next drafts."""
         count = self.told - followed
         return [
             (row, self._tokens[row, : count[row]].tolist(), self._drafts[row, : self._drafted[row]].tolist())
@@ -89,5 +90,5 @@ class Mail:
 
 
 def mail_bytes(vocab: int, places: int = 1) -> int:
-    """Return what one record takes."""
+    """Return the bytes of one record."""
     return 4 * (L.MAIL_MASK + places * L.mask_words(vocab))

@@ -1,7 +1,6 @@
-"""The outbox: every byte that comes back from a step.
+"""The outbox: all bytes that a step returns to the host.
 
-A header and a line for each sampled row; then, at places that do not depend on the step, the scores of sampled tokens
-and those of prompt tokens.
+A header and a line for each sampled row; then, at fixed places, the scores of sampled and of prompt tokens.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ class Outbox(NamedTuple):
     """One step's outbox as the host reads it, N sampled rows."""
 
     step: int
-    """The step's number, as `packet.step_word` gives it."""
+    """The step's number, by `packet.step_word`."""
     rows: Int32s
     generations: Int32s
     flags: Int32s
     tokens: Int32s
-    """[N, W], after those that the row got REJECTED for each other draft, then NO_TOKEN"""
+    """[N, W]: the row's tokens, REJECTED for each other draft, then NO_TOKEN"""
 
 
 class OutboxShape(NamedTuple):
-    """Bounds of an engine's steps, and the places in an outbox, in words."""
+    """Bounds of an engine's steps, and offsets in an outbox, in words."""
 
     rows: int
     tokens: int
-    """Tokens of a step, each of which may be scored."""
+    """Tokens of a step; each may be scored."""
     width: int = 1
-    """Tokens that a row may get in a step."""
+    """Most tokens of a row in a step."""
 
     @property
     def line(self) -> int:
@@ -42,17 +41,17 @@ class OutboxShape(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """The word at which the scores of sampled tokens begin."""
+        """First word of the scores of sampled tokens."""
         return (1 + self.rows) * self.line
 
     @property
     def prompts(self) -> int:
-        """The word at which the scores of prompt tokens begin."""
+        """First word of the scores of prompt tokens."""
         return self.scores + self.rows * self.width * score_words(WIDTHS[-1])
 
     @property
     def words(self) -> int:
-        """Words of a slot: lines for every row, and scores of all that rows may get and of every token of the step."""
+        """Words of a slot: lines for every row, and scores of all its tokens and of every token of the step."""
         return -(-(self.prompts + self.tokens * score_words(WIDTHS[-1])) // self.line) * self.line
 
     def read(self, words: Int32s, samples: int) -> Outbox:
@@ -63,7 +62,7 @@ class OutboxShape(NamedTuple):
 
     @staticmethod
     def read_again(words: Int32s, last: Outbox) -> Outbox:
-        """Return the views of a slot after another step with as many sampled rows."""
+        """Return the views of a slot for another step with as many sampled rows."""
         return _outbox(words, last[1:])
 
     def read_scores(self, words: Int32s, shape: LogprobShape) -> LogprobLines:

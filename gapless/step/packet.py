@@ -1,8 +1,8 @@
-"""The packet: every byte that goes from host to device in one step, in one pinned slot, by one copy.
+"""The packet: all bytes from host to device in one step, in one pinned slot, by one copy.
 
-int32 words, sections one after the other. Their sizes are host integers, so the device finds them without reading.
-A steady decode step is the header and the row numbers. The lists of the lanes stand in front of the header, each at a
-place that does not depend on the step, and travel when there are any.
+int32 words in consecutive sections. Their sizes are host integers, so the device finds them without reading. A steady
+decode step is the header and the row numbers. The lists of the lanes have fixed places before the header, and travel
+only if there are any.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PacketShape(NamedTuple):
 
 @lru_cache(maxsize=256)
 def offsets(shape: PacketShape) -> tuple[int, ...]:
-    """Return where sections end: header, rows, sizes, pages, admissions, tokens. Prompt positions follow these."""
+    """Return the ends of sections: header, rows, sizes, pages, admissions, tokens. Prompt positions follow."""
     rows = L.HEADER_WORDS + shape.rows
     sizes = rows + (shape.rows if shape.chunks else 0)
     pages = sizes + L.PAGE_WORDS * shape.page_writes
@@ -53,7 +53,7 @@ def offsets(shape: PacketShape) -> tuple[int, ...]:
 
 
 class Packet(NamedTuple):
-    """Views of one packet on the device. `sizes` is empty when every row has one token."""
+    """Views of one packet on the device. `sizes` is empty if every row has one token."""
 
     rows: Tensor
     sizes: Tensor
@@ -98,15 +98,15 @@ class DecodeRows(NamedTuple):
 
     @classmethod
     def of(cls, decode: Sequence[int], table: RowTable) -> DecodeRows:
-        """Return what the table has of these rows."""
+        """Return the table's record of these rows."""
         rows = np.array(decode, np.int64)
         keys = table.key[rows]
-        rows.flags.writeable = keys.flags.writeable = False  # many have them, on several threads
+        rows.flags.writeable = keys.flags.writeable = False  # shared by several threads
         return cls(rows, keys, table.generation[rows].tobytes())
 
 
 class Packer:
-    """Writes plans into packet slots. Apart from a few array copies, the work is in proportion to what changed."""
+    """Writes plans into packet slots. Apart from a few array copies, the work is proportional to the changes."""
 
     def __init__(self, rows: RowTable, max_pages: int, groups: int = 1) -> None:
         assert (rows.size + 1) * groups * max_pages < 2**31, "places in the page table are sent as int32"
@@ -115,7 +115,7 @@ class Packer:
         self._tenants = Tenants()
         self._decode: tuple[int, ...] = ()
         self.decoded = DecodeRows.of((), rows)
-        """The decode rows of the last plan written: the same record while they are the same rows."""
+        """Decode rows of the last written plan: the same record while the rows are the same."""
 
     def shape(self, plan: StepPlan, prompts: int = 0) -> PacketShape:
         """Return the narrowest shape of the plan, with `prompts` prompt positions to score."""
@@ -126,11 +126,11 @@ class Packer:
         self, plan: StepPlan, shape: PacketShape, requests: list[Request], words: Int32s, slot: int,
         prompt: tuple[Int32s, ...] = (),
     ) -> None:  # fmt: skip
-        """Fill `words` [shape.words]. `requests` are those of the plan's admissions, `prompt` positions to score.
+        """Fill `words` [shape.words]. `requests` belong to the plan's admissions, `prompt` has positions to score.
 
-        `slot` is where the outbox goes. A shape wider than the plan is padded: null rows after the decode rows and
-        after the chunks that sample, before those that do not; page writes that give the null row its null page; tokens
-        that belong to no row. Page writes beyond the shape are left out.
+        `slot` is the outbox slot. A shape wider than the plan is padded: null rows after the decode rows and between
+        sampling and other chunks; page writes that give the null row its null page; tokens of no row. Page writes
+        beyond the shape are left out.
         """
         header, rows, sizes, pages, admissions, end = offsets(shape)
         words[L.PACKET_STEP], words[L.PACKET_SLOT] = step_word(plan.step), slot
@@ -144,7 +144,7 @@ class Packer:
             lines = [(chunk.row, chunk.size) for chunk in plan.chunks]
             lines[ends:ends] = [(0, 0)] * (shape.chunks - len(lines))
             words[first:rows], words[sizes - shape.chunks : sizes] = zip(*lines, strict=True)
-            # A null row among the decode rows has its one token; one among the chunks has none.
+            # A null row among the decode rows has one token; one among the chunks has none.
             words[rows : sizes - shape.chunks] = 1
             self._write_tokens(plan, words[admissions:end])
         if shape.page_writes:
@@ -160,7 +160,7 @@ class Packer:
             np.concatenate(prompt, out=words[end : shape.words].reshape(-1, PROMPT_WORDS))
 
     def page_words(self, pages: Sequence[PageWrite]) -> list[int]:
-        """Return for each its place in the page table, and the page."""
+        """Return the page table place and the page of each."""
         width, groups = self._max_pages, self._groups
         return [n for row, entry, page, group in pages for n in ((row * groups + group) * width + entry, page)]
 
@@ -190,7 +190,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
     params[L.MASKED], params[L.DRAFTS], params[L.TENANT] = request.matcher is not None, most_drafts(request), 0
     params[L.ADAPTER_SLOT] = leased.get(request.adapter, NO_SLOT)
     write_params(params, PARAMS, L.PARAM_OF, request.params, leased)
-    # The seed was drawn where none was given.
+    # A missing seed was drawn before.
     params[L.SEED_LOW : L.SEED_LOW + 2] = np.array([request.seed], np.int64).view(np.int32)
     assert len(request.stop_ids) <= MAX_STOP_IDS
     params[L.STOP_IDS : L.STOP_IDS + len(request.stop_ids)] = request.stop_ids
@@ -200,7 +200,7 @@ def _write_admission(line: Int32s, admission: Admission, request: Request, lease
 def write_params(
     line: Int32s, params: Sequence[Param], places: Mapping[str, int], settings: SamplingParams, slots: Mapping[str, int]
 ) -> None:
-    """Write the sampling parameters of one row to their columns of `line`; `slots` are those that it leases."""
+    """Write the sampling parameters of one row to their columns of `line`; `slots` are its leases."""
     reals = line.view(np.float32)
     for entry in params:
         if entry.words is Words.REAL:

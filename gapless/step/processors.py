@@ -1,7 +1,7 @@
-"""Runs logits processors inside the step: torch functions of the operator's, for the rows that ask for them.
+"""Runs logits processors inside the step: the operator's torch functions, for the rows that use them.
 
-A processor sees a few rows at a time, and what it returns is kept for those rows alone that ask. It runs after biases
-and penalties and before masks, so that a form of output holds whatever it does.
+A processor sees a few rows at a time, and its result is kept only for rows that use it. It runs after biases and
+penalties and before masks, so that a form of output holds whatever it does.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gapless.kernels import layout as L
 from gapless.kernels.tables import Adjustments, Tables
 
 ROWS = (1, 4, 16)
-"""Rows of one call are never more than the last of these, which bounds the memory that a processor takes."""
+"""Rows of one call; the last bounds the memory of a processor."""
 
 
 class ProcessorTables:
-    """What the device has of the R rows of a call. A tensor is made when it is asked for."""
+    """Device tables of the R rows of a call. A tensor is made at its first use."""
 
     def __init__(self, tables: Tables, adjustments: Adjustments, rows: Tensor, number: int) -> None:
         """`rows` are int64 [R], and `number` is the processor's."""
@@ -34,29 +34,29 @@ class ProcessorTables:
 
     @property
     def arguments(self) -> Tensor:
-        """Return what the requests give to this processor, float32 [R, 8]; 0 where they give fewer numbers."""
+        """Return the arguments of this processor, float32 [R, 8]; 0 for missing ones."""
         first = L.ARGUMENTS + self._number * MAX_ARGUMENTS
         return self._wishes(first, MAX_ARGUMENTS).view(torch.float32)
 
     @property
     def lengths(self) -> Tensor:
-        """Return how many tokens prompt and output have together, int64 [R] and at least 1."""
-        # The null row has none, and a processor is captured on it.
+        """Return the tokens of prompt and output, int64 [R] and at least 1."""
+        # The null row has none, and a processor is captured with it.
         return self._tables.state[:, L.LENGTH].index_select(0, self._rows).long().clamp(min=1)
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """Return how many tokens the prompt has, int64 [R]."""
+        """Return the tokens of the prompt, int64 [R]."""
         return self._wishes(L.OUTPUT, 1)[:, 0].long()
 
     @property
     def history(self) -> Tensor:
-        """Return the tokens of prompt and output, int64 [R, longest]; those after the first `lengths` mean nothing."""
+        """Return the tokens of prompt and output, int64 [R, longest]; beyond the first `lengths` they are undefined."""
         return self._tables.history.index_select(0, self._rows).long()
 
     @property
     def counts(self) -> Tensor:
-        """Return how often the output has each token, int32 [R, vocabulary]."""
+        """Return the count of each token in the output, int32 [R, vocabulary]."""
         return self._adjustments.counts.index_select(0, self._slots) & (L.IN_PROMPT - 1)
 
     @property
@@ -69,7 +69,7 @@ class ProcessorTables:
 
 
 Function = Callable[[Tensor, ProcessorTables], Tensor]
-"""(logits float32 [R, vocabulary], tables) -> logits of the same shape. It may write to those it is given."""
+"""(logits float32 [R, vocabulary], tables) -> logits of the same shape. It may write to its arguments."""
 
 
 class Processor(NamedTuple):
@@ -77,7 +77,7 @@ class Processor(NamedTuple):
     function: Function
 
     def __call__(self, logits: Tensor, tables: ProcessorTables) -> Tensor:
-        """Raises ConfigError when the function returns anything but logits like those it is given."""
+        """Raises ConfigError if the function returns anything but logits like its argument."""
         shape = logits.shape, logits.dtype, logits.device
         made = self.function(logits, tables)
         if not isinstance(made, Tensor):
@@ -100,9 +100,9 @@ def slots_of(rows: Tensor, tables: Tables) -> Tensor:
 def process(
     processors: Sequence[Processor], numbers: Sequence[int], rows: Tensor, tables: Tables, adjustments: Adjustments
 ) -> None:
-    """Have the processors of these numbers change the adjusted logits of those among `rows` that ask, int32 [F].
+    """Let the processors of these numbers change the adjusted logits of the `rows` with them, int32 [F].
 
-    A row that is there twice is padding: both write the same.
+    A repeated row is padding: both write the same.
     """
     logits, wishes = adjustments.adjusted[0], adjustments.wishes[:, L.PROCESSORS]  # a row with processors has no drafts
     for number in numbers:

@@ -1,16 +1,13 @@
-"""The programs of one step, as they run on the compute stream: no host read, no address that changes.
+"""The programs of one step on the compute stream: no host reads, and fixed addresses.
 
-load:    fill the slots of new rows that adjust their logits, histories, and page tables beyond the packet
-forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
-mask:    fetch which tokens may come, for the rows of which matchers decide
-adjust:  biases, penalties and processors, for the rows that ask for any; and where their filters end
-cut:     where the filters of other rows end, for the rows that have any
-sample:  draw -> finish: advance the tables, publish
-reply:   the tokens of rows that get masks, and their drafts, to those who make them
-score:   log-probabilities of sampled tokens, for the rows that ask
+load: fill the slots of new rows that adjust their logits, histories, and page tables beyond the packet forward: apply
+the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens mask: fetch the masks of rows with
+matchers adjust: biases, penalties and processors, for rows with any, and the cuts of their filters cut: the cuts of
+other rows with filters sample: draw -> finish: advance the tables, publish reply: the tokens of masked rows, and their
+drafts, to the mask makers score: log-probabilities of sampled tokens, for rows that want them
 
-They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for shapes of its own,
-and a step is a chain of graphs.
+They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for its own shapes, and a
+step is a chain of graphs.
 """
 
 from __future__ import annotations
@@ -43,48 +40,48 @@ from gapless.step.speculation import Speculation
 
 
 class Buffers(NamedTuple):
-    """The memory that the programs of a step share beside the tables, for up to R rows."""
+    """Memory shared by the programs of a step besides the tables, for up to R rows."""
 
     words: Tensor
     """int32, the packet from its header on"""
     loads: Tensor
-    """int32, what new rows are filled with beside the packet, up to its end"""
+    """int32, the fill of new rows outside the packet, right-aligned"""
     cut: Tensor
-    """int32 [R * W], the list of that lane; `score`, `mask` and `adjust` likewise"""
+    """int32 [R * W], the list of that lane, as are `score`, `mask` and `adjust`"""
     score: Tensor
     mask: Tensor
     adjust: Tensor
     slots: Tensor
-    """int32 [R * W], which logits of `Adjustments` the rows have that `adjust` lists, place after place of the slots"""
+    """int32 [R * W], the slots in `Adjustments` of the rows in `adjust`, place after place"""
     logits: Tensor
     """[S, vocab] in the model's dtype, of the first rows of the batch, place after place"""
     tokens: Tensor
-    """int32 [R, W] the tokens that they got"""
+    """int32 [R, W], their tokens"""
     lines: Tensor
-    """int32 [slots, M], where outboxes are published"""
+    """int32 [slots, M], the published outboxes"""
     scores: Tensor
-    """int32 [slots, M], for scores of prompt tokens: `lines`, or memory of the device where `lines` is the host's"""
+    """int32 [slots, M], scores of prompt tokens: `lines`, or device memory if `lines` is the host's"""
     mail: Tensor
-    """int32 [rows, words], the host's memory: the mail of each row of the tables"""
+    """int32 [rows, words], host memory: the mail of each row of the tables"""
 
 
 class StepProgram:
     """The device state of an engine, and the programs that advance it by one step."""
 
     least, width = 1, 1
-    """The fewest and the most tokens that a live row gets in a step."""
+    """Fewest and most tokens of a live row in a step."""
 
     def __init__(
         self, model: Model, tables: Tables, cache: KVCache, kernels: Kernels, outbox: OutboxShape, slots: int = 0,
         speculation: Speculation | None = None, processors: tuple[Processor, ...] = (),
     ) -> None:  # fmt: skip
-        """`slots` is the number of rows whose logits may be adjusted."""
+        """`slots` is the most rows with adjusted logits."""
         self.width = outbox.width
         self.drafter = speculation.drafter if speculation else None
         self.head = speculation.head if speculation else None
         self.learner = speculation.learner if speculation else None
         self.samples = max(outbox.rows, speculation.samples if speculation else 0)
-        """Tokens that a step may sample"""
+        """Most sampled tokens of a step"""
         self.tables = tables
         places = speculation.places if speculation else 1
         self.adjustments = Adjustments.new(slots, model.vocab_size, tables.state.device, places)
@@ -95,7 +92,7 @@ class StepProgram:
         self.processors = processors
 
     def of(self, key: ProgramKey) -> Callable[..., None]:
-        """Return the program that a key is for."""
+        """Return the program of a key."""
         programs: dict[type, Callable[..., None]] = {
             LoadKey: self.load, ForwardKey: self.forward, MaskKey: self.mask, AdjustKey: self.adjust, CutKey: self.cut,
             SampleKey: self.sample, ReplyKey: self.reply, ScoreKey: self.score,
@@ -103,8 +100,7 @@ class StepProgram:
         return programs[type(key)]
 
     def load(self, key: LoadKey, at: Buffers) -> None:
-        """Write the tokens and pages of KV that new rows found, and fill slots with what rows ask for. Nothing is
-        counted yet."""
+        """Write the cached tokens and pages of new rows, and fill slots with their wishes. Nothing is counted yet."""
         slots, history = self.adjustments, self.tables.history
         words = at.loads[at.loads.shape[0] - key.words :]
         for row, slot, wishes, past in key.loads:
@@ -134,18 +130,18 @@ class StepProgram:
             self._score_prompts(key, at, batch, hidden)
 
     def run(self, inputs: StepInputs, plan: Any) -> Tensor:
-        """Return the model's hidden states; a head drafts before, and follows."""
+        """Return the model's hidden states; a head drafts first, and verifies."""
         if self.head is not None:
             return self.head.forward(inputs, plan, self.tables, self.cache)
         return self.model.forward(inputs, plan, self.cache)
 
     def mask(self, key: MaskKey, at: Buffers) -> None:
-        """Fetch the masks of the listed rows from their mail, or note that they are late."""
+        """Fetch the masks of the listed rows from their mail, or mark them as late."""
         batch, places = key.drafted
         self.kernels.mask(at.mask[: key.rows], self._rows(at, batch), self.tables, at.mail, places)
 
     def adjust(self, key: AdjustKey, at: Buffers) -> None:
-        """Adjust the logits of the listed rows into their slots, and find there where their filters end."""
+        """Adjust the logits of the listed rows into their slots, and find the cuts of their filters."""
         slots = self.adjustments
         index, rows = at.adjust[: key.rows], self._rows(at, key.batch)
         self.kernels.adjust(at.logits[: len(rows) * key.places], index, rows, self.tables, slots)
@@ -156,7 +152,7 @@ class StepProgram:
             self.kernels.cut(slots.adjusted.flatten(0, 1), listed, slots.owners, self.tables, key.filters)
 
     def cut(self, key: CutKey, at: Buffers) -> None:
-        """Find where the filters of the listed rows end."""
+        """Find the cuts of the listed rows' filters."""
         self.kernels.cut(at.logits, at.cut[: key.rows], self._rows(at, key.batch), self.tables, key.filters)
 
     def sample(self, key: SampleKey, at: Buffers) -> None:
@@ -172,13 +168,13 @@ class StepProgram:
             self.drafter(self.kernels, rows[: key.samples], self.tables)
 
     def reply(self, key: ReplyKey, at: Buffers) -> None:
-        """Write what the listed rows got, and may get next, to the mail of those that get masks."""
+        """Write the new tokens and next drafts of the listed rows to their mail."""
         index, drafts = at.mask[: key.rows], key.drafts or 0
         most = 0 if key.drafts is None else self.width - 1
         self.kernels.reply(index, self._rows(at), at.tokens, self.tables, at.mail, drafts, most)
 
     def score(self, key: ScoreKey, at: Buffers) -> None:
-        """Score the tokens that the listed rows got from their raw logits."""
+        """Score the new tokens of the listed rows from their raw logits."""
         index, start = at.score[: key.rows], self.outbox.scores
         tokens = at.tokens[: key.batch] if key.batch else at.tokens
         self.kernels.score(at.logits, index, at.words, tokens, self.tables, at.lines, start, key.width)
@@ -195,11 +191,11 @@ class StepProgram:
         return mixed_batch(packet, tables, key.batch, size)
 
     def _rows(self, at: Buffers, batch: int = 0) -> Tensor:
-        """Return int32 [batch], its row numbers; without a size [R], and what follows the last is no row."""
+        """Return the row numbers, int32 [batch]; without a size [R], undefined after the last row."""
         return at.words[HEADER_WORDS : HEADER_WORDS + (batch or at.logits.shape[0])]
 
     def draw(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of each row, int64 [N, W]; also return whether its first logits are finite, bool [N]."""
+        """Draw the tokens of each row, int64 [N, W], and return whether its first logits are finite, bool [N]."""
         tokens, finite = self.kernels.sample(logits, rows, self.tables, self.adjustments.adjusted)
         if self.width == 1:
             return tokens[:, None], finite
@@ -207,7 +203,7 @@ class StepProgram:
         return given, finite[: len(rows)]
 
     def _score_prompts(self, key: ForwardKey, at: Buffers, batch: Batch, hidden: Tensor) -> None:
-        """Score the prompt tokens that follow those of this step's chunks."""
+        """Score the prompt tokens that follow this step's chunk tokens."""
         places = prompts_to_score(at.words, key.packet)
         generations = self.tables.state[:, GENERATION].index_select(0, batch.inputs.rows).long()
         found = []

@@ -1,7 +1,7 @@
-"""Speculation: who drafts tokens on the device, and which steps run drafts.
+"""Speculation: drafters on the device, and the choice of steps that run drafts.
 
-A step with drafts gives a row as many tokens as there were right ones, and one more. It costs more than a step without,
-so the host counts what rows got from such steps, and goes without drafts where they do not pay.
+A step with drafts gives a row each right draft and one more token. It costs more than a step without, so the host
+counts these tokens, and stops drafts that do not pay.
 """
 
 from __future__ import annotations
@@ -25,71 +25,72 @@ from gapless.kernels.views import Recall
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 FEWER = (2, 4)
-"""Drafts of a row in steps that run fewer than there may be"""
+"""Drafts of a row in steps with fewer than the maximum"""
 
 HOPE = 0.5
-"""How often a new row is expected to have drafts, and these to be right, before any row had some"""
+"""Prior chance that a new row has drafts, and that they are right"""
 HEAD_HOPE = 0.8
-"""How often the drafts of a head are expected to be right: it always has some"""
+"""Prior chance that a head's drafts are right: it always has some"""
 USUAL = 0.01
-"""What a row's latest step counts for in what is expected of a new row, of at most MOST_SEEN at a time; and how far
-each new row takes that back to what it was at first, as rows may have drafts again while no step looks"""
+"""Weight of a row's latest step, of at most MOST_SEEN at once, in the prior of a new row; and the share by which each
+new row returns the prior to its first value, as rows may have drafts again unobserved"""
 RETRY, FIRST = 256, 32
-"""Steps of about as many rows from one trial of another number of drafts than seems best to the next, and before the
-first: what has not run for long may take another time by now"""
+"""Steps of a kind between trials of another number of drafts, and before the first: step times may change unobserved"""
 LOOKS = 4
-"""Steps without drafts between two looks at what they would have given, and steps of any kind between two decisions"""
+"""Steps without drafts between two looks at hypothetical drafts, and steps of any kind between two decisions"""
 SELDOM, DRAFTING = 4 * LOOKS, 16 * LOOKS
-"""Steps between two decisions, at most, where the last ones were the same: to go without drafts, which may soon pay,
-and to run them. One costs the host as much as a few steps do otherwise."""
+"""Most steps between two decisions that repeat the last: to skip drafts, which may soon pay, and to run them. A
+decision costs the host as much as a few steps."""
 MOST_SEEN = 2 * DRAFTING
-"""Steps that are taken in together, at most"""
+"""Most steps taken in together"""
 LEARNS, BEYOND = 0.2, 0.05
-"""What the latest step counts for in what is expected of a row, and of its drafts beyond those that the step ran"""
+"""Weight of the latest step for a row, and for its drafts beyond the ones that the step ran"""
 LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_SEEN + 1)
-"""What a number of steps count for: for a place that they ran, for one beyond, and for one beyond that of a look"""
+"""Weight of a number of steps: for a place that they ran, for one beyond, and for one beyond a look"""
 COSTS = 1.2
-"""What a step with drafts takes, in steps without, before both were measured"""
+"""Time of a step with drafts, in steps without, before both were measured"""
 FORGETS = 1.01
-"""How fast the least time of a step grows until a step confirms it: some are held up by other things"""
+"""Growth per step of the recorded least time: outliers must fade"""
 DRAFTED_ROWS = (8, 32)
-"""Rows of a step with drafts at most, on a CPU and on a GPU. More of them keep the device busy without drafts."""
+"""Most rows of a step with drafts, on a CPU and on a GPU. More rows keep the device busy without drafts."""
 ENDING = 4
-"""Prompts that may end in a step with drafts: logits are computed for each place of their rows, and one is used"""
+"""Most prompts that end in a step with drafts: logits are computed for each place of their rows, and one is used"""
 PAYS = 1.05
-"""What a step with drafts must give beyond its costs"""
+"""Least gain of a step with drafts, in times of its cost"""
 
 ANSWER_TOKENS = 256
-"""Tokens of an answer for which a table of suffixes has room"""
+"""Tokens of an answer that a table of suffixes has room for"""
 KNOWN_TENANTS, MAX_TENANT = 4096, 2**31 - 1
-"""Tenants that have numbers at a time, and the last number; none is given again, so no entry changes its owner"""
+"""Most numbered tenants at a time, and the last number; numbers are never reused, so no entry changes its owner"""
 
 Learner = Callable[[Kernels, Tensor, Tensor, Tables], None]
-"""(kernels, rows int32 [N], tokens int32 [N, W], tables), after `finish` of every step, whose `out` are the tokens"""
+"""(kernels, rows int32 [N], tokens int32 [N, W], tables), run with the tokens after `finish` of every step"""
 Drafter = Callable[[Kernels, Tensor, Tables], None]
-"""(kernels, rows int32 [N], tables), at the end of a step: writes drafts after the history of each row that may have
-them, and DRAFTED."""
+"""(kernels, rows int32 [N], tables), run at the end of a step: writes DRAFTED, and drafts after the history of each row
+that may have them."""
 
 
 class Head(Protocol):
     """A drafter that is part of the model: it drafts at the beginning of the step that verifies."""
 
     def beside(self, model: Any) -> Self:
-        """Return this head beside another form of its model."""
+        """Return this head for another form of its model."""
         ...
 
     def ask(self, rows: Tensor, tables: Tables, drafts: int) -> None:
-        """Write DRAFTED of rows int32 [N], before a step's inputs are made: up to `drafts` where they may have any."""
+        """Write DRAFTED of rows int32 [N], before a step's inputs are made: up to `drafts` for rows that may have
+        any."""
         ...
 
     def forward(self, inputs: StepInputs, plan: Any, tables: Tables, cache: KVCache) -> Tensor:
-        """Write the drafts to the inputs of places after the first and to the history; then as `Model.forward`."""
+        """Write the drafts to the history and to the inputs of places after the first; then run `Model.forward`."""
         ...
 
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """Drafts what followed when a row's history last ended like now (Saxena, "Prompt Lookup Decoding", 2023)."""
+    """Drafts the tokens that followed the last occurrence of a row's latest tokens (Saxena, "Prompt Lookup Decoding",
+    2023)."""
 
     most: int
     shortest: int
@@ -101,17 +102,17 @@ class PromptLookup:
 
 @dataclass(frozen=True)
 class SuffixLookup:
-    """Drafts what followed a row's last tokens before, in its history or in answers of its tenant: where the match is
-    longer (after Oliaro et al., "SuffixDecoding", 2024, with a hash table of fixed size in place of suffix trees)."""
+    """Drafts the tokens that followed a row's latest tokens in its history or in answers of its tenant, by the longer
+    match (after Oliaro et al., "SuffixDecoding", 2024, with a hash table of fixed size in place of suffix trees)."""
 
     longest: int
-    """Tokens of a match, at most"""
+    """Most tokens of a match"""
     asked: Recall
     table: Tensor
 
     @classmethod
     def of(cls, config: SpeculativeConfig, device: torch.device) -> SuffixLookup:
-        """Allocate the table that the configuration asks for."""
+        """Allocate the table of the configuration."""
         drafts = config.num_speculative_tokens
         longest = min(SUFFIX_LENGTHS[-1], config.suffix_decoding_max_tree_depth - drafts)
         lengths = sum(length <= longest for length in SUFFIX_LENGTHS)
@@ -125,25 +126,25 @@ class SuffixLookup:
         kernels.recall(rows, same, tables, self.table, self.asked)
 
     def learn(self, kernels: Kernels, rows: Tensor, tokens: Tensor, tables: Tables) -> None:
-        """Note what rows got, for other rows of their tenants."""
+        """Add the rows' new tokens to the table, for other rows of their tenants."""
         kernels.remember(rows, tokens, tables, self.table)
 
 
 def no_guesses(kernels: Kernels, rows: Tensor, tables: Tables) -> None:
-    """A drafter that has no drafts of its own: rows with forms get those that their matchers expect."""
+    """Draft nothing: rows with forms get the drafts expected by their matchers."""
     rows = rows.long()
     tables.state[:, DRAFTED].index_copy_(0, rows, tables.state[:, LENGTH].index_select(0, rows))
 
 
 class Tenants:
-    """Numbers the tenants whose answers rows may share, by the salts of their prefix caches."""
+    """Numbers of tenants that share answers, by the salts of their prefix caches."""
 
     def __init__(self) -> None:
         self._numbers: OrderedDict[str, int] = OrderedDict()
         self._last = 0
 
     def number(self, salt: str) -> int:
-        """Return the number of a tenant: one that has not come for long gets another. 0 once all have been given."""
+        """Return a tenant's number: a long absent one gets a new number. 0 once all are used."""
         number = self._numbers.pop(salt, 0)
         if not number and self._last < MAX_TENANT:
             number = self._last = self._last + 1
@@ -157,42 +158,42 @@ class Speculation(NamedTuple):
     drafts: int
     drafter: Drafter | None
     rows: int
-    """Rows of a step with drafts, at most"""
+    """Most rows of a step with drafts"""
     head: Head | None = None
-    """What drafts instead of a drafter"""
+    """Drafting head, in place of a drafter"""
     learner: Learner | None = None
-    """What else a drafter does"""
+    """Update after each step, for drafters that learn"""
 
     @property
     def places(self) -> int:
-        """Tokens of a row that a step with drafts runs, and the most that it gives."""
+        """Most tokens of a row in a step with drafts, in and out."""
         return self.drafts + 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Places of a step with drafts, ascending: `places`, or fewer."""
+        """Numbers of places of steps with drafts, ascending, the last `places`."""
         return (*(1 + drafts for drafts in FEWER if drafts < self.drafts), self.places)
 
     @property
     def samples(self) -> int:
-        """Logits of a step with drafts, at most."""
+        """Most logits of a step with drafts."""
         return (self.rows + ENDING) * self.places
 
 
 def drafted_rows(kind: str, rows: int) -> int:
-    """Return how many rows a step with drafts has at most on this kind of device, in an engine of `rows`."""
+    """Return the most rows of a step with drafts on this kind of device, in an engine of `rows`."""
     return min(rows, DRAFTED_ROWS[kind == "cuda"])
 
 
 def most_drafts(request: Request) -> int:
-    """Return how many drafts a request may have in a step: none where a function of the user's sees each token."""
+    """Return the most drafts of a request in a step: none if a user's function sees each token."""
     params = request.params
     sees = request.processors or params.prefix_allowed_tokens_fn is not None
     return MAX_DRAFTS if params.speculate and not sees else 0
 
 
 class Verify(NamedTuple):
-    """What a step does about drafts."""
+    """Drafts of a step."""
 
     places: int
     """Tokens of each row: 1 without drafts"""
@@ -204,7 +205,7 @@ PLAIN = Verify(1, drafts=False)
 
 
 Kind = tuple[int, int]
-"""Bits of a step's number of decode rows, and of that of its prompt tokens"""
+"""Bit lengths of a step's decode rows and prompt tokens"""
 
 
 def kind_of(rows: int, prompt: int = 0) -> Kind:
@@ -215,11 +216,11 @@ def kind_of(rows: int, prompt: int = 0) -> Kind:
 class DraftCounts:
     def __init__(self, drafts: int) -> None:
         self.verified, self.accepted = np.zeros((2, drafts), np.int64)
-        """Draft tokens of rows that got tokens, and those of them that were right, by their place"""
+        """Draft tokens of rows that got tokens, and the right ones among them, by place"""
 
     @property
     def drafts(self) -> int:
-        """Rows that verified drafts, each step for itself."""
+        """Rows that verified drafts, summed over steps."""
         return int(self.verified[0])
 
     @property
@@ -228,10 +229,10 @@ class DraftCounts:
 
 
 class Gate:
-    """Decides how many drafts rows run in a step, which may be none. Drafters draft in steps without too, to see what
-    drafts would give.
+    """Chooses the number of drafts of a step, 0 included. Drafters also draft in steps without, to see the hypothetical
+    gain.
 
-    Steps are of one kind when they have about as many decode rows, and about as many prompt tokens beside them.
+    Steps of one kind have similar numbers of decode rows and of prompt tokens.
     """
 
     def __init__(self, speculation: Speculation, rows: int) -> None:
@@ -239,7 +240,7 @@ class Gate:
         self._sizes, self._places = speculation.sizes, speculation.places
         self._looks = speculation.head is None
         self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
-        """What steps do where drafts do not pay"""
+        """Choice for steps in which drafts do not pay"""
         self._place = {drafts: _places(speculation.drafts, drafts) for drafts in range(speculation.places)}
         self._hopes = np.full(speculation.drafts, HOPE if self._looks else HEAD_HOPE)
         """`keeps` of a new row"""
@@ -247,35 +248,35 @@ class Gate:
             self._hopes[0] *= HOPE  # it may have no drafts
         self._first_hopes = self._hopes
         self._drafted = True
-        """Whether the step that was observed last wrote drafts"""
+        """Whether the last observed step wrote drafts"""
         self.keeps = np.zeros((rows + 1, speculation.drafts))
-        """How often a draft of each row at each place is kept, where those before it were; 0 where there is none"""
+        """Chance that a draft at each place of each row is right, given the ones before it; 0 without drafts"""
         self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
-        """Steps of each kind before the next trial, and trials that were due"""
+        """Steps of each kind before the next trial, and trials due so far"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
         self._steps, self._now, self._best = 0, PLAIN, 1
-        """Steps of these rows, what they do now, and their number of places but for trials"""
+        """Steps of these rows, their present choice, and their best number of places outside trials"""
         self._wait, self._decided, self._next = LOOKS, 0, 1
-        """Steps between two decisions, the step of the last, and that of the next"""
+        """Steps between two decisions, the step of the last, and of the next"""
         self._ns: dict[tuple[Kind, int], float] = {}
-        """Least time lately of a step of each kind and number of places, or of each of its prompt tokens"""
+        """Recent least time of a step of each kind and number of places, or of each of its prompt tokens"""
         self._held: dict[tuple[Kind, int], float] = {}
-        """The share of rows that such steps held for want of masks"""
+        """Share of rows held in such steps, for lack of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
-        """Tokens of steps that were observed and not taken in; each with these rows and places, after such a step"""
+        """Tokens of observed steps not yet taken in, all with these rows and places, and the same choice before"""
         self._seen_rows, self._seen_places, self._seen_drafted = self._index, 1, True
 
     def admit(self, row: int, request: Request) -> None:
-        """The row begins to serve a request."""
+        """Start a row for a request."""
         self._take_in()
         may = most_drafts(request) > 0
         self._hopes = self._hopes + may * USUAL * (self._first_hopes - self._hopes)
         self.keeps[row] = may * self._hopes
 
     def decide(self, decode: tuple[int, ...]) -> Verify:
-        """Return what the next step of these rows does."""
+        """Return the choice for the next step of these rows."""
         if not 0 < len(decode) <= self._most:
             return PLAIN
         if decode is not self._rows:
@@ -297,31 +298,31 @@ class Gate:
         return self._now
 
     def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
-        """Return what the next step of these rows does, beside `prompt` prompt tokens: as many drafts run as there may
-        be, where they would pay without these too, or none. `ending` is how many prompts end in it."""
+        """Return the choice for the next step of these rows with `prompt` prompt tokens: the most drafts, if they would
+        pay without the prompt tokens too, or none. `ending` is the number of prompts that end in it."""
         if not 0 < len(decode) <= self._most or ending > ENDING:
             return PLAIN
         self._take_in()
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
         pays = self._fastest(kind_of(len(decode)), gains) > 1
-        # A choice holds for one step here. Counted as LOOKS, it gives trials the share of steps that they have without.
+        # A choice holds for one step here. Counting it as LOOKS gives trials the share of steps that they have without
+        # chunks.
         places = self._choose(kind_of(len(decode), prompt), gains, LOOKS)[1] if pays else 1
         return Verify(places, drafts=True) if places > 1 else PLAIN
 
     def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
-        """Return how many tokens a row is expected to get from a step of each number of places with drafts."""
+        """Return the expected tokens of a row for each number of places with drafts."""
         kept = (np.add.reduce(self.keeps[rows].cumprod(1), 0) / len(rows)).cumsum().tolist()
         return [(places, 1 + kept[places - 2]) for places in self._sizes]
 
     def _fastest(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
-        """Return the number of places that gives most tokens for its time, of those that `gains` lists and 1."""
+        """Return the number of places with the most tokens for its time, from `gains` and 1."""
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
 
     def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
-        """Return the best number of places, and that to run: now and then another one, in turn, which may have become
-        the best. What drafts give is seen in steps without them too, but for those of a head. `steps` ran since the
-        last choice."""
+        """Return the best number of places, and the one to run: now and then another in turn, which may have become the
+        best. Steps without drafts show the gain of drafts too, except a head's. `steps` ran since the last choice."""
         best, left = self._fastest(kind, gains), self._untried.get(kind, FIRST) - steps
         self._untried[kind] = left if left > 0 else RETRY
         others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
@@ -333,7 +334,7 @@ class Gate:
         return best, others[(self._trials[kind] - 1) % len(others)] if others else best
 
     def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
-        """A step of this kind, which ran as `batch`, took device or host `ns`, and held this share of its rows."""
+        """Take in a step of this kind and `batch`: `ns` of device or host, and the `held` share of its rows."""
         key = kind, batch.places
         if held or (self._held and key in self._held):
             before = self._held.get(key, 0.0)
@@ -343,8 +344,8 @@ class Gate:
         self._ns[key] = time if time < least else least
 
     def _cost(self, kind: Kind, places: int) -> float:
-        """Return what such a step takes, in steps without drafts. Each draft of a number of places that has not run
-        is taken to cost as much as one of the nearest number that has."""
+        """Return the time of such a step, in steps without drafts. A draft is assumed to cost as much as one of the
+        nearest measured number of places."""
         plain = self._time(kind, 1)
         ran = [size for size in self._sizes if (kind, size) in self._ns]
         if not plain or not ran:
@@ -354,17 +355,17 @@ class Gate:
         return 1 + more * (places - 1) / (nearest - 1)
 
     def _time(self, kind: Kind, places: int) -> float:
-        """Return how long such a step takes for each of its rows that gets tokens; 0 before one has run."""
+        """Return the time of such a step per row that gets tokens; 0 before one has run."""
         key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
 
     def observe(self, rows: Int64s, tokens: Int32s, verify: Verify) -> None:
-        """A step that did this gave its decode rows `tokens` [N, W], as `step.outbox` has them. Several steps are taken
-        in at a time."""
+        """Take in the tokens [N, W] of a step's decode rows, in the form of `step.outbox`, and its choice. Several
+        steps are processed at once."""
         drafted, self._drafted = self._drafted, verify.drafts
         looks = verify.drafts and not self._steps % LOOKS
         if not 0 < len(rows) <= self._most or (verify.places == 1 and not looks):
-            return  # where all rows have left, no line is theirs
+            return  # without rows there are no lines
         same = rows is self._seen_rows or rows.tolist() == self._seen_rows.tolist()
         alike = same and verify.places == self._seen_places and drafted == self._seen_drafted
         if not alike or len(self._seen) == MOST_SEEN:
@@ -373,7 +374,7 @@ class Gate:
         self._seen.append(tokens.tobytes())
 
     def _take_in(self) -> None:
-        """Learn from the steps that were observed since the last call."""
+        """Learn from the steps observed since the last call."""
         if not self._seen:
             return
         rows, ran = self._seen_rows, self._seen_places - 1
@@ -383,17 +384,17 @@ class Gate:
         if ran:
             self._counts.verified[:ran] += _verified(tokens, ran)
         else:
-            taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a row that was held looked in vain
+            taken[:, :, 1] = taken[:, :, 0] & (tokens[:, :, 1] == RIGHT)  # a held row gives no evidence
         if not self._seen_drafted:  # a form may have drafted
             taken &= (tokens[:, :, 1] != NO_TOKEN)[:, :, None]
-        # A place counts where all before it were right: where the token before it is there.
+        # A place counts if all before it were right: if the token before it exists.
         place, beyond = self._place[ran]
         got = np.add.reduce(taken, 0)
         times, share = got.take(place, 1), got.take(place + 1, 1)
         self._counts.accepted[:ran] += np.add.reduce(got, 0)[1 : ran + 1]
         keeps = self.keeps[rows]
         self.keeps[rows] = keeps + LEARNT[beyond, times] * (share / np.maximum(times, 1) - keeps)
-        # New rows are expected to get what those got that may have drafts, at places that looks do not leave out.
+        # The prior of new rows follows the rows that may have drafts, at places that looks include.
         drafting = keeps[:, 0] > 0
         seen, right = drafting @ times * (beyond < 2), drafting @ share
         forgets = (1 - USUAL) ** np.minimum(seen, MOST_SEEN)
@@ -406,8 +407,8 @@ class Gate:
 
 
 def _verified(tokens: Int32s, ran: int) -> list[int]:
-    """Return how many rows verified a draft at each of `ran` places. A row that was held verified none, and one that
-    ended none after its last token: its outbox says REJECTED of wrong ones there too."""
+    """Return the rows that verified a draft at each of `ran` places. A held row verified none, and an ended row none
+    after its last token: its outbox has REJECTED there too."""
     there, counts = (tokens != NO_TOKEN).reshape(-1, tokens.shape[2]).T, []
     row = there[0]
     for place in there[1 : ran + 1]:
@@ -417,7 +418,7 @@ def _verified(tokens: Int32s, ran: int) -> list[int]:
 
 
 def _places(most: int, ran: int) -> tuple[Int64s, Int64s]:
-    """Return as which place each of `most` drafts counts in steps that ran `ran`, and its line of LEARNT. Those that
-    these steps did not run count as the last one that they ran, and less; looks are at the first alone."""
+    """Return the place that each of `most` drafts counts as in steps that ran `ran`, and its line of LEARNT. Drafts
+    beyond count as the last one run, with less weight; looks show the first alone."""
     place, last = np.arange(most), max(ran, 1) - 1
     return np.minimum(place, last), (place > last) * (1 if ran else 2)

@@ -1,8 +1,8 @@
-"""Moves pages between the device and their copies in host memory, beside the steps that run.
+"""Moves pages between the device and their copies in host memory, while steps run.
 
-Each direction has a stream of its own. A transfer is one operation for any number of pages, so that beginning it takes
-the loop little time. No step waits for one: a store reads pages whose step the host has observed, tokens included, and
-a load writes pages that no step in flight can reach, so the host's own order suffices.
+Each direction has its own stream. A transfer is one operation for any number of pages, so that starting it costs the
+loop little time. No step waits for one: a store reads pages of steps that the host has observed, tokens included, and a
+load writes pages that no step in flight can reach, so the host's own order suffices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gapless.base.errors import DeviceError
 from gapless.base.records import Int64s
 from gapless.base.shared import Bytes, PeerMemory, SharedMemory
 from gapless.device import Device, Fence, Stream
-from gapless.device.ring import PAGE, RingSlot, host_bytes
+from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.copies import HostCounts, Lease, PageCopy
 from gapless.memory.gate import HOST
@@ -36,19 +36,19 @@ from gapless.model.seam import KVCache
 log = logging.getLogger("gapless.tiers")
 
 MOST_BATCH = 256
-"""Pages of one transfer, at most"""
+"""Most pages of one transfer"""
 MOST_AT_REST = 2
-"""Transfers of one direction that may be under way where no row runs. Where no peer takes pages it is one for stores:
-pages that wait for their store cannot be given away."""
+"""Most running transfers of one direction while no row runs; one store if no peer takes pages, since pages that wait
+for their store cannot be given away."""
 AT_REST = 64
-"""Pages of one load, or of all stores under way, where no row runs: small transfers end early, and serve early"""
+"""Pages of one load, or of all running stores, while no row runs: small transfers end and serve early"""
 HOST_SHARE = 0.1
-"""What transfers of both directions together may take of the loop's time between two looks at them"""
+"""Largest share of the loop's time between two looks for transfers of both directions"""
 ONE_STRETCH_NS = 1_000_000
-"""A transfer that begins within this time after the one before is shown as one with it."""
+"""Two transfers closer than this are shown as one."""
 
 Words = list[Tensor]
-"""One tensor a page group, [pages or slots, words]: a page as words of 4 bytes, or the largest that fit it."""
+"""One tensor a page group, [pages or slots, words]: pages as words of 4 bytes, or the largest that fit."""
 
 CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 Parts = list[tuple[Tensor, Tensor, Tensor]]
@@ -61,22 +61,22 @@ def slot_bytes(cache: KVCache) -> int:
 
 
 class Transfers:
-    """Owns the host tier's memory, and the transfers on their way. `poll` never waits."""
+    """The host tier's memory, and the running transfers. `poll` never waits."""
 
     def __init__(
         self, device: Device, cache: KVCache, host: HostTier, copy_pages: CopyPages, shares: bool = False
     ) -> None:
-        """`copy_pages` is that of the kernels. `shares` is whether peers may map the host's memory."""
+        """`copy_pages` is the kernels'. `shares`: peers may map the host's memory."""
         self.host = host
         self.adopt = device.adopt
-        """Lets transfers read the memory of a peer"""
+        """Registers a peer's memory for transfers"""
         self._device = device
         every = (cache.data, *cache.others)
         pages = [_words(memory.flatten(1)) for memory in every]
         self.slots: Words = []
         """The host's memory"""
         self.memory: list[memoryview] = []
-        """The host's memory by bytes, a buffer a group: slot after slot, each of whole pages of the operating system"""
+        """The host's memory as bytes, a buffer a group: consecutive slots of whole pages of the operating system"""
         sizes = [(group.size, _stride(memory)) for group, memory in zip(host.groups, every, strict=True)]
         starts, nbytes = _starts(sizes)
         self.shared = SharedMemory(nbytes) if shares else None
@@ -89,17 +89,17 @@ class Transfers:
         self.bulk_in = TransferWay(device, device.bulk_in, False, copy_pages, pages, self.slots)
         self._polled_at = device.clock()
         self.page_ns = 0.0
-        """Time of the loop's thread for each page, in the latest look that began transfers"""
+        """Time of the loop's thread for each page, in the latest look that started transfers"""
         observe.built(self)
 
     @property
     def busy(self) -> bool:
-        """Return whether a transfer is on its way or has to begin."""
+        """Return whether a transfer is running or due, or a tier has news."""
         news = bool(self.host.below.lines) and self.host.below.has_news
         return bool(self.bulk_in.underway or self.bulk_out.underway) or self.host.busy or news
 
     def poll(self) -> bool:
-        """Take in what has ended, and begin the next transfer of each direction. Returns as `take`."""
+        """Take in ended transfers, and begin the next of each direction. Returns the result of `take`."""
         before, self._polled_at = self._polled_at, self._device.clock()
         came, begun, passed = self.take(), 0, self._polled_at - before
         loads = 1 if self.host.running else MOST_AT_REST
@@ -120,22 +120,22 @@ class Transfers:
         return came
 
     def most(self, passed: int, begun: int = 0, rest: int = AT_REST) -> int:
-        """Return how many pages a transfer may have, `passed` ns after the look before, where this look has `begun` to
-        move others; `rest` where no row runs. Beside running rows a look comes when a step or a load has ended, so
-        there may be more where these are long, and a few where they are short, so that each direction goes on."""
+        """Return the most pages of a transfer, `passed` ns after the last look, which has already `begun` others;
+        `rest` while no row runs. With running rows a look follows each step or load: long steps allow more pages, and
+        short ones still a few, so that neither direction stops."""
         if not self.page_ns:
             return BATCH_PAGES
         pages = int(HOST_SHARE * passed / self.page_ns) - begun if self.host.running else rest
         return max(BATCH_PAGES, min(MOST_BATCH, pages))
 
     def take(self) -> bool:
-        """Take in transfers that have ended, and what has come from tiers below. Returns whether there was something:
-        what waited for it may be planned now."""
+        """Take in ended transfers, and news from tiers below. Returns whether there was any, so that waiting requests
+        may be planned."""
         loaded, stored = self.bulk_in.ended(), self.bulk_out.ended()
         if loaded is not None:
             seen_at = self._device.clock()
             self.host.loaded(*loaded)
-            took = self.bulk_in.took_ns + self._device.clock() - seen_at  # what it takes the loop is part of it
+            took = self.bulk_in.took_ns + self._device.clock() - seen_at  # the loop's own time is part of it
             self.host.gate.moved(HOST, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
@@ -143,11 +143,12 @@ class Transfers:
         return came or loaded is not None or stored is not None
 
     def stretches(self) -> tuple[int, int, int, int]:
-        """Return when pages moved to the device, from and until, and from it, since the last call; zeros for never."""
+        """Return the stretch (from, until) of moves to the device, and then from it, since the last call; zeros for
+        none."""
         return *self.bulk_in.stretch(), *self.bulk_out.stretch()
 
     def totals(self) -> dict[str, Any]:
-        """Return what was moved and is moved now, by the names of engine.seam.Stats."""
+        """Return moved and moving amounts, by the names of engine.seam.Stats."""
         ways = {"read": self.bulk_in, "written": self.bulk_out}
         moved = {f"tier_{name}_{unit}": getattr(way, unit) for name, way in ways.items() for unit in ("bytes", "ns")}
         moving = {"tier_loading": self.bulk_in.moving, "tier_storing": self.bulk_out.moving}
@@ -163,8 +164,8 @@ class Transfers:
         return len(self.memory[group]) // self.host.groups[group].size
 
     def wait_for_loads(self, bell: Bell, seconds: float) -> bool:
-        """Begin what was just asked for, and wait for it or the bell, at most `seconds` for a tier below; return
-        whether something has ended or was waited for. Only the loop's observe does."""
+        """Begin new transfers, and wait for one or the bell, at most `seconds` for a tier below; return whether
+        anything ended or was waited for. Called by the loop's observe alone."""
         if self.wait(bell):
             return True
         patience = self.host.below.patience()
@@ -173,15 +174,15 @@ class Transfers:
         return patience is not None
 
     def warm_up(self) -> None:
-        """Move null pages there and back, and wait: what copies and kernels fetch for themselves, they then have. How
-        long they take after that is what the gate begins with; what warm-up requests have counted is forgotten."""
+        """Move null pages there and back, and wait, to load kernels and buffers. The gate starts with their times;
+        counts of warm-up requests are reset."""
         moves = [
             PageMove(number, NULL_PAGE, PageCopy(group, b"", slot % group.size))
             for slot in range(BATCH_PAGES) for number, group in enumerate(self.host.groups)
         ]  # fmt: skip
         vars(self.host.counts).update(vars(HostCounts()))
         self.host.gate = self.host.gate.fresh()
-        null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups, however many there are
+        null = MoveBatch(0, moves[:MOST_BATCH])  # of all groups
         for way in (self.bulk_out, self.bulk_in, self.bulk_in):
             way.begin(null, self._device.clock())
             self._device.drain()
@@ -193,8 +194,8 @@ class Transfers:
             way.stretch()
 
     def wait(self, bell: Bell) -> bool:
-        """Begin what comes next, and wait for a transfer on its way, a load first, or the bell; return whether
-        something has ended or was waited for. Only the loop's observe does."""
+        """Begin the next transfers, and wait for a running one, a load first, or the bell; return whether anything
+        ended or was waited for. Called by the loop's observe alone."""
         if self.poll():
             return True
         for way in (self.bulk_in, self.bulk_out):
@@ -205,21 +206,21 @@ class Transfers:
 
 
 class Underway(NamedTuple):
-    """A transfer on its way."""
+    """A running transfer."""
 
     batch: MoveBatch
     fence: Fence
     slot: int
-    """Which memory for places and checksums it has"""
+    """Index of its memory for places and checksums"""
     since: int
-    """When its preparation began, ns of the device's clock; `began` is when it was given to the device"""
+    """Start of its preparation, ns of the device's clock; `began` is its start on the device"""
     began: int
     errors: list[Exception]
-    """What its program has raised"""
+    """Errors raised by its program"""
 
 
 class TransferWay:
-    """One direction: from the device where it `stores`, to the device otherwise."""
+    """One direction: from the device if it `stores`, else to the device."""
 
     def __init__(
         self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: Words, slots: Words
@@ -228,32 +229,31 @@ class TransferWay:
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
         self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
-        """The memory of peers that lend pages"""
+        """Memory of peers that lend pages"""
         self.sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
-        """The checksums of the transfer that runs: of a direction, one runs at a time"""
+        """Checksums of the running transfer, one a direction"""
         self.arrived = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
-        """The checksums on the host"""
+        """Checksums on the host"""
         self.places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
-        """Pages and slots of the transfers on their way, int32 [2, count] for each group after the other"""
+        """Pages and slots of the running transfers, int32 [2, count] group by group"""
         self.underway: deque[Underway] = deque()
         self._begun = 0
         self.bytes = self.ns = self.took_ns = 0
-        """What transfers have moved, how long they were on their way, since the start, and how long the latest was with
-        its preparation"""
+        """Bytes and time of all transfers, and time of the latest with its preparation"""
         self._ended = self._from = self._until = 0
 
     @property
     def moving(self) -> int:
-        """Pages on their way"""
+        """Pages of running transfers"""
         return sum([len(one.batch.moves) for one in self.underway])
 
     def stretch(self) -> tuple[int, int]:
-        """Return from and until when the latest transfers ran, of those that have ended since the last call."""
+        """Return start and end of the latest transfers ended since the last call."""
         found, self._from, self._until = (self._from, self._until), 0, 0
         return found
 
     def begin(self, batch: MoveBatch, since: int) -> int:
-        """Begin a transfer, whose preparation has begun at time `since`; return its pages."""
+        """Begin a transfer prepared since time `since`; return its pages."""
         began, count, slot = self._device.clock(), len(batch.moves), self._begun % MOST_AT_REST
         batch = batch._replace(moves=sorted(batch.moves, key=_source))
         places, sums, errors = self.places[slot], self.sums[:count], list[Exception]()
@@ -265,7 +265,7 @@ class TransferWay:
         return count
 
     def _parts(self, moves: Sequence[PageMove], slot: RingSlot) -> Parts:
-        """Write down where the pages of each group are, and where they go."""
+        """Write the sources and destinations of each group's pages."""
         places, tensor, parts, first = slot.array.view(np.int32), slot.tensor.view(torch.int32), Parts(), 0
         for (group, _), some in groupby(moves, _source):
             alike = [*some]
@@ -277,7 +277,7 @@ class TransferWay:
         return parts
 
     def sources(self, lease: Lease | None) -> Words:
-        """Return where pages come from, by group: the peer's memory where they are lent."""
+        """Return the source memory of pages, by group: the peer's memory for lent ones."""
         if lease is None:
             return self._src
         assert lease.memory is not None, "a page is loaded before it is lent"
@@ -290,7 +290,7 @@ class TransferWay:
         return self._peers[lease.memory]
 
     def _run(self, parts: Parts, sums: Tensor, arrived: Tensor, errors: list[Exception]) -> None:
-        """Copy all pages. What that raises fails this transfer, and not the device."""
+        """Copy all pages. An error fails this transfer, and not the device."""
         copy_pages = self.copy_pages if observe.watcher is None else reference.copy_pages  # a checker sees page by page
         try:
             sums.zero_()
@@ -304,7 +304,7 @@ class TransferWay:
             errors.append(error)
 
     def ended(self) -> tuple[MoveBatch, Sequence[int | None]] | None:
-        """Return the oldest transfer, if it has ended, and the checksums of its pages: None where it failed."""
+        """Return the oldest transfer, if it has ended, and the checksums of its pages: None if it failed."""
         if not self.underway or not self.underway[0].fence.done():
             return None
         one = self.underway.popleft()
@@ -318,7 +318,7 @@ class TransferWay:
 
     def _count(self, one: Underway, until: int) -> None:
         self.bytes += sum([self._page_bytes[move.group] for move in one.batch.moves])
-        self.took_ns = until - max(one.since, self._ended)  # without the wait for the one before it
+        self.took_ns = until - max(one.since, self._ended)  # without the wait for the previous one
         self.ns += until - max(one.began, self._ended)
         if not self._until or one.began - self._until > ONE_STRETCH_NS:
             self._from = one.began
@@ -331,13 +331,13 @@ def _source(move: PageMove) -> tuple[int, int]:
 
 
 def writable(data: Bytes) -> Bytes:
-    """Return the same memory without the mark that it is only read, which torch has no use for."""
+    """Return the same memory as writable, since torch warns of read-only memory."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * len(data)).from_address(data.ctypes.data))
 
 
 def _starts(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return where the slots of each group begin, given their count and bytes, at a multiple of these, and their end:
-    a peer counts slots of a group from the beginning of the memory."""
+    """Return the start of each group's slots, from their count and bytes, at a multiple of the bytes, and the end: a
+    peer counts slots of a group from the beginning of the memory."""
     starts, end = list[int](), 0
     for count, stride in sizes:
         starts.append(-(-end // stride) * stride)
@@ -350,11 +350,11 @@ def _stride(memory: Tensor) -> int:
 
 
 def _rounded(nbytes: int) -> int:
-    return -(-nbytes // PAGE) * PAGE
+    return -(-nbytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _words(lines: Tensor, nbytes: int = 0) -> Tensor:
-    """Return the same memory as integers, of which there are checksums."""
+    """Return the same memory as integers, for checksums."""
     nbytes = nbytes or lines[0].nbytes
     dtype = next(dtype for dtype in (torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0)
     return lines.view(dtype)

@@ -1,4 +1,4 @@
-"""What fills new rows beside their packet: slots of those that adjust their logits, histories, and page tables."""
+"""Fill of new rows outside their packet: slots of adjusted rows, histories, and page tables."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gapless.step.speculation import most_drafts
 
 
 class Fill(NamedTuple):
-    """What one step fills besides what its packet brings, and the words for it."""
+    """Fill of one step outside its packet, and the words for it."""
 
     key: LoadKey
     words: tuple[Int32s, ...]
 
     def with_pages(self, writes: Int32s) -> Fill:
-        """Return the same with these page table entries, int32 [count * PAGE_WORDS]."""
+        """Return this fill with page table entries added, int32 [count * PAGE_WORDS]."""
         loads, words, _ = self.key
         return Fill(LoadKey(loads, words + len(writes), len(writes) // PAGE_WORDS), (*self.words, writes))
 
@@ -33,7 +33,7 @@ NO_FILL = Fill(LoadKey((), 0), ())
 
 
 def wish_words(request: Request) -> Int32s:
-    """Return what the slot of a request's row holds: `layout` says where."""
+    """Return the contents of a request's slot, in the order of `layout`."""
     biases, allowed = request.params.logit_bias or {}, request.params.allowed_token_ids or ()
     ends = list(itertools.accumulate(map(len, request.bad_words)))
     values = np.array(list(biases.values()), np.float32).view(np.int32)
@@ -43,7 +43,7 @@ def wish_words(request: Request) -> Int32s:
 
 
 def _processor_words(request: Request) -> Int32s:
-    """Return a bit for each processor that the request asks for, and what each is given."""
+    """Return a bit for each processor of the request, and the arguments of each."""
     words = np.zeros(1 + MAX_PROCESSORS * MAX_ARGUMENTS, np.int32)
     given = words[1:].view(np.float32).reshape(MAX_PROCESSORS, MAX_ARGUMENTS)
     for number, arguments in request.processors:
@@ -55,7 +55,7 @@ def _processor_words(request: Request) -> Int32s:
 def fill_for(
     admissions: tuple[Admission, ...], requests: list[Request], table: RowTable, speculates: bool
 ) -> Fill | None:
-    """Return how a step with these admissions fills slots, and histories of rows that get drafts; None for nothing."""
+    """Return the fill of a step with these admissions: slots, and histories of rows with drafts; None for nothing."""
     loads, words = [], []
     for admission, request in zip(admissions, requests, strict=True):
         slot = table.leased.get(admission.row, {}).get(Lane.ADJUST.value, NO_SLOT)

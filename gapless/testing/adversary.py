@@ -10,7 +10,7 @@ from gapless.device.seam import STREAMS
 
 MOODS = ("lazy", "eager", "random", "starve", "bursts", "single")
 MOST_PASSES = 64
-"""Host touches for which a ready stream can be passed over; then it moves. So polling a fence always ends."""
+"""Host touches that can pass over a ready stream; then it moves. So polling a fence always ends."""
 
 _ALL = 1 << 30
 
@@ -19,7 +19,7 @@ class Movable(Protocol):
     """A stream that the adversary may move."""
 
     passed_over: int
-    """Touches of the host at which it was ready and did not move"""
+    """Host touches that passed it over while it was ready"""
 
     @property
     def name(self) -> str: ...

@@ -71,9 +71,9 @@ class ChecksumModel:
 
 
 def pages_read(inputs: StepInputs, page_size: int) -> Tensor:
-    """int64 [B, columns]: each row's pages, and the null page after those that it reads.
+    """int64 [B, columns]: each row's pages, and the null page after the pages that it reads.
 
-    There the table may name pages of others, to which a transfer may be writing.
+    The table's columns there may name pages of others that a transfer is writing.
     """
     pages = inputs.pages
     first = torch.arange(0, pages.shape[1] * page_size, page_size, device=pages.device)

@@ -81,7 +81,7 @@ class FakeCore:
         self._generated = 0
         self.records = StepRing(RECORDS)
         self.events: PageEvents | None = None
-        """What a test has put there: this core has no pages."""
+        """Set by a test: this core has no pages."""
         self.bell = Bell()
 
     def submit(self, request: Request) -> None:
@@ -103,7 +103,7 @@ class FakeCore:
         answer(None)
 
     def update_weights(self, path: str, answer: Answer) -> None:
-        """Change nothing, and say so."""
+        """Change nothing, and return so."""
         answer(RequestError("this core has no weights", "model_path"))
 
     def obey(self, order: OperatorOrder, answer: Answer) -> None:

@@ -35,11 +35,11 @@ class Caller:
 
     request: Request
     arrives: int = 0
-    """The turn in which it is submitted."""
+    """Turn of its submission."""
     aborts_after: int | None = None
     """The number of the token whose turn aborts it; 0: it is aborted in the turn of its arrival. None: never."""
     tokens: list[int] = field(default_factory=list)
-    """What was sampled, up to and with a stop token."""
+    """Sampled tokens, up to and with a stop token."""
     flag: int | None = None
     """The `Flag` of its last token (STOP, LENGTH or ERROR) or ABORTED; None before its end."""
 
@@ -48,7 +48,7 @@ def ask(
     key: int, prompt: Sequence[int], max_tokens: int, arrives: int = 0, aborts_after: int | None = None,
     stop_ids: tuple[int, ...] = (), priority: int = 0, salt: str = "", **sampling: Any,
 ) -> Caller:  # fmt: skip
-    """Return a caller by what it asks for. `key` is its own among all; `sampling` are fields of `SamplingParams`.
+    """Return a caller with these wishes. `key` is unique; `sampling` are fields of `SamplingParams`.
 
     Sampling is greedy unless asked otherwise. Clients of one `salt` share the KV pages of a common prefix.
     """
@@ -60,7 +60,7 @@ def ask(
 
 
 class Gauges(NamedTuple):
-    """What an engine holds at one moment."""
+    """An engine's holdings at one moment."""
 
     waiting: int
     """Requests in the queue."""
@@ -84,7 +84,7 @@ def gauges(loop: Loop) -> Gauges:
 
 
 def check_pages(loop: Loop) -> None:
-    """Assert that every page is free, cached, owned or fenced, and that requests on rows hold those that are owned."""
+    """Assert that every page is free, cached, owned or fenced, and that requests on rows hold the owned ones."""
     for group, pool in enumerate(loop.pools):
         pool.check([seq.by_group[group] for seq in loop.planner.by_row if seq is not None])
         counts = pool.counts()
@@ -172,7 +172,7 @@ class Player:
         self._audit = LeaseAudit(loop)
 
     def done(self) -> bool:
-        """Return whether all callers have come and nothing is left to do."""
+        """Return whether all callers were submitted and nothing is left to do."""
         return not self._coming and not self.loop.has_work()
 
     def turn(self) -> None:

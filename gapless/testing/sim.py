@@ -22,7 +22,7 @@ from gapless.device.ring import Fence, check_upload
 from gapless.device.seam import ATTENDANT, STREAMS, Program
 from gapless.testing.adversary import Adversary
 
-MEMORY_BYTES = 1 << 30
+SIM_MEMORY_BYTES = 1 << 30
 TICK_NS = 1000
 """Host time of one touch."""
 
@@ -44,7 +44,7 @@ class _Op:
 
 @dataclass(slots=True, eq=False, repr=False)
 class SimFence:
-    """A fence that is passed when the adversary has moved the stream this far and the host's virtual time is there."""
+    """A fence that is passed once the adversary has moved the stream, and the host's virtual time, this far."""
 
     device: SimDevice
     stream: SimStream
@@ -75,7 +75,7 @@ class SimFence:
         return True
 
     def time(self) -> int:
-        # As strict as CUDA, where a fence knows its time only after it was seen as done.
+        # As strict as CUDA: a fence has a time only after it was seen as done.
         assert self.timed and self.seen and self.at is not None, (
             "time() needs record(timed=True) and a fence seen as done"
         )
@@ -88,9 +88,9 @@ class SimStream:
     def __init__(self, name: str, device: SimDevice) -> None:
         self.name = name
         self.now = 0
-        """Virtual time at which the last executed operation ended."""
+        """Virtual time of the end of the last executed operation."""
         self.passed_over = 0
-        """Host touches for which the head was ready and did not run."""
+        """Host touches that passed over a ready head."""
         self.device = device
         self.queue: deque[_Op] = deque()
         self._count = 0
@@ -146,7 +146,7 @@ class SimBell(Bell):
         super().__init__()
         self.device = device
         self.at = 0
-        """Virtual time at which a program rang it; 0: none has since it was cleared"""
+        """Virtual time of the program that rang it; 0: none since it was cleared"""
 
     def clear(self) -> None:
         super().clear()
@@ -190,7 +190,7 @@ class SimDevice(HostMemoryDevice):
         return TapeGraph(key, record_on(self, key, program, buffers))
 
     def memory(self) -> tuple[int, int]:
-        return MEMORY_BYTES, MEMORY_BYTES
+        return SIM_MEMORY_BYTES, SIM_MEMORY_BYTES
 
     def drain(self) -> None:
         self.fault.check()
@@ -219,7 +219,7 @@ class SimDevice(HostMemoryDevice):
                 self.execute(stream)
 
     def approach(self, at: int) -> bool:
-        """Return whether host time has come to `at`; if not, it goes a part of the way, so that polling ends."""
+        """Return whether host time has reached `at`; if not, advance it by a part, so that polling ends."""
         if at > self.host_now:
             self.host_now += max(TICK_NS, (at - self.host_now) // 4)
         return at <= self.host_now

@@ -1,4 +1,4 @@
-"""Grammars of tool calls, in Lark's syntax, from the tables by which gapless.text.reply_parser reads them."""
+"""Grammars of tool calls, in Lark's syntax, from the tables of gapless.text.reply_parser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
-from gapless.text.schema_words import WORDS
+from gapless.text.schema_words import KEYWORDS
 from gapless.text.schemas import Meaning, meaning_of, resolved
 
 MAX_CALLS = 32
@@ -25,7 +25,7 @@ _ELSEWHERE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 """A reference to a place that a parameter's own schema has not"""
 _META = re.compile(r"[\\.+*?()|\[\]{}^$/]")
 _ENVELOPE = r'\{\s*"(type|id|name|arguments|parameters)"'
-"""How JSON that may be a call begins, where it has no mark of its own"""
+"""Beginning of JSON that may be a call, if it has no mark of its own"""
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.-]*")
 _VALUES = (ReplyState.VALUE, ReplyState.STRING_VALUE, ReplyState.JSON_VALUE)
 Schema = Mapping[str, Any]
@@ -38,7 +38,7 @@ class Function(NamedTuple):
 
     name: str
     schema: Schema
-    """The schema by which the parser reads its arguments"""
+    """The parser's schema for its arguments"""
     exact: bool
     """Whether its arguments are held to the schema; otherwise they are any that the parser reads"""
     field: str
@@ -115,7 +115,7 @@ class CallGrammar:
     def _several(self, times: str) -> str:
         """Return calls, the first and `times` others, up to the closing of their section."""
         between, closing = self._form.between, self._form.closing
-        # What follows a call must not begin alike: the lexer takes the longest text, and does not go back.
+        # The text after a call must not begin alike: the lexer takes the longest text, and does not go back.
         shared = between if closing.startswith(between) else ""
         ends = [self.text(text) for text in (shared, between.removeprefix(shared), closing.removeprefix(shared))]
         return f"call {ends[0]} {f'({ends[1]} call {ends[0]}){times}' * bool(times)} {ends[2]}"
@@ -124,7 +124,7 @@ class CallGrammar:
         return "\n".join([*lines, f"TEXT: {self._prose()}", *self._rules(head)])
 
     def _prose(self, trigger: str = "") -> str:
-        """Return the terminal of text in which the parser finds no call, but for one that begins with `trigger`."""
+        """Return the terminal of text without a call, but for one that begins with `trigger`."""
         moves = [m for m in self._table.moves if m.state is self._table.start and m.to is not ReplyState.CONTENT]
         first = "".join(_regex(move.terminal) for move in moves if move.first)
         inside = [_ENVELOPE if m.terminal == "{" else _regex(m.terminal) for m in moves if not m.first]
@@ -165,7 +165,7 @@ class CallGrammar:
 
 
 def _texts(form: CallForm, functions: Sequence[Function]) -> Iterator[str]:
-    """Yield the texts of which calls are made, but for values."""
+    """Yield the fixed texts of calls, between values."""
     yield from (text for part in (form, form.parameter or ()) for text in part if isinstance(text, str))
     for function in functions:
         yield function.name
@@ -202,7 +202,7 @@ class _ExactParameters(_Parameters):
         required = set(self._schema.get("required") or ())
         between = self._calls.text(self._form.between)
         lines = []
-        # "first" goes on where no parameter has been written, "more" where one has.
+        # "first" if no parameter has been written, "more" after one.
         for i, (key, schema) in enumerate(self._properties.items()):
             value, rest, skips = f"{self._rule}v{i}", f"{self._rule}more{i + 1}", key not in required
             first = f" | {self._rule}first{i + 1}" if skips else ""
@@ -217,7 +217,7 @@ class _ExactParameters(_Parameters):
 
     def _check(self) -> None:
         """Refuse what the parameters cannot be held to."""
-        for key in self._schema.keys() & WORDS.keys() - _OBJECT:
+        for key in self._schema.keys() & KEYWORDS.keys() - _OBJECT:
             raise self._calls.refusal(self._function, f"the keyword {key!r}")
         for key in self._schema.get("required") or ():
             if key not in self._properties:
@@ -257,7 +257,7 @@ class _ExactParameters(_Parameters):
 
     def _plain(self, key: str, schema: Schema) -> str:
         """Return the terminal of a string that is written as it is, and ends with the next of `marks`."""
-        for name in () if _nullable_text(schema) else schema.keys() & WORDS.keys() - _TEXT:
+        for name in () if _nullable_text(schema) else schema.keys() & KEYWORDS.keys() - _TEXT:
             raise self._calls.refusal(self._function, f"the keyword {name!r} of the string {key!r}")
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         return _any_text(self._marks, f"{{{least},{most}}}" if least or most != "" else "*")
@@ -331,15 +331,15 @@ def _is_choice(schema: Schema, root: Schema, inner: bool = False) -> bool:
 
 
 def _nullable_text(schema: Schema) -> bool:
-    """Return whether the schema is that of any string or null, for which the parser takes every text."""
+    """Return whether the schema allows any string or null: the parser takes every text then."""
     parts = schema.get("anyOf", [{"type": kind} for kind in schema.get("type", ())])
     plain = all(isinstance(part, Mapping) and _only(part, "type") for part in parts)
     return plain and _only(schema, "type", "anyOf") and meaning_of(schema, schema).types == {"string", "null"}
 
 
 def _only(schema: Schema, *words: str) -> bool:
-    """Return whether a schema says nothing but by these keywords."""
-    return schema.keys() & WORDS.keys() <= set(words)
+    """Return whether a schema has these keywords alone."""
+    return schema.keys() & KEYWORDS.keys() <= set(words)
 
 
 def _python(schema: Schema, defined: Schema) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from gapless.text.schemas import NOTHING, Meaning, meaning_of, property_of, type_of
+from gapless.text.schemas import UNBOUND, Meaning, meaning_of, property_of, type_of
 
 WHITE = " \t\r\n"
 _IN_STRING = re.compile(r"[\"'\\]")
@@ -80,7 +80,7 @@ class CallReader:
 
     @property
     def quoted(self) -> bool:
-        """The text ends inside a string, where no terminal counts."""
+        """The text ends inside a string: no terminal counts there."""
         return self._value is not None and self._value.quoted
 
     @property
@@ -93,7 +93,7 @@ class CallReader:
         raise NotImplementedError
 
     def take(self) -> str:
-        """Return what is new of the arguments."""
+        """Return the new part of the arguments."""
         text = "".join(self._fragments)
         self._fragments.clear()
         return text
@@ -244,8 +244,8 @@ def _parsed_type(text: str) -> str | None:
 
 
 def as_json(text: str, said: Meaning) -> str:
-    """Return JSON for a value that is written as plain text, by what its schema says: a string where that is one of its
-    constants, else as it is if that is JSON of a type that it may have."""
+    """Return JSON for a value that is written as plain text, by its schema: a string if that is one of the constants,
+    else as it is if that is JSON of an allowed type."""
     bare, types = text.strip(WHITE), said.types
     if constant := next((one for one in (text, bare) if one in said.constants), None):
         return dumps(constant)
@@ -286,15 +286,15 @@ class ParameterWriter:
         self._schema = schema
         self._trims = trims
         self._count = 0
-        self._said = NOTHING
+        self._said = UNBOUND
         self._python = False
         self._held = ""
         self._begun = False
         self.is_json = False
-        """The value is JSON whatever it begins with: its schema allows no string, or the model has said so."""
+        """The value is JSON whatever it begins with: its schema allows no string, or the model has marked it so."""
 
     def begin_value(self, key: str, types: frozenset[str] | None = None, python: bool = False) -> str:
-        """Begin the value of a parameter; return the text up to it. `types` are those of the schema unless given."""
+        """Begin the value of a parameter; return the text up to it. `types` are the schema's by default."""
         self._said = meaning_of(property_of(key, self._schema), self._schema) if types is None else Meaning(types)
         types_said = self._said.types
         self._python, self._held, self._begun = python, "", False

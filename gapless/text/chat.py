@@ -16,7 +16,7 @@ from gapless.text.sandbox import Environment, deadline_in, rendered
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MAX_VARIABLES = 1 << 20
 """Most characters of the variables that a request brings, as JSON"""
-MAX_SECONDS = 2.0
+MAX_RENDER_SECONDS = 2.0
 """How long a render may take, in its thread's own time"""
 PROBE_SECONDS = 0.5
 """How long all probes of a template may take"""
@@ -68,7 +68,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
-        seconds: float = MAX_SECONDS,
+        seconds: float = MAX_RENDER_SECONDS,
     ) -> str:
         """The prompt of a conversation.
 
@@ -87,7 +87,7 @@ class ChatTemplate:
         return _cut_final(text) if continue_final_message else text
 
     def check_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a client hands to the template by name: JSON alone, which does not replace what is ours."""
+        """Return a client's variables for the template: JSON alone, and none that replaces ours."""
         field = "chat_template_kwargs"
         try:
             text = json.dumps(given)

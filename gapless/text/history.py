@@ -1,7 +1,6 @@
 """Conversations in one form, whatever API or client they come from: absent, null and empty are one.
 
-Content becomes a list of texts, and a call's arguments both an object and a text; reading.py hands a template what it
-reads of them.
+Content becomes a list of texts, and a call's arguments both an object and a text; reading.py picks a template's form.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 from gapless.base.errors import RequestError
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which clients send a message's reasoning; templates read the first, some another."""
+"""Clients' names of a message's reasoning; templates read the first, some another."""
 INVALID = "INVALID_JSON"
-"""The field with the text of arguments that are no object, where an object is needed: the Messages API's own way."""
+"""The field with the text of arguments that are no object but must be: the Messages API's own way."""
 _ROLES = {"developer": "system", "function": "tool"}
 _EMPTY: tuple[Any, ...] = (None, "", [], {}, ())
 _CALLED = ("name", "arguments", "input")
@@ -89,7 +88,7 @@ def _thought(said: dict[str, Any], parts: list[str], where: str) -> str:
 
 
 def _check_silence(said: Mapping[str, Any], where: str, thought: str) -> None:
-    """Refuse a message that says nothing, but for those that may: a text that is empty, the result of a tool that
+    """Refuse an empty message, but for the allowed ones: a text that is empty, the result of a tool that
     returned no parts, and an answer that was cut off while it reasoned.
     """
     role, content = said["role"], said.get("content")

@@ -4,8 +4,8 @@ Two ways to the same result. A byte-level vocabulary decodes by joining bytes, s
 exact. Any other decoder may look at neighbours, so it decodes a window: a few tokens already shown, then the new ones.
 
 Tokens of the form <0xAB> are text as soon as they make a character, and each byte that is part of none is one U+FFFD,
-as in sentencepiece. The decoder of `tokenizers` says the same of runs that are whole characters; of any other run it
-makes every byte one U+FFFD, those of whole characters too, which cannot be known before the run ends.
+as in sentencepiece. The decoder of `tokenizers` agrees for runs of whole characters; of any other run
+it makes every byte one U+FFFD, the bytes of whole characters too, which cannot be known before the run ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEED_TOKENS = 8
 class Detokenizer:
     """Text of one sequence, token by token.
 
-    After every push, the text given out so far is a prefix of the full decode of all ids so far; what is missing is
+    After every push, the text given out so far is a prefix of the full decode of all ids so far; the rest is
     an incomplete character. `finish` gives that rest as the full decode would. `prompt` are the tokens before the first
     one: only their tail is used, as context.
     """
@@ -69,7 +69,7 @@ def _decode(data: bytes) -> tuple[str, bytes]:
 
 
 class _Window:
-    """Detokenizer for any other vocabulary: decodes new tokens after those before them, and takes what is new."""
+    """Detokenizer for any other vocabulary: decodes new tokens after the earlier ones, and takes the new text."""
 
     def __init__(self, tokenizer: Tokenizer, skip: bool, tail: list[int]) -> None:
         self._tokenizer = tokenizer

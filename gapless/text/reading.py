@@ -1,4 +1,4 @@
-"""What a chat template reads of messages, found by rendering probes once, when it is loaded.
+"""Forms of messages that a chat template reads, found by rendering probes once, when it is loaded.
 
 Templates differ in whether content is a text or a list of parts, whether a call's arguments are an object or its text,
 and what stands for no content beside calls. A probe shows which of these a template prints.
@@ -36,16 +36,16 @@ _FORMS: dict[str, Callable[[Sequence[str]], Any]] = {
 }
 """Forms of content, the first that a template prints is used"""
 _SILENCES: dict[str, dict[str, Any]] = {"absent": {}, "empty": {"content": ""}, "null": {"content": None}}
-"""Content of a message that has calls alone, in the order in which it is tried"""
+"""Content of a message with calls alone, in the order of trials"""
 
 
 class Reading(NamedTuple):
-    """What a template reads of canonical messages. The default is what transformers hands on."""
+    """A template's reading of canonical messages. The default is the form that transformers passes."""
 
     forms: Mapping[str, str] = {}
-    """Forms of content by role, where it is not one text"""
+    """Forms of content by role, if it is not one text"""
     silence: str = "absent"
-    """What stands for no content beside calls"""
+    """Content of a message with calls alone"""
     objects: bool = True
     """Arguments are read as an object"""
     texts: bool = False
@@ -93,7 +93,7 @@ def read(render: Render) -> Reading:
 
 
 def _with_form(reading: Reading, role: str, render: Render, tools: Sequence[Mapping[str, Any]] | None) -> Reading:
-    """Return the reading with the form in which the content of this role is printed."""
+    """Return the reading with the first form that prints the content of this role."""
     for form in _FORMS:
         tried = reading._replace(forms={**reading.forms, role: form})
         text = _rendered(render, tried, _conversation(role), tools)
@@ -103,7 +103,7 @@ def _with_form(reading: Reading, role: str, render: Render, tools: Sequence[Mapp
 
 
 def _with_calls(reading: Reading, render: Render) -> tuple[Reading, Sequence[Mapping[str, Any]] | None]:
-    """Return the reading with the first way in which calls are printed, and the tools with which they are."""
+    """Return the reading with the first form that prints calls, and the tools that this needs."""
     silent: Reading | None = None
     for tools, end in product(([_TOOL], None), (None, 2)):  # some templates have no role for results
         for tried in _ways(reading):
@@ -129,7 +129,7 @@ def _prints(text: str, objects: bool) -> bool:
 
 
 def _conversation(role: str) -> list[dict[str, Any]]:
-    """Return a canonical conversation in which a message of this role has the words."""
+    """Return a canonical conversation with the words in a message of this role."""
     user, words = {"role": "user", "content": ["hi"]}, {"role": role, "content": list(_WORDS)}
     if role != "tool":
         return {"user": [words], "system": [words, user]}.get(role, [user, words, user])

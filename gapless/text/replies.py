@@ -53,7 +53,7 @@ class Said(NamedTuple):
 
 
 class ReplyForms:
-    """How the model that is served writes its replies: by its chat template, or as the flags say."""
+    """The served model's way of writing replies: by its chat template, or by the flags."""
 
     def __init__(self, tokenizer: Tokenizer, tools: str, reasoning: str) -> None:
         """`tools` and `reasoning` are names of tables, auto, or none. Raises ConfigError for another, and
@@ -76,7 +76,7 @@ class ReplyForms:
         return self._formats[tools]
 
     def begun(self, last: LastWords) -> str:
-        """Return what a prompt has of the reply: the text of the message that goes on, and before it what begins or
+        """Return a prompt's part of the reply: the text of the continued message, and before it the text that begins or
         ends the reasoning in the chat template's own words."""
         table, thinking = self.reasoning or self.tools, self.reasoning and self.reasoning.thinking
         if table is not None and table.start is ReplyState.HEADER:
@@ -88,7 +88,7 @@ class ReplyForms:
         return head[min(places) :] + last.text if places else last.text
 
     def names(self) -> dict[str, str | None]:
-        """Return what was chosen, for those who ask the server."""
+        """Return the choice, for clients that ask the server."""
         return {
             "tool_call_parser": self.tools.name if self.tools else None,
             "reasoning_parser": self.reasoning.name if self.reasoning else None,
@@ -96,7 +96,7 @@ class ReplyForms:
 
 
 def _described(tokenizer: Tokenizer) -> tuple[ReplyTable | None, ReplyTable | None]:
-    """Return the tables that the checkpoint describes, else those whose marks its chat template has."""
+    """Return the tables that the checkpoint describes, else the tables whose marks its chat template has."""
     if tokenizer.response_template is not None:
         return compile_response_template(tokenizer.response_template)
     return choose_tables(tokenizer.template.source if tokenizer.template else "")
@@ -170,7 +170,7 @@ class ReplyReader:
         return self._shown(events)
 
     def finish(self) -> list[ReplyEvent]:
-        """Return what was held back, at the end."""
+        """Return the held text, at the end."""
         return self._shown(self._parser.push(self._pending) + self._parser.finish())
 
     @property
@@ -219,14 +219,14 @@ def call_id(call: CallBegun) -> str:
 
 
 class LastWords(NamedTuple):
-    """What the end of a chat's prompt is made of."""
+    """The end of a chat's prompt."""
 
     before: str
     """The prompt up to the text that the reply continues"""
     answered: str = ""
     """The text of the last message that is answered"""
     text: str = ""
-    """What the prompt has of the message that the reply continues, if it does"""
+    """The prompt's part of the message that the reply continues, if it does"""
 
 
 def last_words(prompt: str, messages: Sequence[Mapping[str, Any]], continued: bool) -> LastWords:

@@ -5,7 +5,7 @@ its id, and its text alone means nothing; any other is found in the text. Text i
 terminal, a call or the white space before one, so every split of a reply gives the same content, reasoning and calls.
 
 Nothing a model writes raises an error. A section that begins no call is content, as it was written. A call that is
-begun stays a call: when the reply ends inside it, its arguments are what has come, and are no complete JSON.
+begun stays a call: when the reply ends inside it, its arguments are the text so far, and no complete JSON.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _IN_CALL = (_S.ARGUMENTS, _S.PARAMETERS, _S.KEY, *_VALUES)
 _TYPES = {_S.STRING_VALUE: frozenset(("string",)), _S.JSON_VALUE: frozenset[str]()}
 _IDENTIFIER = re.compile(r"\s*([A-Za-z_][\w.-]*)?\s*")
 _NO_TABLE = ReplyTable("none")
-PIECE = 1_000
+PIECE_CHARS = 1_000
 """Characters that are taken apart at a time: what follows a terminal is copied at each."""
 MAX_WORD = 1_000
 """Characters of a name or a head that are kept; with more than these it names nothing."""
@@ -162,7 +162,7 @@ class ReplyFormat:
         """Return a parser for one reply.
 
         `functions` are the JSON schemas of the parameters by function name. `begun` is what the prompt has of the reply
-        already: the parser goes on there.
+        already: the parser continues it.
         """
         opening, end = self.reasoning.opening, begun.rstrip(WHITE)
         state = self.reasoning.start if self.tools is _NO_TABLE else self.tools.start
@@ -171,7 +171,7 @@ class ReplyFormat:
         parser = ReplyParser(self, functions or {}, state)
         thinking = self.reasoning.thinking
         if end and not (thinking and opening and end.endswith(thinking.end)):
-            # What stands before the reasoning is the template's.
+            # The text before the reasoning is the template's.
             parser.begin(begun[begun.find(opening) :] if opening in begun and opening not in self.added else begun)
         return parser
 
@@ -245,9 +245,9 @@ class ReplyParser:
         self._said.clear()
 
     def push(self, text: str, terminal: str = "") -> list[ReplyEvent]:
-        """Take text, and the terminal after it where one has come as a token."""
-        for at in range(0, len(text), PIECE):
-            self._text += text[at : at + PIECE]
+        """Take text, and the terminal after it if that was a token."""
+        for at in range(0, len(text), PIECE_CHARS):
+            self._text += text[at : at + PIECE_CHARS]
             self._read()
         if terminal:
             self._read(last=True)
@@ -255,7 +255,7 @@ class ReplyParser:
         return self._take()
 
     def finish(self) -> list[ReplyEvent]:
-        """Return what was held back; call it once, after the last token."""
+        """Return the held text; call it once, after the last token."""
         self._read(last=True)
         if self._parameters is not None and self._state is _S.ENVELOPE and self._reader.whole:
             self._end_call()
@@ -293,7 +293,7 @@ class ReplyParser:
 
     @property
     def _quoted(self) -> bool:
-        """The text ends inside a string of JSON, where no terminal counts."""
+        """The text ends inside a string of JSON: no terminal counts there."""
         if self._state in (_S.ENVELOPE, _S.ARGUMENTS):
             return self._reader.quoted
         written = self._parameters
@@ -337,7 +337,7 @@ class ReplyParser:
         if state in _PROSE:
             self._begin_prose(was)
         elif state in _WORDS:
-            # Two words in one head stay apart, though the terminal between them has gone.
+            # Two words in one head stay apart without the terminal between them.
             self._word = self._word + " " if state is was else ""
         elif state in _VALUES and self._parameters is not None:
             python = state is _S.PYTHON_VALUE
@@ -378,7 +378,7 @@ class ReplyParser:
         if self._unsure is not None:
             self._unsure.append(text)
 
-    # What text does in each state. Each of these returns how many characters it took; it may change the state.
+    # Handlers of text by state. Each returns the number of characters that it took; it may change the state.
 
     def _prose(self, text: str) -> int:
         """Give out content or reasoning, but for the white space at its end."""

@@ -1,7 +1,7 @@
 """Forms of replies as data: how each family of models writes its reasoning and its tool calls.
 
 A table is a list of moves (state, terminal, next state); gapless.text.reply_parser runs it. Adding a family adds a
-record here. The forms are those of the families' chat templates.
+record here. The forms are the families' chat templates'.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gapless.base.structured import Thinking
 
 
 class ReplyState(Enum):
-    """What the text of a reply means until the next terminal."""
+    """Meaning of a reply's text until the next terminal."""
 
     __hash__ = object.__hash__  # an Enum's own runs in Python, and states are looked up for each token
     CONTENT = auto()
@@ -22,9 +22,9 @@ class ReplyState(Enum):
     BETWEEN = auto()
     """Inside a section of calls and outside each call: the text is dropped."""
     HEADER = auto()
-    """The head of a message, whose words say what its body is."""
+    """The head of a message, whose words decide the state of its body."""
     CHANNEL = auto()
-    """The body of a message; ReplyTable.channels says which state this is."""
+    """The body of a message; ReplyTable.channels has its state."""
     NAME = auto()
     ENVELOPE = auto()
     """A JSON object that holds the function's name and its arguments."""
@@ -59,7 +59,7 @@ class ParameterForm(NamedTuple):
     after: str
     between: str = ""
     before_string: str = ""
-    """What stands before a string instead, when that differs."""
+    """Text before a string instead, when that differs."""
     python: bool = False
     """Values are Python literals; otherwise strings are written as they are, and other values as JSON."""
 
@@ -72,7 +72,7 @@ class CallForm(NamedTuple):
     """
 
     trigger: str
-    """Text with which calls begin in a reply."""
+    """First text of calls in a reply."""
     before: str
     after: str
     opening: str = ""
@@ -81,7 +81,7 @@ class CallForm(NamedTuple):
     parameter: ParameterForm | None = None
     """None: the arguments are a JSON object."""
     plain: str = ""
-    """Text with which a reply without calls begins."""
+    """First text of a reply without calls."""
 
 
 class ReplyTable(NamedTuple):
@@ -96,7 +96,7 @@ class ReplyTable(NamedTuple):
     after: ReplyState = ReplyState.BETWEEN
     """State after JSON that is complete."""
     sure: bool = True
-    """Calls begin with a terminal that no other text has; otherwise what does not look like a call is content."""
+    """Calls begin with a terminal that no other text has; otherwise text unlike a call is content."""
     name_pattern: str = "(?P<name>.*)"
     """Regular expression for the text at the name; a group `id` is the call's id."""
     trims: bool = False
@@ -352,7 +352,7 @@ _REASONING = (
     think_table("mistral", "[THINK]", "[/THINK]"),
 )  # fmt: skip
 TOOL_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _TOOLS}
-"""Forms of tool calls by name, those first that a template is asked for first."""
+"""Forms of tool calls by name, in the order of trials."""
 REASONING_TABLES: Mapping[str, ReplyTable] = {table.name: table for table in _REASONING}
 
 _THINK = "deepseek_r1 deepseek_v3 glm45 holo2 kimi_k2 minimax_m2 nemotron_v3 olmo3 qwen3 qwen3_thinking step3"

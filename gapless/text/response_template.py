@@ -1,7 +1,8 @@
 """Compiles a checkpoint's `response_template`, as transformers 5 defines it, to tables of gapless.text.reply_tables.
 
-What a table cannot say is refused with the field's name: patterns of more than literals, white space and named groups,
-content other than text, json and xml-inline, and transforms other than those to a function's name and arguments.
+A feature that a table cannot express is refused with the field's name: patterns of more than literals, white space
+and named groups, content other than text, json and xml-inline, and transforms other than to a function's name and
+arguments.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _path(
 ) -> list[Move]:
     """Return the moves along a pattern: a literal leads to the state of the group after it.
 
-    `states` are those before the pattern, between two literals of it, and after it.
+    `states` are the states before the pattern, between two literals of it, and after it.
     """
     state, between, end = states
     targets = {_GROUP + name: target for name, target in groups.items()}

@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: what transformers offers, in a sandbox, for a bounded time.
 
-A template is the operator's own, or that of the checkpoint that the operator chose: requests bring none. So what it
+A template is the operator's own, or of the checkpoint that the operator chose: requests bring none. So what it
 makes inside is not metered. The conversation is the client's: however long, it must neither hold up a render, hence the
 time, looked at in loops and calls, nor fill memory, hence the longest prompt.
 """
@@ -56,7 +56,7 @@ class Environment(ImmutableSandboxedEnvironment):
     """Compiles chat templates; `rendered` renders them."""
 
     def __init__(self) -> None:
-        # Without the optimizer nothing of the template runs while it is compiled, where no time is looked at.
+        # Without the optimizer nothing of the template runs while it is compiled; time is not checked there.
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[Generation, loopcontrols])
         self.filters |= {"tojson": _tojson, _LOOP: _timed}
         del self.globals["lipsum"]
@@ -79,7 +79,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 class Generation(Extension):
-    """{% generation %} marks what an assistant said; it prints its body."""
+    """{% generation %} marks an assistant's words; it prints its body."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by jinja2)
 
@@ -106,7 +106,7 @@ class TemplateNamespace(Namespace):
     """`namespace` without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        # self comes in args, so that a template can say namespace(self=...).
+        # self comes in args, so that a template can write namespace(self=...).
         values = dict(*args[1:], **kwargs)
         for name in values:
             _check_name(name)

@@ -1,4 +1,4 @@
-"""Keywords of JSON schemas: those that say nothing are left out, and what cannot be one is refused by its place."""
+"""Keywords of JSON schemas: idle ones are left out, and anything that cannot be one is refused by its place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gapless.text.schemas import definition, meaning_of
 
-MAX_DEPTH = 127
+MAX_SCHEMA_DEPTH = 127
 """Levels of a schema; the library that makes grammars takes no more."""
 MAX_PASSES = 16
 """Rounds over all references that look for values which end."""
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 
 
 class Word(NamedTuple):
-    """The shape of a keyword's value, and the type of what it is about: it says nothing of others."""
+    """The shape of a keyword's value, and the type that it bounds: it leaves other types free."""
 
     shape: str
     about: str = ""
@@ -25,7 +25,7 @@ def _words(shape: str, about: str, *names: str) -> dict[str, Word]:
     return {name: Word(shape, about) for name in names}
 
 
-WORDS: Mapping[str, Word] = {
+KEYWORDS: Mapping[str, Word] = {
     "type": Word("types"), "const": Word("any"), "enum": Word("list"), "items": Word("items", "array"),
     "dependencies": Word("object", "object"), "dependentRequired": Word("object", "object"),
     "format": Word("text", "string"), "pattern": Word("pattern", "string"), "required": Word("texts", "object"),
@@ -44,7 +44,7 @@ WORDS: Mapping[str, Word] = {
     **_words("number", "number", "minimum", "maximum", "multipleOf"),
     **_words("limit", "number", "exclusiveMinimum", "exclusiveMaximum"),
 }  # fmt: skip
-"""The keywords that say what a value may be, and those that hold schemas; all others are notes."""
+"""The keywords that bound a value, and the keywords that hold schemas; all others are notes."""
 _FREE = Word("any")
 _NULLABLE = {"const", "default", "type"}
 """Keywords for which null is a value; of a type, one that cannot be guessed"""
@@ -88,15 +88,15 @@ _SHAPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def without_nulls(schema: Any, depth: int = 0) -> Any:
-    """Return a schema in which no keyword is null that only some encoder wrote so: these are absent."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    """Return a schema without keywords that an encoder wrote as null: these are absent."""
+    if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
         return schema
     given = {key: value for key, value in schema.items() if value is not None or key in _NULLABLE}
     return _mapped(given, lambda _, part: without_nulls(part, depth + 1))
 
 
 def plain_schema(schema: Schema) -> dict[str, Any]:
-    """Return a schema without what says nothing, which means the same. Raises ValueError naming the place of what is
+    """Return an equal schema without idle keywords. Raises ValueError naming the place of what is
     no schema, and for one that no value satisfies because none ends."""
     reader = _PlainReader(schema)
     plain = reader.plain(schema, "", 0)
@@ -111,7 +111,7 @@ def _mapped(schema: Schema, change: Callable[[str, Any], Any]) -> dict[str, Any]
     """Return the schema with each part changed, which `change` gets beside its place."""
     changed = dict(schema)
     for key, value in schema.items():
-        shape = WORDS.get(key, _FREE).shape
+        shape = KEYWORDS.get(key, _FREE).shape
         if isinstance(value, list) and shape in ("schemas", "items"):
             changed[key] = [change(f"{key}[{i}]", part) for i, part in enumerate(value)]
         elif shape in ("schema", "items"):
@@ -133,8 +133,8 @@ class _PlainReader:
         """Whether a reference allows every name"""
 
     def plain(self, schema: Any, where: str, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise ValueError(f"recursion limit exceeded: it nests more than {MAX_DEPTH} levels deep")
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ValueError(f"recursion limit exceeded: it nests more than {MAX_SCHEMA_DEPTH} levels deep")
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -142,7 +142,7 @@ class _PlainReader:
         about = _about(schema.get("type"))
         told = {key: value for key, value in schema.items() if _tells(key, value, about)}
         for key, value in told.items():
-            fits, shape = _SHAPES.get(WORDS.get(key, _FREE).shape, _ANY)
+            fits, shape = _SHAPES.get(KEYWORDS.get(key, _FREE).shape, _ANY)
             if not fits(value):
                 raise ValueError(f"{where[:200]}{key} must be {shape}")
         self.refers |= "$ref" in told
@@ -168,23 +168,23 @@ def _about(types: Any) -> tuple[str, ...]:
 
 
 def _tells(key: str, value: Any, about: tuple[str, ...]) -> bool:
-    """Return whether a keyword says something of values of these types."""
+    """Return whether a keyword bounds values of these types."""
     if value is None and key not in _NULLABLE:
         return False
-    word = WORDS.get(key)
+    word = KEYWORDS.get(key)
     if word is None:
         return key not in _APART or (key == "$schema" and str(value).startswith(_DRAFTS))
     return not word.about or not about or word.about in about
 
 
 def _whole(key: str, value: Any) -> Any:
-    return int(value) if WORDS.get(key, _FREE).shape == "count" else value
+    return int(value) if KEYWORDS.get(key, _FREE).shape == "count" else value
 
 
 def _is_free(schema: Any) -> bool:
     """Return whether a schema allows everything."""
     return schema is True or (
-        isinstance(schema, Mapping) and not schema.keys() & WORDS.keys() - {"$defs", "definitions"}
+        isinstance(schema, Mapping) and not schema.keys() & KEYWORDS.keys() - {"$defs", "definitions"}
     )
 
 
@@ -225,7 +225,7 @@ def _allows_names(schema: Any) -> bool:
         or (key == "allOf" and isinstance(value, list) and all(map(_allows_names, value)))
         or (key == "anyOf" and isinstance(value, list) and any(map(_allows_names, value)))
         for key, value in schema.items()
-        if key in WORDS and key not in ("$defs", "definitions")
+        if key in KEYWORDS and key not in ("$defs", "definitions")
     )
 
 
@@ -245,7 +245,7 @@ def _endless(root: Schema) -> str:
 
 
 def _references(root: Schema) -> dict[str, Any]:
-    """Return the parts that are referred to, by reference, the last ones first; None for what is no known part."""
+    """Return the parts that are referred to, by reference, the last ones first; None for an unknown part."""
     parts: list[Any] = [root]
     for part in parts:  # it grows meanwhile
         if isinstance(part, Mapping):
@@ -260,7 +260,7 @@ def _references(root: Schema) -> dict[str, Any]:
 
 
 def _ends(schema: Any, ended: set[str]) -> bool:
-    """Return whether a value may end, if those of the references `ended` do."""
+    """Return whether a value may end, if values of the references `ended` do."""
     if not isinstance(schema, Mapping):
         return schema is not False
     reference = schema.get("$ref")
@@ -278,7 +278,7 @@ def _ends(schema: Any, ended: set[str]) -> bool:
 
 
 def _joined(schema: Schema) -> Schema:
-    """Return a schema of objects together with the properties of those that have to hold as well."""
+    """Return a schema of objects together with the properties of the schemas that have to hold as well."""
     parts = [part for part in (schema, *schema.get("allOf", ())) if isinstance(part, Mapping)]
     if len(parts) == 1:
         return schema

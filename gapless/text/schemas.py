@@ -1,4 +1,4 @@
-"""What a JSON schema says of a value: the types and the constants that it may be. The schema is a caller's."""
+"""Bounds of a value by a JSON schema: its types and its constants. The schema is a caller's."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from urllib.parse import unquote
 
 MAX_PARTS = 1_000
 """Parts of a schema that are looked at for one value."""
-MAX_DEPTH = 50
+MAX_MEANING_DEPTH = 50
 _TYPES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 _FEW: Mapping[str, list[Any]] = {"null": [None], "boolean": [False, True]}
 """Types of few values"""
 
 
 class Meaning(NamedTuple):
-    """What a schema says of a value."""
+    """A schema's bounds of a value."""
 
     types: frozenset[str]
-    """JSON types that it may have; empty when the schema does not say"""
+    """Allowed JSON types; empty when the schema leaves them open"""
     constants: Sequence[Any] = ()
     """Constants that it may be"""
     finite: bool = False
     """Whether it can be nothing else than one of these constants"""
 
 
-NOTHING = Meaning(frozenset())
+UNBOUND = Meaning(frozenset())
 
 
 def type_of(value: Any) -> str:
@@ -34,7 +34,7 @@ def type_of(value: Any) -> str:
 
 
 def meaning_of(schema: Any, root: Any) -> Meaning:
-    """Return what a schema says. `root` holds its definitions."""
+    """Return a schema's bounds. `root` holds its definitions."""
     return _MeaningReader(root).of(schema)
 
 
@@ -89,8 +89,8 @@ class _MeaningReader:
 
     def of(self, schema: Any, depth: int = 0) -> Meaning:
         self._left -= 1
-        if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_DEPTH:
-            return NOTHING
+        if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_MEANING_DEPTH:
+            return UNBOUND
         every = [_stated(schema.get("type")), self._referred(schema, depth)]
         every += [self.of(part, depth + 1) for part in _list(schema, "allOf")]
         if "const" in schema:
@@ -99,12 +99,12 @@ class _MeaningReader:
             every.append(_among(schema["enum"]))
         for parts in filter(None, (_list(schema, "anyOf"), _list(schema, "oneOf"))):
             every.append(_any([self.of(part, depth + 1) for part in parts]))
-        return _all([one for one in every if one is not NOTHING])
+        return _all([one for one in every if one is not UNBOUND])
 
     def _referred(self, schema: Mapping[str, Any], depth: int) -> Meaning:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in self._inside:
-            return NOTHING
+            return UNBOUND
         self._inside.append(reference)
         found = self.of(definition(reference, self._root), depth + 1)
         self._inside.pop()
@@ -120,7 +120,7 @@ def _stated(types: Any) -> Meaning:
     listed = types if isinstance(types, list) else [types]
     named = [one for one in listed if isinstance(one, str)]
     if not named:
-        return NOTHING
+        return UNBOUND
     few = [value for one in named for value in _FEW.get(one, ())]
     return Meaning(frozenset(named), few, all(one in _FEW for one in named))
 
@@ -130,15 +130,15 @@ def _among(values: Sequence[Any]) -> Meaning:
 
 
 def _any(parts: Sequence[Meaning]) -> Meaning:
-    """Return what is said where one of these holds; parts that say nothing do not count."""
+    """Return the bounds if one of these holds; parts without any do not count."""
     types = frozenset[str]().union(*(one.types for one in parts))
     return Meaning(types, [value for one in parts for value in one.constants], all(one.finite for one in parts))
 
 
 def _all(parts: Sequence[Meaning]) -> Meaning:
-    """Return what is said where all of these hold."""
+    """Return the bounds if all of these hold."""
     if not parts:
-        return NOTHING
+        return UNBOUND
     types = parts[0].types
     for one in parts[1:]:
         types = _both(types, one.types) if types and one.types else types | one.types

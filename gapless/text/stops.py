@@ -10,7 +10,7 @@ class StopMatcher:
     """Finds the first stop string of a growing text.
 
     The match is the one that ends first; of two that end together, the longer. Text is given out as soon as it can no
-    longer be part of a match, so what is held back is the longest end of the text that a stop string begins with.
+    longer be part of a match, so the held text is its longest end that a stop string begins with.
     With `include`, the text ends with the stop string; else before it.
     """
 

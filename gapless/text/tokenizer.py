@@ -53,7 +53,7 @@ class Tokenizer:
         self.bytes_of = tuple(Memo(partial(self._shown_bytes, skip)) for skip in (False, True))
         """Indexed by skip_special_tokens: token id -> the bytes it shows."""
         self.whole_text_of = tuple(Memo(partial(self._whole_text, skip)) for skip in (False, True))
-        """Indexed by skip_special_tokens: token id -> those bytes as text; None when they are no whole characters."""
+        """Indexed by skip_special_tokens: token id -> its bytes as text; None when they are no whole characters."""
         self.text_of = Memo(lambda token: self.token_bytes(token).decode(errors="replace"))
         """Token id -> its own text; one string for all who show it, since log-probabilities name twenty a token."""
 
@@ -74,7 +74,7 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written out in it are recognised.
 
-        Which special tokens are added is what tokenizer.json says; add_bos_token and add_eos_token of
+        tokenizer.json decides which special tokens are added; add_bos_token and add_eos_token of
         tokenizer_config.json do not count beside it, as in transformers 5.
         """
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -148,7 +148,7 @@ class Tokenizer:
 
     @property
     def response_template(self) -> Any:
-        """How the checkpoint says that replies are written, as transformers defines it; None where it does not."""
+        """The checkpoint's description of its replies, as transformers defines it; None without one."""
         return self._config.get("response_template")
 
     def info(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The files of a tokenizer, as transformers reads them: vocabulary, special tokens and chat templates.
 
-What a file says and another overrules is warned of, by file and field.
+A setting that another file overrules is warned of, by file and field.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gapless.base.files import read_json, read_text
 from gapless.text.chat import SPECIAL_NAMES
 
 log = logging.getLogger("gapless.text")
-TEMPLATES = "additional_chat_templates"
+TEMPLATES_FOLDER = "additional_chat_templates"
 _CONFIG, _MAP, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tiktoken.model")
 """Files that hold a vocabulary in forms that are not read"""
@@ -30,7 +30,7 @@ _FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files of a directory say together."""
+    """The settings of all files of a directory."""
 
     backend: Backend
     config: Mapping[str, Any]
@@ -82,7 +82,7 @@ def _backend(path: Path) -> Backend:
 
 
 def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of tokenizer_config.json with those of special_tokens_map.json, which count only where the
+    """Return the settings of tokenizer_config.json with special_tokens_map.json's, which count only if the
     first has no added_tokens_decoder.
     """
     older = {name: value for name, value in (read_json(root / _MAP) or {}).items() if value is not None}
@@ -97,7 +97,7 @@ def _declared(root: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_tokens(root: Path, declared: Mapping[str, Any]) -> None:
-    """Refuse what is no token where a special token, or a list of them, is to be."""
+    """Refuse anything but a special token or a list of them."""
     for name in (*SPECIAL_NAMES, *_NAMED, "additional_special_tokens"):
         value = declared.get(name)
         if not value or (name in _NAMED and isinstance(value, Mapping)):
@@ -128,7 +128,7 @@ def _numbered(root: Path, config: Mapping[str, Any], special: Iterable[str]) -> 
 
 
 def _add(backend: Backend, tokens: Iterable[AddedToken], again: bool = False) -> None:
-    """Add the tokens that the vocabulary lacks as added ones; `again` those too that it has with other flags."""
+    """Add the tokens that the vocabulary lacks as added ones; `again` also tokens that it has with other flags."""
     known = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     new = [one for one in tokens if known.get(one.content) != repr(one) and (again or one.content not in known)]
     if new:
@@ -159,8 +159,8 @@ def _listed(config: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def template_sources(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the chat templates by name: those in files of their own, else chat_template.json's, else the config's."""
-    files = {path.stem: read_text(path) or "" for path in sorted((root / TEMPLATES).glob("*.jinja"))}
+    """Return the chat templates by name: from files of their own, else chat_template.json's, else the config's."""
+    files = {path.stem: read_text(path) or "" for path in sorted((root / TEMPLATES_FOLDER).glob("*.jinja"))}
     text = read_text(root / "chat_template.jinja")
     if text is not None:
         files = {"default": text, **files}
@@ -189,7 +189,7 @@ def _named_templates(root: Path, given: Any) -> dict[str, str]:
 def _no_default(root: Path) -> CheckpointError:
     return CheckpointError(
         f"{root}: chat_template must be a string, or a list of name and template with a default; files of "
-        f"{TEMPLATES} need a chat_template.jinja beside them"
+        f"{TEMPLATES_FOLDER} need a chat_template.jinja beside them"
     )
 
 
@@ -209,7 +209,7 @@ def files_read(root: Path, special: Mapping[str, str], templates: Iterable[str])
     if (root / _ADDED).exists() and listed[_CONFIG].get("added_tokens_decoder") is None:
         yield _ADDED, "read: ids of tokens"
     for name in templates:
-        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES}/{name}.jinja"
+        own = "chat_template.jinja" if name == "default" else f"{TEMPLATES_FOLDER}/{name}.jinja"
         file = next(one for one in (own, "chat_template.json", _CONFIG) if (root / one).exists())
         yield file, f"read: template {name!r}"
     if rest := [name for name in _OTHERS if (root / name).exists()]:

@@ -24,7 +24,7 @@ _NONE: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalPrope
 
 
 class ToolUse(NamedTuple):
-    """What a request says about tools."""
+    """A request's settings for tools."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that may be called, as the chat template is given them; none where the choice is none"""
@@ -33,7 +33,7 @@ class ToolUse(NamedTuple):
     fields: Mapping[str, str] = {}
     """The fields of the request that hold these schemas, by function name"""
     strict: frozenset[str] = frozenset()
-    """Names of those that must be called with arguments of their schema"""
+    """Names of the tools that must be called with arguments of their schema"""
     must: bool = False
     """Whether one of them must be called"""
     named: bool = False
@@ -49,7 +49,7 @@ _TEXT_ALONE = ReplyFormat()
 def check_tools(
     tools: Sequence[Any] | None, choice: Any, parallel: bool | None, places: Sequence[int] | None = None
 ) -> ToolUse:
-    """Return what a request says about tools. Raises RequestError naming the field.
+    """Return a request's settings for tools. Raises RequestError naming the field.
 
     `choice` is the request's tool_choice: none, auto, required, a function, or allowed_tools. `places` are the indices
     that the tools have in the request, where it has others too.
@@ -222,7 +222,7 @@ def _source(use: ToolUse, form: StructuredOutputs | None = None) -> str:
 def formed(params: SamplingParams, use: ToolUse, replies: ReplyForms, begun: str = "") -> SamplingParams:
     """Return the parameters with the form that calls must have, and what a parser of the reply needs.
 
-    `begun` is what the prompt has of the reply: thinking, a call or a form that it leaves open goes on. A form begins
+    `begun` is what the prompt has of the reply: thinking, a call or a form that it leaves open continues. A form begins
     after the model's thinking. Where calls are required there is no other text, so JSON that is asked for as well binds
     none; where they are free, the reply is calls or the JSON. Raises RequestError where the model has no form of calls,
     or two other forms are asked for.

@@ -21,7 +21,7 @@ class BlockingTier:
         """Do nothing: every job has ended."""
 
     def _end(self, job: int, pages: Sequence[TierPage], done: Sequence[int], nbytes: int | None = None) -> None:
-        """End a job over `pages`; `done` are the checksums of those moved, the first ones. `nbytes` None: all their
+        """End a job over `pages`; `done` are the checksums of the moved ones, the first. `nbytes` None: all their
         bytes were moved."""
         if nbytes is None:
             nbytes = sum(len(page.slot) for page in pages[: len(done)])

@@ -1,6 +1,6 @@
 """The disk tier: pages in one file of fixed slots, and a log that says which page each slot holds.
 
-The log has a header of one block, whose first line says in words what the pages are of, and then records of one size,
+The log has a header of one block, whose first line names the pages' model in words, and then records of one size,
 each the last word about its slot. A record is sealed with the namespace, its key and the page's checksum; whatever does
 not fit that, whether torn, foreign or old, is a page that is not there. Data is written before its record, and nothing
 is synced: what a power failure takes has another checksum, and is computed again.
@@ -24,9 +24,9 @@ from gapless.base.progress import tell
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.seam import SEAL_BYTES, Found, Namespace, TierPage, TierSetup, seal
 
-BLOCK = 4096
+DISK_BLOCK = 4096
 MAGIC = "gapless KV pages, version 1"
-PAGES, LOG, LOCK = "gapless-kv.pages", "gapless-kv.index", "gapless-kv.lock"
+PAGES_FILE, LOG, LOCK_FILE = "gapless-kv.pages", "gapless-kv.index", "gapless-kv.lock"
 _RECORD = struct.Struct("<36sIQqI")
 """Key, slot, generation, checksum, bytes of the page; 0 bytes where the slot holds nothing any more"""
 RECORD_BYTES = _RECORD.size + SEAL_BYTES
@@ -35,7 +35,7 @@ SPARE_RECORDS = 1024
 
 
 class DiskRecord(NamedTuple):
-    """What the log says about a slot."""
+    """A slot, as the log has it."""
 
     key: bytes
     slot: int
@@ -64,8 +64,8 @@ class DiskHeader(NamedTuple):
     def packed(self) -> bytes:
         facts = {"pages": json.loads(self.namespace.text), "slots": self.slots, "slot_bytes": self.slot_bytes}
         text = f"{MAGIC}\n{json.dumps(facts, sort_keys=True)}\n".encode()
-        assert len(text) <= BLOCK, "a namespace that does not fit the header"
-        return text.ljust(BLOCK, b" ")
+        assert len(text) <= DISK_BLOCK, "a namespace that does not fit the header"
+        return text.ljust(DISK_BLOCK, b" ")
 
     @classmethod
     def read(cls, block: bytes) -> DiskHeader | None:
@@ -94,7 +94,7 @@ class DiskTier(BlockingTier):
             )
         self._namespace = setup.namespace.digest
         self._records: OrderedDict[bytes, DiskRecord] = OrderedDict()
-        """Records of the pages that are there, the least recently used first"""
+        """Records of the stored pages, the least recently used first"""
         self._generation = self._written = 0
         self._file = self._log = self._lock = -1
         try:
@@ -102,7 +102,7 @@ class DiskTier(BlockingTier):
             self._fits(setup)
             self._lock = _locked(self.directory)
             self._log = os.open(self.directory / LOG, os.O_RDWR | os.O_CREAT, 0o600)
-            self._file = os.open(self.directory / PAGES, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file = os.open(self.directory / PAGES_FILE, os.O_RDWR | os.O_CREAT, 0o600)
             self.direct = all(_aligned(memory) for memory in setup.memory) and _takes_direct(self._file)
             self._recover()
         except OSError as error:
@@ -132,7 +132,7 @@ class DiskTier(BlockingTier):
         os.ftruncate(self._file, min(os.fstat(self._file).st_size, self.header.slots * self.header.slot_bytes))
         self._rewrite()
 
-    # What a tier does; see `seam.KVTier`.
+    # The methods of a tier; see `seam.KVTier`.
 
     @property
     def room(self) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class DiskTier(BlockingTier):
     def drop(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             if (record := self._records.pop(key, None)) is not None:
-                self._free.append(record.slot)  # also where the log has no space to say so
+                self._free.append(record.slot)  # even if the log has no space for it
                 self._say(record._replace(nbytes=0))
 
     def close(self) -> None:
@@ -217,13 +217,13 @@ class DiskTier(BlockingTier):
     # The log.
 
     def _say(self, record: DiskRecord) -> None:
-        os.pwrite(self._log, record.packed(self._namespace), BLOCK + self._written * RECORD_BYTES)
+        os.pwrite(self._log, record.packed(self._namespace), DISK_BLOCK + self._written * RECORD_BYTES)
         self._written += 1
         if self._written > 2 * self.header.slots + SPARE_RECORDS:
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Write a new log of what is there, and put it in the place of the old one."""
+        """Write a new log of the stored pages, and put it in the place of the old one."""
         new = self.directory / f"{LOG}.new"
         body = b"".join(record.packed(self._namespace) for record in self._records.values())
         log = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -242,15 +242,15 @@ class DiskTier(BlockingTier):
 def read_log(path: Path) -> tuple[DiskHeader | None, bytes]:
     """Return the header of a log and its bytes; nothing of a file that is none of ours. Raises OSError."""
     with path.open("rb") as file:
-        block = file.read(BLOCK)
+        block = file.read(DISK_BLOCK)
         header = DiskHeader.read(block)
         return header, block + file.read() if header is not None else b""
 
 
 def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
-    """Return the records of pages that a log says are there, in its order."""
+    """Return the records of stored pages in a log, in its order."""
     by_slot: dict[int, DiskRecord] = {}
-    for start in range(BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
+    for start in range(DISK_BLOCK, len(log) - RECORD_BYTES + 1, RECORD_BYTES):
         if (record := DiskRecord.read(log[start : start + RECORD_BYTES], namespace)) is None:
             continue
         by_slot.pop(record.slot, None)
@@ -261,7 +261,7 @@ def live_records(log: bytes, namespace: bytes) -> list[DiskRecord]:
 
 
 def describe(directory: Path) -> dict[str, Any]:
-    """Return what a disk tier holds: its namespace, and its sizes. Raises ConfigError for what is none."""
+    """Return a disk tier's namespace and sizes. Raises ConfigError for any other file."""
     path = directory / LOG
     try:
         header, log = read_log(path)
@@ -269,7 +269,7 @@ def describe(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}: name the directory of a disk tier") from error
     if header is None:
         raise ConfigError(f"{path} is no index of a disk tier of this version: name another directory")
-    pages = directory / PAGES
+    pages = directory / PAGES_FILE
     whole = pages.stat().st_size // header.slot_bytes if pages.exists() else 0
     records = [record for record in live_records(log, header.namespace.digest) if record.slot < whole]
     return {
@@ -285,7 +285,7 @@ def describe(directory: Path) -> dict[str, Any]:
 
 def _locked(directory: Path) -> int:
     """Return the handle that locks the directory, for as long as this process lives. Raises ConfigError."""
-    handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -297,16 +297,16 @@ def _locked(directory: Path) -> int:
 def _aligned(memory: memoryview) -> bool:
     import numpy as np
 
-    return bool(np.frombuffer(memory, np.uint8).ctypes.data % BLOCK == 0)
+    return bool(np.frombuffer(memory, np.uint8).ctypes.data % DISK_BLOCK == 0)
 
 
 def _takes_direct(file: int) -> bool:
-    """Have the file pass by the page cache, where its filesystem can; return whether it does."""
+    """Have the file bypass the page cache, if its filesystem can; return whether it does."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     direct = getattr(os, "O_DIRECT", 0)  # Linux has it
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | direct)
-        with mmap.mmap(-1, BLOCK) as block:
+        with mmap.mmap(-1, DISK_BLOCK) as block:
             os.preadv(file, [block], 0)
     except OSError:
         fcntl.fcntl(file, fcntl.F_SETFL, flags)

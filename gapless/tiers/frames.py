@@ -1,7 +1,7 @@
 """Frames between two peers, and how they make sure of each other before the first page.
 
 Between machines they speak over TLS. Both prove that they have the key, over nonces of both and the namespaces of both,
-so that no proof can be used again. They say in words what their pages are of only then, and go no further unless it is
+so that no proof can be used again. Only then do they name their pages' model, and go no further unless it is
 the same. Frames have a type and a length, which has a bound; whatever takes too long, or is not as it should be, ends
 the connection.
 """
@@ -24,7 +24,7 @@ from gapless.base.errors import ConfigError
 from gapless.base.peers import PeerFiles
 from gapless.tiers.seam import Found, Namespace
 
-SECONDS = 1.0
+FRAME_SECONDS = 1.0
 """How long a peer may take for a frame that is due, or a page"""
 KEY_BYTES = 36
 MAX_KEYS = 16_384
@@ -35,19 +35,19 @@ MAX_NAME = 512
 """Bytes of the name of a request"""
 LEASE_SECONDS = 3.0
 """How long a lease lasts after the last frame of the peer that has it. The taker renews after a third of that."""
-KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""A machine that is lost says nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
+PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A lost machine sends nothing: after a minute the system ends its connections. Seconds, seconds, tries"""
 _MAGIC = b"gaplessP6"
 _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct("<BI")
 _USER = struct.Struct("iII")
-"""What the system says of a peer: process, user, group"""
+"""The system's record of a peer: process, user, group"""
 ASK = struct.Struct("<HI")
 """Begins a question: bytes of the request's name, keys"""
 LEASE = struct.Struct("<Q")
-"""Begins a fetch: the number under which its pages are returned, if they are lent"""
-PAGE = struct.Struct(f"<{KEY_BYTES}sqI")
+"""Begins a fetch: the number for the return of its pages, if they are lent"""
+PAGE_HEAD = struct.Struct(f"<{KEY_BYTES}sqI")
 """Stands before a page: its key, checksum, bytes"""
 LENT = struct.Struct(f"<{KEY_BYTES}sqIQ")
 """A page that is lent: its key, checksum, bytes, and where they begin in the memory that the taker has mapped"""
@@ -57,7 +57,7 @@ ANSWERS = (Found.MISS, Found.HIT, Found.PENDING)
 
 
 class FrameKind(IntEnum):
-    """What a frame says: its number, and the most bytes that it may have."""
+    """Kinds of frames: number, and the most bytes that one may have."""
 
     limit: int
 
@@ -71,12 +71,12 @@ class FrameKind(IntEnum):
     PROOF = 3, _MAC + 65_536
     WELCOME = 4, 65_536
     ASK = 5, ASK.size + MAX_NAME + MAX_KEYS * KEY_BYTES
-    """Which of these keys are there, for the request of this name?"""
+    """Which of these keys exist, for the request of this name?"""
     ANSWER = 6, MAX_KEYS
     """A byte a key: its place in ANSWERS"""
     FETCH = 7, LEASE.size + MAX_FETCH * KEY_BYTES
     """Send these pages, until one is not there."""
-    PAGE = 8, PAGE.size
+    PAGE = 8, PAGE_HEAD.size
     """A page; its bytes follow the frame."""
     GONE = 9, 0
     """The next page is not there."""
@@ -92,11 +92,11 @@ class FrameKind(IntEnum):
     RETURNED = 14, 0
     """The answer to a RETURN in time: it was the same page until then. What is late ends the connection."""
     RENEW = 15, 0
-    """The taker still uses what it was lent. Not answered; every other frame says as much."""
+    """The taker still uses its loan. Not answered; every other frame means it too."""
 
 
 class PeerError(OSError):
-    """The peer has gone, was late, or did not keep to the protocol."""
+    """The peer has left, was late, or broke the protocol."""
 
 
 class PeerRefused(PeerError):
@@ -114,25 +114,27 @@ class FrameSocket:
         if raw.family != socket.AF_UNIX:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, number in KEEP_ALIVE.items():
+            for name, number in PROBES.items():
                 if hasattr(socket, name):
                     raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), number)
         if tls is not None:
             raw = tls.wrap_socket(raw, not host, do_handshake_on_connect=False, server_hostname=host or None)
         self._raw, self._clock = raw, clock
         self._wire: Any = super(ssl.SSLSocket, raw) if isinstance(raw, ssl.SSLSocket) else raw
-        """What is below TLS"""
+        """The socket below TLS"""
 
     def secure(self) -> None:
-        """Have both sides show their certificates, where there is TLS. Raises PeerRefused, OSError."""
+        """Have both sides show their certificates, if there is TLS. Raises PeerRefused, OSError."""
         if isinstance(self._raw, ssl.SSLSocket):
-            self._raw.settimeout(SECONDS)
+            self._raw.settimeout(FRAME_SECONDS)
             try:
                 self._raw.do_handshake()
             except ssl.SSLError as error:
                 raise PeerRefused(error.strerror or str(error)) from error
 
-    def send(self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = SECONDS) -> None:
+    def send(
+        self, kind: FrameKind, *parts: bytes, page: bytes | memoryview = b"", seconds: float = FRAME_SECONDS
+    ) -> None:
         """Send a frame, and the page that follows it. Raises OSError."""
         body = b"".join(parts)
         self._raw.settimeout(seconds)
@@ -142,7 +144,7 @@ class FrameSocket:
 
     def receive(self, *kinds: FrameKind) -> tuple[FrameKind, bytes]:
         """Return the next frame, which must be one of these. Raises OSError."""
-        until = self._clock() + SECONDS
+        until = self._clock() + FRAME_SECONDS
         head = bytearray(_HEAD.size)
         self.fill(memoryview(head), until)
         number, length = _HEAD.unpack(head)
@@ -167,7 +169,7 @@ class FrameSocket:
 
     @property
     def stranger(self) -> bool:
-        """Return whether the peer is known to be another user's process, as the system says of unix sockets."""
+        """Return whether the peer is known to be another user's process, by the system's record of a unix socket."""
         if not self.local or not hasattr(socket, "SO_PEERCRED"):
             return False
         _, user, _ = _USER.unpack(self._raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _USER.size))
@@ -180,14 +182,14 @@ class FrameSocket:
 
     def send_memory(self, fd: int) -> None:
         """Answer MAP with this file, or with none if it is -1. Raises OSError."""
-        self._raw.settimeout(SECONDS)
+        self._raw.settimeout(FRAME_SECONDS)
         frame = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(fd >= 0)
         sent = socket.send_fds(self._raw, [frame], [fd]) if fd >= 0 else self._raw.send(frame)
         self._raw.sendall(frame[sent:])
 
     def receive_memory(self) -> int:
         """Return the file of a MEMORY frame, for the caller to close, or -1. Raises OSError."""
-        self._raw.settimeout(SECONDS)
+        self._raw.settimeout(FRAME_SECONDS)
         size = _HEAD.size + MEMORY.size
         frame, files, _, _ = socket.recv_fds(self._raw, size, 1)
         expected = _HEAD.pack(FrameKind.MEMORY, MEMORY.size) + MEMORY.pack(bool(files))
@@ -198,13 +200,13 @@ class FrameSocket:
         return files[0] if files else -1
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the peer says something; return whether that is more than its end. Raises OSError."""
+        """Wait until the peer sends something; return whether that is more than its end. Raises OSError."""
         self._raw.settimeout(seconds)
         return bool(self._peek())
 
     @property
     def silent(self) -> bool:
-        """Return whether the peer has said nothing, not even that it ends."""
+        """Return whether the peer has sent nothing, not even its end."""
         self._raw.settimeout(0)
         try:
             self._peek()

@@ -26,7 +26,7 @@ from gapless.tiers.frames import (
     LEASE_SECONDS,
     LENT,
     MAX_NAME,
-    PAGE,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -43,10 +43,10 @@ MAX_STRANGERS = 32
 """Connections that have not proved themselves; where one more comes, the oldest ends: strangers keep no peer out."""
 ADMIT_SECONDS = 2.0
 """How long a connection may take to prove itself"""
-LOOK_SECONDS = 1.0
+SHELF_LOOK_SECONDS = 1.0
 """How often the shelf gives up pages that no peer has asked for"""
 LONGEST_LEASE_SECONDS = 10.0
-"""How long a peer that renews may keep what it was lent. Then its connection ends, and the places serve others."""
+"""The longest loan to a peer that renews. Then its connection ends, and the places serve others."""
 MAX_LEASES = 4096
 """Fetches that one peer may have to return"""
 FROM_TAKERS = (FrameKind.ASK, FrameKind.FETCH, FrameKind.MAP, FrameKind.RETURN, FrameKind.RENEW)
@@ -70,7 +70,7 @@ class PeerServer:
         """Connections that have not proved themselves, the oldest first, and when they came"""
         self._lock = threading.Lock()
         self._refusals: set[str] = set()
-        """What has been logged"""
+        """Lines that were logged"""
         try:
             self._listener = _listen(address)
         except OSError as error:
@@ -86,17 +86,17 @@ class PeerServer:
             threads = [self._thread, *self.connections.values()]
             for peer in self.connections:
                 peer.stop()
-        with suppress(OSError):  # not every system wakes those who listen
+        with suppress(OSError):  # not every system wakes listeners
             self._listener.shutdown(socket.SHUT_RDWR)
         for thread in threads:
-            thread.join(LOOK_SECONDS)
+            thread.join(SHELF_LOOK_SECONDS)
         self._listener.close()
         if self._path:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)
 
     def _accept(self) -> None:
-        self._listener.settimeout(LOOK_SECONDS / 4)
+        self._listener.settimeout(SHELF_LOOK_SECONDS / 4)
         while not self._closing.is_set():
             self._shelf.expire()
             self._turn_away()
@@ -105,11 +105,11 @@ class PeerServer:
             except TimeoutError:
                 continue
             except OSError:  # too many files are open
-                self._closing.wait(LOOK_SECONDS / 4)
+                self._closing.wait(SHELF_LOOK_SECONDS / 4)
                 continue
             try:
                 peer = FrameSocket(raw, self._tls)
-            except OSError:  # it has gone again
+            except OSError:  # it was closed already
                 raw.close()
                 continue
             with self._lock:
@@ -130,7 +130,7 @@ class PeerServer:
             for peer in away:
                 peer.stop()
         for thread in threads:
-            thread.join(LOOK_SECONDS)
+            thread.join(SHELF_LOOK_SECONDS)
 
     def _enter(self, peer: FrameSocket) -> None:
         """A connection has proved itself. Raises PeerRefused where there is no room for it."""
@@ -161,7 +161,7 @@ class PeerServer:
 class PeerSession:
     """The giving side of one connection.
 
-    Pages that are lent keep their places until the peer returns them, or has said nothing for LEASE_SECONDS, or has had
+    Lent pages keep their places until the peer returns them, or has sent nothing for LEASE_SECONDS, or has had
     them for LONGEST_LEASE_SECONDS. A peer that is later than that may still read, and sees other pages there: it finds
     the connection ended, or other checksums.
     """
@@ -199,7 +199,7 @@ class PeerSession:
         return True
 
     def end(self) -> None:
-        """Close the connection, and only then take back what is lent: the peer must not believe what it reads later."""
+        """Close the connection, and only then take back its loans: the peer must not believe later reads."""
         self._peer.stop()
         for number in [*self.lent]:
             self._take_back(number)
@@ -251,7 +251,7 @@ class PeerSession:
             if (page := self._lend(number, key)) is None:
                 self._peer.send(FrameKind.GONE)
                 return
-            head = PAGE.pack(page.key, page.checksum, len(page.data))
+            head = PAGE_HEAD.pack(page.key, page.checksum, len(page.data))
             self._peer.send(FrameKind.PAGE, head, page=page.data)
             self._take_back(number)
 
@@ -275,7 +275,7 @@ def _listen(address: PeerAddress) -> socket.socket:
     try:
         if os.path.exists(address.path) and stat.S_ISSOCK(os.stat(address.path).st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(address.path):  # left by a process that is gone
+                if probe.connect_ex(address.path):  # left by a process that has ended
                     os.unlink(address.path)
         listener.bind(address.path)
         os.chmod(address.path, 0o600)

@@ -1,4 +1,4 @@
-"""What is kept of a page where nothing can be deleted: its history, entries that are stored, dropped, stored again.
+"""A page in a store that cannot delete: its history of entries, stored, dropped, stored again.
 
 Questions about histories take a millisecond a page and more, so pages that were seen count as found until a load fails.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from gapless.tiers.seam import Found
 
-MOST_SEEN = 65_536
+MOST_KEYS = 65_536
 GENERATIONS = 8
 """How often a page may be stored and dropped before it is left alone"""
 
@@ -29,7 +29,7 @@ def has_room(entries: int) -> bool:
 
 
 class Seen:
-    """Keys of pages that were there when they were last asked for."""
+    """Keys of pages that the last question found."""
 
     def __init__(self) -> None:
         self._keys: set[bytes] = set()
@@ -39,14 +39,14 @@ class Seen:
         return [key for key in keys if key not in self._keys][:most]
 
     def found(self, keys: Sequence[bytes], asked: Sequence[bytes]) -> list[Found]:
-        """Return what there is of these keys, some of which were asked for by now."""
+        """Return the stored ones of these keys; some were asked for already."""
         missing = {*asked} - self._keys
         return [
             Found.HIT if key in self._keys else Found.MISS if key in missing else Found.PENDING for key in keys
         ]  # fmt: skip
 
     def add(self, keys: Iterable[bytes]) -> None:
-        if len(self._keys) > MOST_SEEN:
+        if len(self._keys) > MOST_KEYS:
             self._keys.clear()
         self._keys.update(keys)
 

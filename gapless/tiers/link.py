@@ -22,13 +22,13 @@ from gapless.tiers.copying import Copies
 from gapless.tiers.frames import (
     ANSWERS,
     ASK,
+    FRAME_SECONDS,
     LEASE,
     LEASE_SECONDS,
     LENT,
     MAX_FETCH,
     MAX_KEYS,
-    PAGE,
-    SECONDS,
+    PAGE_HEAD,
     FrameKind,
     FrameSocket,
     PeerError,
@@ -37,8 +37,8 @@ from gapless.tiers.frames import (
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierPage, group_in
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 60.0
-"""Seconds for which a peer is left alone after failures"""
-LOOK_SECONDS = 1.0
+"""Seconds without a try of a peer after failures"""
+PEER_LOOK_SECONDS = 1.0
 """How often it is looked whether a peer of this host is still there"""
 RENEW_SECONDS = LEASE_SECONDS / 3
 """Seconds between two renewals of the leases that a peer has given"""
@@ -77,14 +77,14 @@ class LinkLoad:
     """Whether the pages stay in the peer's memory, until `LinkReturn`"""
     cancelled: bool = False
     checksums: list[int] = field(default_factory=list)
-    """Checksums of the pages that have come"""
+    """Checksums of the received pages"""
     memory: PeerMemory | None = None
     places: list[int] = field(default_factory=list)
     """The slots of the peer that borrowed pages are in"""
     nbytes: int = 0
 
     def end(self) -> JobEnd:
-        """Return its end: what has come, whatever went wrong after it."""
+        """Return its end: the received pages, whatever failed after them."""
         failed = len(self.checksums) < len(self.pages) and not self.cancelled
         return JobEnd(self.job, tuple(self.checksums), failed, self.nbytes, 0.0, self.memory, tuple(self.places))
 
@@ -126,7 +126,7 @@ class PeerCaller:
             self._found = Future()
             threading.Thread(target=self._look_up, args=(self._found,), name="gapless-look-up", daemon=True).start()
         found = self._found
-        wait([found], SECONDS)
+        wait([found], FRAME_SECONDS)
         if not found.done():
             raise PeerError("the look-up of its host takes too long")
         self._found = None
@@ -155,7 +155,7 @@ class PeerLink:
         self, caller: PeerCaller, copies: Copies, slot_bytes: Sequence[int], adopt: Adopt = lambda data: None,
         back_off: float = FIRST_BACK_OFF, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`slot_bytes` are those of a page, by page group."""
+        """`slot_bytes` are the bytes of a page, by page group."""
         self.address = caller.address
         self.error = ""
         """Why there is no connection"""
@@ -169,7 +169,7 @@ class PeerLink:
         self._peer: FrameSocket | None = None
         self._memory: PeerMemory | None = None
         self._borrowed: dict[int, PeerMemory] = {}
-        """What loads have borrowed pages of, until they give them back"""
+        """Owners of the pages that loads have borrowed, until these give them back"""
         self._renew_at = 0.0
         """When the leases are renewed next"""
         self._tried = self._next_try = 0.0
@@ -242,10 +242,10 @@ class PeerLink:
             order = self._orders.popleft()
             if isinstance(order, LinkLoad):
                 self.ended.append(order.end())
-        self._lose()  # loads may still read what was borrowed: the device ends that when it closes
+        self._lose()  # loads may still read borrowed pages: the device ends that when it closes
 
     def turn(self) -> bool:
-        """Do what is due next; return whether something was."""
+        """Do the next due thing; return whether there was one."""
         order = self._next()
         if order is not None:
             self._do(order)
@@ -269,7 +269,7 @@ class PeerLink:
     def _pause(self) -> float | None:
         times = [question.due for question in self._open]
         times += [self._next_try] if self._peer is None else []
-        times += [self._clock() + LOOK_SECONDS] if self._memory is not None else []
+        times += [self._clock() + PEER_LOOK_SECONDS] if self._memory is not None else []
         times += [self._renew_at] if self._renews else []
         return max(0.0, min(times) - self._clock()) if times else None
 
@@ -330,11 +330,11 @@ class PeerLink:
             kind, body = peer.receive(FrameKind.PAGE, FrameKind.GONE)
             if kind is FrameKind.GONE:
                 break
-            if len(body) != PAGE.size:
+            if len(body) != PAGE_HEAD.size:
                 raise PeerError("the peer sent a page without its name")
-            key, checksum, nbytes = PAGE.unpack(body)
+            key, checksum, nbytes = PAGE_HEAD.unpack(body)
             self._check(page, key, nbytes)
-            peer.fill(page.slot, self._clock() + SECONDS)
+            peer.fill(page.slot, self._clock() + FRAME_SECONDS)
             load.checksums.append(checksum)
             load.nbytes += nbytes
 
@@ -413,7 +413,7 @@ class PeerLink:
     def _connect(self) -> None:
         try:
             self._peer = peer = self._caller.connect()
-            if self._closing:  # `close` may have come too early to stop it
+            if self._closing:  # `close` may have been called too early to stop it
                 raise PeerError("this engine ends")
             if (data := self._caller.greet(peer)) is not None:
                 self._memory = PeerMemory(data, self._adopt(data))
@@ -470,13 +470,13 @@ def _memory_of(peer: FrameSocket) -> Bytes | None:
 def _to_one_of(addresses: Sequence[str], port: int) -> socket.socket:
     for address in addresses[:-1]:
         with suppress(OSError):
-            return socket.create_connection((address, port), SECONDS)
-    return socket.create_connection((addresses[-1], port), SECONDS)
+            return socket.create_connection((address, port), FRAME_SECONDS)
+    return socket.create_connection((addresses[-1], port), FRAME_SECONDS)
 
 
 def _to_path(path: str) -> socket.socket:
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    raw.settimeout(SECONDS)
+    raw.settimeout(FRAME_SECONDS)
     try:
         raw.connect(path)
     except OSError:

@@ -2,7 +2,7 @@
 
 It speaks the server's own protocol (ZeroMQ, MessagePack) in its engine-driven mode: the server hands out places in a
 shared memory pool, and we copy. A key stands for tokens, as many as a chunk of the server has. The protocol cannot
-delete, so the chunks of one request are a history of the page: stored, dropped, stored again. An odd number is there.
+delete, so the chunks of one request are a history of the page: stored, dropped, stored again. Odd means stored.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gapless.tiers.lmcache_wire import ChunkPlace, LMCacheClient, Operation, Reg
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
 
-SECONDS = 1.0
+SERVER_SECONDS = 1.0
 """How long the server may be silent"""
-LOOKUP_SECONDS = 0.04
+LOWER_LOOKUP_SECONDS = 0.04
 """How long it may take to bring a page from its own lower storage before a lookup finds nothing"""
-LOOKUP_PAGES = 4
+QUESTION_PAGES = 4
 """Pages that are looked up at a time, a millisecond or more each: who asks for many has the first of them soon"""
-BACK_OFF_SECONDS = 1.0
+SERVER_BACK_OFF_SECONDS = 1.0
 WORD_BYTES = 3
 """Bytes of a key in a token"""
 SHARED = "/dev/shm"
@@ -52,7 +52,9 @@ class _Look(NamedTuple):
 class LMCacheTier(BlockingTier):
     """Keeps pages on a server. Jobs are done when `store` and `load` return; a server that fails has nothing."""
 
-    def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
+    def __init__(
+        self, setup: TierSetup, seconds: float = SERVER_SECONDS, back_off: float = SERVER_BACK_OFF_SECONDS
+    ) -> None:
         """Connect, and register the sizes of our pages. Raises ConfigError when the server does not do."""
         super().__init__()
         parts = urlsplit(setup.target)
@@ -74,9 +76,9 @@ class LMCacheTier(BlockingTier):
             ) from error
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        asked = self._seen.unknown(keys, LOOKUP_PAGES)
+        asked = self._seen.unknown(keys, QUESTION_PAGES)
         try:
-            looks = self._look([TierPage(key, memoryview(b"")) for key in asked], LOOKUP_SECONDS)
+            looks = self._look([TierPage(key, memoryview(b"")) for key in asked], LOWER_LOOKUP_SECONDS)
             self._release(looks)
         except OSError:
             self._client.close()
@@ -150,7 +152,7 @@ class LMCacheTier(BlockingTier):
         self._client.send(Operation.END, [(look.key["request_id"],) for look in looks])
 
     def _write(self, looks: Sequence[_Look]) -> set[bytes]:
-        """Write the next chunk of these pages' histories; return the keys of those that the server took."""
+        """Write the next chunk of these pages' histories; return the keys that the server took."""
         calls = [self._at(look, look.hits) for look in looks]
         kept: list[tuple[bytes, tuple[Any, ...]]] = []
         for look, call, answer in zip(
@@ -163,7 +165,7 @@ class LMCacheTier(BlockingTier):
         return {key for (key, _), good in zip(kept, done, strict=True) if good}
 
     def _read(self, page: TierPage, answer: ChunkPlace | None) -> int | None:
-        """Copy a page out of the pool; return its checksum, None for what is not this page."""
+        """Copy a page out of the pool; return its checksum, None for any other content."""
         head = bytearray(HEAD_BYTES)
         offset = self._place(page, answer)
         if offset is None or os.preadv(self._pool, [head, page.slot], offset) != HEAD_BYTES + len(page.slot):

@@ -40,7 +40,7 @@ class PoolSlots(msgspec.Struct):
 
 
 class ChunkPlace(msgspec.Struct):
-    """What the server answers to those who want to read or write."""
+    """The server's answer to a reader or writer."""
 
     context: PoolSlots
     success: bool = True
@@ -55,7 +55,7 @@ class LMCacheClient:
     """One connection, made when it is needed. After a failure the server is left alone for a while."""
 
     def __init__(self, address: str, seconds: float, back_off: float, ready: Callable[[], None]) -> None:
-        """`ready` is called when there is a connection, to say who we are. Raises ImportError without ZeroMQ."""
+        """`ready` is called when there is a connection, to introduce us. Raises ImportError without ZeroMQ."""
         import zmq
 
         self._zmq = zmq
@@ -65,7 +65,7 @@ class LMCacheClient:
         self._next_try = 0.0
 
     def open(self) -> None:
-        """Connect, where there is no connection. Raises OSError."""
+        """Connect, unless connected. Raises OSError."""
         if self._socket is not None:
             return
         if time.monotonic() < self._next_try:

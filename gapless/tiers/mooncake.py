@@ -1,6 +1,6 @@
 """The Mooncake tier: pages in the memory of a cluster's storage nodes, by the client of Mooncake's store.
 
-The client's calls end by themselves, some seconds late when the master is gone; meanwhile the loop has long gone on.
+The client's calls end by themselves, some seconds late when the master is lost; the loop does not wait for them.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import Found, TierPage, TierSetup
 
 PORT = 50051
-SECONDS = 1.0
+CONNECT_SECONDS = 1.0
 """How long the master may take to accept a connection"""
-BACK_OFF_SECONDS = 10.0
-"""A master that is gone is left alone for so long: the client takes 4 s to find out."""
-PAGES = 64
+MASTER_BACK_OFF_SECONDS = 10.0
+"""Seconds without a try of a lost master: the client takes 4 s to notice."""
+CALL_PAGES = 64
 """Pages of one call"""
-PREFIX = "gapless:kv:"
+OBJECT_PREFIX = "gapless:kv:"
 _RPC_FAILED = -900
-"""What a call returns for each key when no master answers"""
+"""A call's result for each key when no master answers"""
 
 
 class MooncakeTier(BlockingTier):
     """Keeps pages in a Mooncake store. Jobs are done when `store` and `load` return; one that is down has nothing."""
 
-    def __init__(self, setup: TierSetup, back_off: float = BACK_OFF_SECONDS) -> None:
+    def __init__(self, setup: TierSetup, back_off: float = MASTER_BACK_OFF_SECONDS) -> None:
         """Join the cluster, without memory for others. Raises ConfigError when it cannot be joined."""
         super().__init__()
         self._namespace, self._back_off, self._next_try = setup.namespace.digest, back_off, 0.0
         self._memory = [np.frombuffer(one, np.uint8) for one in setup.memory]
-        self._heads = np.zeros((PAGES, HEAD_BYTES), np.uint8)
+        self._heads = np.zeros((CALL_PAGES, HEAD_BYTES), np.uint8)
         self._client = _joined(setup.target)
         for buffer in (*self._memory, self._heads):
             if self._client.register_buffer(buffer.ctypes.data, buffer.nbytes) != 0:
                 raise ConfigError("kv_tiers: Mooncake cannot register the host tier's memory")
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
-        found = self._call(self._client.batch_is_exist, [PREFIX + key.hex() for key in keys])
+        found = self._call(self._client.batch_is_exist, [OBJECT_PREFIX + key.hex() for key in keys])
         return [Found.HIT if one == 1 else Found.MISS for one in found]
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._stored)
+        self._in_parts(job, pages, CALL_PAGES, self._stored)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._loaded)
+        self._in_parts(job, pages, CALL_PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """A lookup renews the lease of what is there."""
+        """A lookup renews the leases of stored pages."""
         self.lookup(keys)
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        self._call(self._client.batch_remove, [PREFIX + key.hex() for key in keys], True)
+        self._call(self._client.batch_remove, [OBJECT_PREFIX + key.hex() for key in keys], True)
 
     def close(self) -> None:
         self._client.close()
@@ -84,7 +84,11 @@ class MooncakeTier(BlockingTier):
         """Return names, addresses and sizes: of a head and a slot for each page."""
         slots = [np.frombuffer(page.slot, np.uint8).ctypes.data for page in pages]
         addresses = [[head.ctypes.data, slot] for head, slot in zip(self._heads, slots, strict=False)]
-        return [PREFIX + page.key.hex() for page in pages], addresses, [[HEAD_BYTES, len(page.slot)] for page in pages]
+        return (
+            [OBJECT_PREFIX + page.key.hex() for page in pages],
+            addresses,
+            [[HEAD_BYTES, len(page.slot)] for page in pages],
+        )
 
     def _call(self, call: Callable[..., list[int]], names: list[str], *args: Any) -> list[int]:
         """Return what the client answers for each name; failures while the master is left alone."""
@@ -108,7 +112,7 @@ def _joined(target: str) -> Any:
     parts, options = urlsplit(target), parse_qs(urlsplit(target).query)
     host, port, where = parts.hostname or "", parts.port or PORT, hide_password(target)
     try:
-        with socket.create_connection((host, port), SECONDS) as one:
+        with socket.create_connection((host, port), CONNECT_SECONDS) as one:
             address = one.getsockname()[0]
     except OSError as error:
         raise ConfigError(f"kv_tiers: no Mooncake master answers at {where}: {error}") from error

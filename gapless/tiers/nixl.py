@@ -1,7 +1,7 @@
 """The NIXL tier: pages as objects in S3 and what speaks like it, by the storage plug-ins of NVIDIA's NIXL.
 
-NIXL cannot delete, so the objects of a page are its history: stored, dropped, stored again; an odd number is there. Nor
-can it cancel: transfers are to rows of our own, and those of one that does not end are never used again.
+NIXL cannot delete, so the objects of a page are its history: stored, dropped, stored again; odd means stored. Nor
+can it cancel: transfers are to rows of our own, and rows of a transfer that does not end are never used again.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from gapless.tiers.history import Seen, has_room, most, there
 from gapless.tiers.sealed import HEAD_BYTES, checksum_in, head_of
 from gapless.tiers.seam import GROUP_BYTES, Found, TierPage, TierSetup
 
-SECONDS = 2.0
+TRANSFER_SECONDS = 2.0
 """How long a question, and the transfers of some pages, may take"""
-BACK_OFF_SECONDS = 10.0
+STORAGE_BACK_OFF_SECONDS = 10.0
 """A storage that has failed is left alone for so long."""
-CLOSE_SECONDS = 8.0
+DRAIN_SECONDS = 8.0
 LOOKUP_PAGES = 4
 """Pages that are looked up at a time: who asks for many has the first of them soon"""
-PAGES = 16
+TRANSFER_PAGES = 16
 """Pages whose transfers are under way at once"""
 MOST_STAGES = 4
-"""Stages, of which all but the last hold transfers that did not end: with one more nothing is moved any longer."""
+"""Stages: all but the last may hold transfers that did not end; with one more nothing is moved any longer."""
 PLUG_IN = "OBJ"
-KIND = "OBJ"
-"""What NIXL calls memory that has names"""
+OBJECT_KIND = "OBJ"
+"""NIXL's kind of memory with names"""
 
 
 class NixlTier(BlockingTier):
     """Keeps pages in object storage. Jobs are done when `store` and `load` return."""
 
-    def __init__(self, setup: TierSetup, seconds: float = SECONDS, back_off: float = BACK_OFF_SECONDS) -> None:
-        """Open `nixl://BUCKET/PREFIX?option=value`: options are those of the plug-in. Raises ConfigError."""
+    def __init__(
+        self, setup: TierSetup, seconds: float = TRANSFER_SECONDS, back_off: float = STORAGE_BACK_OFF_SECONDS
+    ) -> None:
+        """Open `nixl://BUCKET/PREFIX?option=value`: with the plug-in's options. Raises ConfigError."""
         super().__init__()
         try:
             from nixl._api import nixl_agent, nixl_agent_config
@@ -78,23 +80,26 @@ class NixlTier(BlockingTier):
         return self._seen.found(keys, asked)
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._stored)
+        self._in_parts(job, pages, TRANSFER_PAGES, self._stored)
 
     def load(self, job: int, pages: Sequence[TierPage]) -> None:
-        self._in_parts(job, pages, PAGES, self._loaded)
+        self._in_parts(job, pages, TRANSFER_PAGES, self._loaded)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """What the storage gives up, and when, is its own business."""
+        """The storage drops pages by rules of its own."""
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._seen.forget(keys)
         known = [(key, count) for key, count in zip(keys, self._histories(keys), strict=True) if there(count)]
-        for first in range(0, len(known), PAGES):
-            self._move("WRITE", [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + PAGES]])
+        for first in range(0, len(known), TRANSFER_PAGES):
+            self._move(
+                "WRITE",
+                [(self._object(key, count), HEAD_BYTES) for key, count in known[first : first + TRANSFER_PAGES]],
+            )
 
     def close(self) -> None:
         """Wait a while for the last question: its thread must not end while the interpreter does. The agent stays."""
-        wait([self._question], CLOSE_SECONDS)
+        wait([self._question], DRAIN_SECONDS)
 
     def _stored(self, pages: Sequence[TierPage]) -> list[int]:
         counts = self._histories([page.key for page in pages])
@@ -159,7 +164,7 @@ class NixlTier(BlockingTier):
 
         def ask() -> None:
             try:
-                question.set_result(self._agent.query_memory(names, self._plug_in, KIND))
+                question.set_result(self._agent.query_memory(names, self._plug_in, OBJECT_KIND))
             except Exception as error:
                 question.set_exception(error)
 
@@ -194,12 +199,12 @@ class NixlTier(BlockingTier):
         return good
 
     def _begun(self, way: str, row: np.ndarray[Any, Any], name: str, nbytes: int) -> tuple[Any, Any]:
-        """Begin one transfer; return its handle, None where it could not begin, and the object as NIXL knows it."""
+        """Begin one transfer; return its handle, None if it could not begin, and NIXL's object."""
         self._device += 1
         place = self._agent.get_xfer_descs([(row.ctypes.data, nbytes, 0)], "DRAM")
         registered = handle = None
         try:
-            registered = self._agent.register_memory([(0, nbytes, self._device, name)], KIND, [self._plug_in])
+            registered = self._agent.register_memory([(0, nbytes, self._device, name)], OBJECT_KIND, [self._plug_in])
             handle = self._agent.initialize_xfer(way, place, registered.trim(), self._name, b"")
             self._agent.transfer(handle)
         except Exception:
@@ -219,7 +224,7 @@ class NixlTier(BlockingTier):
         return state
 
     def _take_stage(self) -> None:
-        stage = np.zeros((PAGES, self._row), np.uint8)
+        stage = np.zeros((TRANSFER_PAGES, self._row), np.uint8)
         self._agent.register_memory([(stage.ctypes.data, stage.nbytes, 0, "")], "DRAM", [self._plug_in])
         self._stages.append(stage)
 
@@ -228,12 +233,12 @@ class NixlTier(BlockingTier):
 
 
 def _tail(row: np.ndarray[Any, Any], page: TierPage) -> np.ndarray[Any, Any]:
-    """Return what follows the page in a row: NIXL says nothing of an object that ends too soon, but that is missing."""
+    """Return the bytes after the page in a row: NIXL does not report a short object, but these are missing then."""
     return row[len(page.slot) : len(page.slot) + HEAD_BYTES]
 
 
 def _quietly(release: Callable[[Any], None], what: Any) -> None:
-    """What belonged to a transfer that has failed may not be there to be released."""
+    """Parts of a failed transfer may be missing and need no release."""
     try:
         if what is not None:
             release(what)

@@ -23,15 +23,15 @@ from gapless.tiers.shelf import Shelf, ShelfPage
 from gapless.tiers.worker import TierQuestion, TierWorker
 
 SHELF_BYTES = 2**30
-"""How much is kept for peers, where the user does not say"""
+"""Bytes kept for peers by default"""
 LOOKUP_SECONDS = 1.0
 """How long a question may stay open when its asker sets no time"""
 MAX_PLACES = 65_536
-"""Keys of which is remembered which peer has them"""
+"""Number of keys remembered with their peer"""
 
 
 class PeerTier:
-    """Gives pages to peers where it listens, and takes pages from the peers that it knows."""
+    """A tier that gives pages to peers if it listens, and takes pages from its peers."""
 
     def __init__(
         self, shelf: Shelf, links: Sequence[PeerLink], copies: Copies, server: PeerServer | None = None,
@@ -45,7 +45,7 @@ class PeerTier:
         self._copies, self._clock = copies, clock
         self._asked: dict[Hashable, list[LinkQuestion]] = {}
         self._has: OrderedDict[bytes, PeerLink] = OrderedDict()
-        """The peer that has a page, where one said so"""
+        """The peer that has a page, by its own answer"""
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
         return self.lookup_for(tuple(keys), keys, NO_TRANSFER, self._clock() + LOOKUP_SECONDS)
@@ -53,9 +53,9 @@ class PeerTier:
     def lookup_for(
         self, number: Hashable, keys: Sequence[bytes], transfer: KVTransfer, until: float
     ) -> list[Found]:  # fmt: skip
-        """Return what is known of the answer to the question of this number, which is asked at its first call.
+        """Return the answer so far to the question of this number, which is asked at its first call.
 
-        A request that names a peer gets it from there, and waits for what is to come; another gets what the peer has
+        A request that names a peer is answered by it, and waits for pages still to be computed; another by the peer
         that has most of it. One that has not answered `until` then has nothing.
         """
         if number not in self._asked:
@@ -122,7 +122,7 @@ class PeerTier:
             link.cancel(job)
 
     def close(self) -> None:
-        for link in self.links.values():  # all at once: each may wait for a host that is gone
+        for link in self.links.values():  # all at once: each may wait for a lost host
             link.stop()
         for link in self.links.values():
             link.close()
@@ -147,7 +147,7 @@ def open_peer_tier(
 
 
 class PeerWorker(TierWorker):
-    """The thread of a peer tier, which also hears of requests that peers name."""
+    """The thread of a peer tier, which also receives the names of requests."""
 
     def __init__(
         self, name: str, tier: PeerTier, ring: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -163,7 +163,7 @@ class PeerWorker(TierWorker):
         """Whether peers may take pages here"""
 
     def begin(self, name: str) -> None:
-        """A request of this name has come: its pages will."""
+        """A request of this name was submitted: its pages will follow."""
         self._send(self._quick, lambda: self._peer.shelf.begin(name))
 
     def end(self, name: str, whole: bool) -> None:

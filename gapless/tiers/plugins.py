@@ -13,7 +13,7 @@ from gapless.tiers.nixl import NixlTier
 from gapless.tiers.redis import RedisTier
 from gapless.tiers.seam import TierFactory
 
-OURS: dict[str, TierFactory] = {
+OWN_TIERS: dict[str, TierFactory] = {
     "disk": DiskTier,
     "redis": RedisTier,
     "lmcache": LMCacheTier,
@@ -24,8 +24,8 @@ OURS: dict[str, TierFactory] = {
 
 def factory_of(kind: str) -> TierFactory:
     """Return what opens tiers of this kind. Raises ConfigError for a plug-in that cannot be imported."""
-    if kind in OURS:
-        return OURS[kind]
+    if kind in OWN_TIERS:
+        return OWN_TIERS[kind]
     (point, *_) = entry_points(group=PLUG_INS, name=kind)
     try:
         factory: TierFactory = point.load()

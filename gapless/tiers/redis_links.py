@@ -22,7 +22,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-LONG = 16_384
+LONGEST_ANSWER = 16_384
 """No answer but a page is longer, in bytes."""
 SENTINEL_PORT = 26_379
 FAULTS = (RedisError, RedisClusterException, OSError)
@@ -51,7 +51,7 @@ class PageParser(BaseParser):  # type: ignore[misc]
     def read_response(self, disable_decoding: bool = False, timeout: Any = None) -> Reply | ResponseError:
         """Return the next answer, b"" for a value that went into `memory`. Of errors only the codes are kept: some
         servers repeat the command, and so the password."""
-        line = self._file.readline(LONG)
+        line = self._file.readline(LONGEST_ANSWER)
         if not line.endswith(b"\r\n"):
             raise ConnectionError("the server has closed the connection")
         kind, rest = line[:1], line[1:-2]
@@ -73,7 +73,7 @@ class PageParser(BaseParser):  # type: ignore[misc]
         if length < 0:
             return None
         fits = length == sum(map(len, self.memory))
-        if not fits and length > LONG:
+        if not fits and length > LONGEST_ANSWER:
             raise InvalidResponse(f"a value of {length} bytes, which is no page")
         value = b"" if fits else self._file.read(length)
         for part in self.memory if fits else ():
@@ -143,7 +143,7 @@ class RedisLinks:
             raise
 
     def ask(self, commands: Sequence[Command], memories: Sequence[Sequence[memoryview]] = ()) -> list[Reply]:
-        """Send commands together; return their answers, None for errors and for what has not come. Values as long as
+        """Send commands together; return their answers, None for errors and for missing ones. Values as long as
         the memories in their places go there, and are b""."""
         answers: list[Reply] = [None] * len(commands)
         asked: dict[Link, list[int]] = {}
@@ -190,7 +190,7 @@ class RedisLinks:
 
 
 def _pools(target: str, seconds: float) -> tuple[PoolOf, Callable[[], None]]:
-    """Return what has a key's pool, and what looks for the servers again."""
+    """Return the client with a key's pool, and the function that looks for the servers again."""
     parts = urlsplit(target)
     scheme, _, kind = parts.scheme.partition("+")
     plain = f"{scheme}:{target.partition(':')[2]}"

@@ -18,6 +18,6 @@ def head_of(namespace: bytes, page: TierPage) -> bytes:
 
 
 def checksum_in(head: bytes | memoryview, namespace: bytes, page: TierPage) -> int | None:
-    """Return the checksum in the head of a page that has come, None where the head is not that of this page."""
+    """Return the checksum in the head of a received page, None if the head is another page's."""
     checksum = int(_HEAD.unpack(head[: _HEAD.size])[2])
     return checksum if bytes(head) == head_of(namespace, page._replace(checksum=checksum)) else None

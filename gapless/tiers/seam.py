@@ -20,7 +20,7 @@ SEAL_BYTES = 8
 
 
 class Found(Enum):
-    """What a tier answers about a key."""
+    """A tier's answer about a key."""
 
     HIT = "hit"
     MISS = "miss"
@@ -48,9 +48,9 @@ class JobEnd(NamedTuple):
     """Whether the page after these could not be moved. A load that was cancelled has not failed."""
     nbytes: int = 0
     seconds: float = 0.0
-    """What it took, the wait for others in front of it left out; the worker measures it."""
+    """Duration without the wait for earlier jobs; the worker measures it."""
     memory: PeerMemory | None = None
-    """What pages are in that were borrowed, until they are given back"""
+    """Memory of borrowed pages, until they are given back"""
     places: tuple[int, ...] = ()
     """Their places there"""
 
@@ -64,7 +64,7 @@ class TierRelease(NamedTuple):
 
 
 class TierAnswer(NamedTuple):
-    """What a tier has of the keys of one question, by the time that it had."""
+    """A tier's pages among the keys of one question, as far as its time allowed."""
 
     number: int
     hits: tuple[bool, ...]
@@ -90,10 +90,10 @@ class Namespace(NamedTuple):
 
 
 class TierSetup(NamedTuple):
-    """What a tier is opened with."""
+    """Arguments for opening a tier."""
 
     target: str
-    """What the user wrote for it: a path, an address"""
+    """The user's text for it: a path, an address"""
     nbytes: int
     """How much it may keep; 0: that is its own business."""
     namespace: Namespace
@@ -102,13 +102,13 @@ class TierSetup(NamedTuple):
     slot_bytes: tuple[int, ...]
     """Bytes of one slot, by page group: multiples of 4096"""
     shared: SharedMemory | None = None
-    """What all of `memory` is in, where other processes may map it"""
+    """The file of all of `memory`, if other processes may map it"""
 
 
 class KVTier(Protocol):
     """A tier. All calls come from one thread; none but `close` may take longer than its deadlines.
 
-    One that knows how much it keeps has a property `room`: bytes of pages that are kept, and that may be.
+    A tier that can tell has a property `room`: bytes of kept pages, and the most that it may keep.
     """
 
     def lookup(self, keys: Sequence[bytes]) -> list[Found]:
@@ -116,7 +116,7 @@ class KVTier(Protocol):
         ...
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
-        """Begin to keep these pages, those in front first. The slots stay as they are until the job has ended.
+        """Begin to keep these pages, in this order. The slots stay as they are until the job has ended.
 
         Pages that it has already count as stored.
         """
@@ -135,11 +135,11 @@ class KVTier(Protocol):
         ...
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Forget these pages: what they hold is in doubt."""
+        """Forget these pages: their content is in doubt."""
         ...
 
     def cancel(self, job: int) -> None:
-        """Ask a job to end soon, whatever it has moved by then. `poll` says when it has."""
+        """Ask a job to end soon, whatever it has moved by then. `poll` returns its end."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pages that peers may take, and what is known of the requests that they belong to.
+"""Pages that peers may take, and the requests that they belong to.
 
 They are in slots of the host tier, each of which is the shelf's until it is released: when it makes room, or no peer
 has asked for it for a while. A page that is lent keeps its slot until it is given back, so that no reader sees one
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from gapless.base.shared import SharedMemory
 from gapless.tiers.seam import Found, group_in
 
-PAGE_SECONDS = 60.0
+UNASKED_SECONDS = 60.0
 """How long a page is kept that no peer asks for"""
 NAME_SECONDS = 60.0
 """How long a request is remembered after its end"""
@@ -40,7 +40,7 @@ class ShelfPage:
 
 
 class NamedRequest(NamedTuple):
-    """What is known of a request that a peer may name."""
+    """A request that a peer may name."""
 
     pending: bool
     """Whether more of its pages may come"""
@@ -49,16 +49,16 @@ class NamedRequest(NamedTuple):
 
 
 class Shelf:
-    """Holds at most `nbytes` of pages; those that peers have not asked for the longest make room. For any thread.
+    """Holds at most `nbytes` of pages; the pages unasked for the longest make room. For any thread.
 
-    Each page group has a share of its own, as it has slots of its own: what is kept must leave it some.
+    Each page group has a share of its own, as it has slots of its own: kept pages must leave it some.
     """
 
     def __init__(
         self, nbytes: int, slot_bytes: Sequence[int], memory: SharedMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`slot_bytes` are those of a page, by page group. `memory` has all pages, where peers may map it."""
+        """`slot_bytes` are the bytes of a page, by page group. `memory` has all pages, if peers may map it."""
         self.nbytes, self.memory = nbytes, memory
         self._most = nbytes // sum(slot_bytes)
         """Pages of each group, at most"""
@@ -69,7 +69,7 @@ class Shelf:
         self.pages: OrderedDict[bytes, ShelfPage] = OrderedDict()
         """The oldest first, in the order of `until`"""
         self._left: set[ShelfPage] = set()
-        """Pages that are gone, and still lent"""
+        """Removed pages that are still lent"""
         self._names: OrderedDict[str, NamedRequest] = OrderedDict()
         self.used = 0
         """Bytes of pages that are not released"""
@@ -177,7 +177,7 @@ class Shelf:
         page.release()
 
     def _lay(self, page: ShelfPage) -> None:
-        page.until = self._clock() + PAGE_SECONDS
+        page.until = self._clock() + UNASKED_SECONDS
         self.pages[page.key] = page
 
     def _expire(self) -> None:

@@ -19,10 +19,10 @@ log = logging.getLogger("gapless.tiers")
 POLL_SECONDS = 0.001
 """How often a tier is asked about jobs that it has not ended, and keys that are pending"""
 IN_TIME = 0.7
-"""The part of a question's time after which it is answered with what is known"""
-CLOSE_SECONDS = 10.0
+"""The part of a question's time that passes before it is answered with the pages found so far"""
+JOBS_CLOSE_SECONDS = 10.0
 """How long `close` waits for jobs that have begun"""
-NEVER = float("inf")
+NO_DEADLINE = float("inf")
 
 
 class TierJob(NamedTuple):
@@ -37,14 +37,14 @@ class TierJob(NamedTuple):
 
 
 class TierQuestion(NamedTuple):
-    """Keys, with what is known of each by now."""
+    """Keys, each with the answer so far."""
 
     number: int
     keys: Sequence[bytes]
     found: list[Found]
     late_at: float
     transfer: KVTransfer
-    """What the request says about peers"""
+    """The request's settings for peers"""
 
 
 TierOrder = TierJob | TierQuestion | Callable[[], None]
@@ -53,7 +53,7 @@ TierOrder = TierJob | TierQuestion | Callable[[], None]
 class TierWorker:
     """One tier and its thread. Questions and drops come first, then loads, then stores, each in the order of its kind.
 
-    A tier that raises has failed the job, and has none of the keys: the thread goes on.
+    A tier that raises has failed the job, and has none of the keys: the thread continues.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TierWorker:
         """`ring` is called, from the thread, when there is news."""
         self.name = name
         self.error = ""
-        """What the tier raised last"""
+        """The tier's last error"""
         self._tier = tier
         self._room = (0, 0)
         self._ring, self._clock = ring, clock
@@ -76,7 +76,7 @@ class TierWorker:
         self._news: deque[TierAnswer | JobEnd | TierRelease] = deque()
         self._wake = threading.Event()
         self._poll_seconds = POLL_SECONDS
-        self._closes_at = NEVER
+        self._closes_at = NO_DEADLINE
         self._thread = threading.Thread(target=self._run, name=f"gapless-tier-{name}", daemon=True)
 
     def start(self) -> None:
@@ -87,13 +87,13 @@ class TierWorker:
     def ask(
         self, number: int, keys: Sequence[bytes], seconds: float, transfer: KVTransfer = NO_TRANSFER
     ) -> None:  # fmt: skip
-        """Ask which of these keys the tier has. What it cannot say within `seconds` it has not: those who ask wait no
-        longer, so the answer goes out a little before. What a request claims from a peer may be still to come."""
+        """Ask which of these keys the tier has. A late answer counts as a miss: the caller waits for `seconds`, so the
+        answer is sent a little earlier. Pages that a request claims from a peer may still be computed."""
         late_at = self._clock() + IN_TIME * seconds
         self._send(self._quick, TierQuestion(number, keys, [Found.PENDING] * len(keys), late_at, transfer))
 
     def load(self, job: int, pages: Sequence[TierPage], seconds: float) -> None:
-        """Fill the slots of these pages; what has not come within `seconds` is cancelled."""
+        """Fill the slots of these pages; pages not loaded within `seconds` are cancelled."""
         self._load(job, len(pages), seconds, lambda: self._tier.load(job, pages))
 
     def _load(self, job: int, pages: int, seconds: float, start: Callable[[], None]) -> None:
@@ -101,7 +101,7 @@ class TierWorker:
 
     def store(self, job: int, pages: Sequence[TierPage]) -> None:
         """Keep these pages, when nothing is to be loaded."""
-        self._send(self._stores, TierJob(job, len(pages), False, NEVER, lambda: self._tier.store(job, pages)))
+        self._send(self._stores, TierJob(job, len(pages), False, NO_DEADLINE, lambda: self._tier.store(job, pages)))
 
     def drop(self, keys: Sequence[bytes]) -> None:
         self._send(self._quick, lambda: self._tier.drop(keys))
@@ -114,15 +114,15 @@ class TierWorker:
         return bool(self._news)
 
     def take(self) -> list[TierAnswer | JobEnd | TierRelease]:
-        """Return what has come since the last call; never waits."""
+        """Return the results since the last call; never waits."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def room(self) -> tuple[int, int]:
-        """Return the bytes that the tier keeps and may keep, as after the last job; zeros where it does not say."""
+        """Return the bytes that the tier keeps and may keep, as after the last job; zeros if it cannot tell."""
         return self._room
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Store what is waiting, as far as it gets within `seconds`, and close the tier."""
+    def close(self, seconds: float = JOBS_CLOSE_SECONDS) -> None:
+        """Store waiting pages, as many as it can within `seconds`, and close the tier."""
         self._closes_at = self._clock() + seconds
         self._wake.set()
         self._thread.join(seconds)
@@ -139,7 +139,7 @@ class TierWorker:
             self._wake.clear()
             busy = self.turn()
             waits = self._orders or self._begun
-            if self._closes_at < NEVER and (not waits or self._clock() > self._closes_at):
+            if self._closes_at < NO_DEADLINE and (not waits or self._clock() > self._closes_at):
                 break
             if not busy:
                 self._wake.wait(self._pause())
@@ -151,7 +151,7 @@ class TierWorker:
         return max(0.0, min(self._poll_seconds, min(times) - self._clock())) if times else None
 
     def turn(self) -> bool:
-        """Take one order, and what has come; return whether there may be another."""
+        """Take one order, and finished jobs; return whether there may be another."""
         if self._orders:
             self._do(self._orders.popleft())
         self._cancel_late()
@@ -162,7 +162,7 @@ class TierWorker:
 
     @property
     def _orders(self) -> deque[TierOrder]:
-        """The orders of the first kind of which there are some."""
+        """The orders of the first kind that has any."""
         return self._quick or self._loads or self._stores
 
     def _do(self, order: TierOrder) -> None:
@@ -190,7 +190,7 @@ class TierWorker:
         if (job := self._begun.pop(end.job, None)) is not None:
             self._look_at_room()
             end = self._safely(lambda: _sound(end, job.pages)) or JobEnd(job.number, (), failed=True)
-            # A tier that takes orders faster than it fills them has them wait for those in front.
+            # A tier that takes orders faster than it fills them has them wait for earlier ones.
             now, since = self._clock(), max(job.began, self._last_end[job.loads])
             self._last_end[job.loads] = now
             self._tell(end._replace(seconds=now - since))
@@ -198,7 +198,7 @@ class TierWorker:
     def _look_at_room(self) -> None:
         def look() -> tuple[int, int]:
             used, size = getattr(self._tier, "room", (0, 0))
-            return int(used), int(size)  # a plug-in may say anything, and the loop reads this
+            return int(used), int(size)  # a plug-in may return anything, and the loop reads this
 
         self._room = self._safely(look) or self._room
 
@@ -206,11 +206,11 @@ class TierWorker:
         now = self._clock()
         for number, job in [*self._begun.items()]:
             if now > job.late_at:
-                self._begun[number] = job._replace(late_at=NEVER)
+                self._begun[number] = job._replace(late_at=NO_DEADLINE)
                 self._safely(partial(self._tier.cancel, number))
 
     def _ask_again(self) -> None:
-        """Ask about keys that are pending; what is late is a miss."""
+        """Ask about pending keys; a late answer is a miss."""
         for question in [*self._asking]:
             late = self._clock() > question.late_at  # before the look, which then is the last
             places = [place for place, found in enumerate(question.found) if found is Found.PENDING]
@@ -254,11 +254,11 @@ class TierWorker:
 
     def _failed(self, error: Exception) -> None:
         before, self.error = self.error, f"{type(error).__name__}: {error}"
-        if self.error != before:  # one that is down says the same of every page
+        if self.error != before:  # a tier that is down fails alike for every page
             log.warning("the KV tier %s: %s", self.name, self.error)
 
 
 def _sound(end: JobEnd, pages: int) -> JobEnd:
-    """Return an end as the loop may take it in: a plug-in may say anything."""
+    """Return a sound end for the loop: a plug-in may return anything."""
     done = tuple([int(checksum) for checksum in end.checksums[:pages]])
     return end._replace(checksums=done, failed=bool(end.failed) and len(done) < pages, nbytes=int(end.nbytes))

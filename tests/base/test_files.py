@@ -8,7 +8,7 @@ from gapless.base.errors import CheckpointError
 from gapless.base.files import read_json, read_text
 
 
-def test_what_is_not_there_is_none(tmp_path):
+def test_a_missing_file_is_read_as_none(tmp_path):
     assert read_text(tmp_path / "a.json") is None
     assert read_json(tmp_path / "a.json") is None
 
@@ -28,7 +28,7 @@ def test_a_json_file_that_is_there_is_read(tmp_path):
     ],
     ids=["open", "deep", "list", "bytes"],
 )
-def test_what_is_wrong_is_told_with_the_file(tmp_path, content, says):
+def test_a_file_that_is_wrong_is_named_with_the_fault(tmp_path, content, says):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as caught:
         read_json(tmp_path / "a.json")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gapless.base import host
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1)])
-def test_a_container_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int) -> None:
+def test_a_container_limits_the_cores(tmp_path, monkeypatch, quota, cores):
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(host, "CGROUP", tmp_path)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert host.usable_cores() == cores
 
 
-def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_limits_the_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "CGROUP", tmp_path)
     monkeypatch.setattr(host, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 100 kB\nMemAvailable: 800 kB\n")
@@ -32,7 +30,7 @@ def test_a_container_limits_the_memory(tmp_path: Path, monkeypatch: pytest.Monke
     assert host.memory() == (7 * 1024, 10 * 1024), "cached file pages come back when memory is asked for"
 
 
-def test_the_first_processor_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_processor_is_described(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "CPUINFO", tmp_path / "cpuinfo")
     assert host.processor_says("flags") == ""
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu amx_bf16\n\nprocessor\t: 1\nflags\t\t: other\n")

@@ -95,14 +95,14 @@ def test_names_of_other_engines_change_nothing_at_their_defaults():
 
 
 @pytest.mark.parametrize(("name", "entry"), SAMPLING.items())
-def test_a_name_of_another_engine_says_what_is_written_here(name, entry):
+def test_a_name_of_another_engine_is_answered_with_ours(name, entry):
     with pytest.raises(RequestError, match=f"^{name} is not accepted: ") as caught:
         SamplingParams(**{name: 5})
     assert entry[1] in str(caught.value) and caught.value.param == name
     assert name not in SamplingParams.__dataclass_fields__, "it is here, so take it out of the table"
 
 
-def test_what_a_row_needs_follows_from_its_values():
+def test_the_lanes_of_a_row_follow_from_its_values():
     assert not SamplingParams(temperature=0.7, top_k=-1, min_tokens=3, seed=4).needs(Lane.CUT)
     for asked in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
         assert SamplingParams(**asked).needs(Lane.CUT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
 from contextlib import redirect_stderr
 
 import pytest
@@ -19,21 +18,21 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
+def shown(monkeypatch):
     phases: list[Phase] = []
     monkeypatch.setattr(progress, "show", phases.append)
     return phases
 
 
 @pytest.fixture
-def screen() -> Iterator[Terminal]:
+def screen():
     yield Terminal()
     assert progress.log.level == logging.NOTSET and not progress.log.handlers
 
@@ -51,13 +50,11 @@ def screen() -> Iterator[Terminal]:
         (Phase("reading weights", 9, 9, "bytes", 0.0), "reading weights: 0 kB of 0 kB, 9 kB/s"),
     ],
 )  # fmt: skip
-def test_a_phase_is_printed_in_words(phase: Phase, text: str) -> None:
+def test_a_phase_is_printed_in_words(phase, text):
     assert str(phase) == text
 
 
-def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(
-    clock: list[float], shown: list[Phase]
-) -> None:
+def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(clock, shown):
     count = tell("reading", 25_000, "bytes")
     for _ in range(25_000):
         clock[0] += 0.001
@@ -69,15 +66,13 @@ def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(
     assert [phase.done for phase in lines] == [pytest.approx(1000 * phase.seconds, abs=2) for phase in lines]
 
 
-def test_a_program_that_sets_up_no_logging_sees_nothing(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_sets_up_no_logging_sees_nothing(capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     tell("reading", 10)(1)
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_program_with_logging_has_lines_and_no_rewrites(caplog: pytest.LogCaptureFixture, clock: list[float]) -> None:
+def test_a_program_with_logging_has_lines_and_no_rewrites(caplog, clock):
     caplog.set_level(logging.DEBUG)
     count = tell("reading", 10)
     for seconds in (1.0, 1.0, 9.0):
@@ -87,7 +82,7 @@ def test_a_program_with_logging_has_lines_and_no_rewrites(caplog: pytest.LogCapt
     assert {(record.name, record.levelname) for record in caplog.records} == {("gapless.start", "INFO")}
 
 
-def test_a_terminal_has_one_line_that_is_rewritten(screen: Terminal, clock: list[float]) -> None:
+def test_a_terminal_has_one_line_that_is_rewritten(screen, clock):
     with redirect_stderr(screen), starting():
         count = tell("reading", 3)
         clock[0] += 1.0
@@ -98,14 +93,14 @@ def test_a_terminal_has_one_line_that_is_rewritten(screen: Terminal, clock: list
     assert screen.getvalue() == "".join(f"\r\x1b[K{line}\r" for line in lines) + "\r\x1b[Kgapless: ready\n"
 
 
-def test_a_start_that_fails_leaves_an_empty_line(screen: Terminal) -> None:
+def test_a_start_that_fails_leaves_an_empty_line(screen):
     with pytest.raises(ValueError), redirect_stderr(screen), starting():
         tell("reading")
         raise ValueError
     assert screen.getvalue() == "\r\x1b[Kgapless: reading\r\r\x1b[K"
 
 
-def test_elsewhere_there_are_lines(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+def test_a_stream_that_is_no_terminal_has_lines(capsys, clock):
     with starting():
         count = tell("reading", 3)
         clock[0] += 1.0
@@ -114,13 +109,13 @@ def test_elsewhere_there_are_lines(capsys: pytest.CaptureFixture[str], clock: li
     assert capsys.readouterr() == ("", "gapless: reading (3)\ngapless: ready\n")
 
 
-def test_nothing_where_no_progress_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_that_is_not_wanted_is_not_printed(capsys):
     with starting(wanted=False):
         tell("reading")
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_that_has_gone_stops_nobody() -> None:
+def test_a_terminal_that_has_gone_stops_nobody():
     class Gone(Terminal):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")

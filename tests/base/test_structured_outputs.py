@@ -72,7 +72,7 @@ def test_forms_of_the_same_content_are_equal():
 
 
 @pytest.mark.parametrize("given", [5, "json", ["json"], {"jsn": {}}, {"json": {}, "backend": "x"}])
-def test_what_is_no_form_is_refused(given):
+def test_a_value_that_is_no_form_is_refused(given):
     with pytest.raises(RequestError, match="structured_outputs") as caught:
         SamplingParams(structured_outputs=given)
     assert caught.value.param == "structured_outputs"
@@ -91,7 +91,7 @@ def test_a_parameter_that_decides_about_tokens_too_is_refused(name, value):
     assert caught.value.param == name
 
 
-def test_what_another_process_sends_as_lists_is_the_same_form():
+def test_a_form_of_lists_from_another_process_is_the_same_form():
     form = StructuredOutputs(choice=["a"], thinking=Thinking("<t>", "</t>"), marks=("<t>",))
     sent = StructuredOutputs(choice=["a"], thinking=["<t>", "</t>", "", ""], marks=["<t>"])  # type: ignore[arg-type]
     assert sent == form and hash(sent) == hash(form) and sent.thinking.end == "</t>"

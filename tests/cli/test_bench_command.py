@@ -98,7 +98,7 @@ def test_the_flags_of_a_data_set_make_its_workload(line: str, want: dict[str, An
     assert {name: getattr(work, name) for name in want} == want
 
 
-def test_who_decides_how_many_are_under_way() -> None:
+def test_concurrency_is_unlimited_if_the_rate_paces_requests() -> None:
     assert plan("--max-concurrency 3").concurrency == 3
     assert plan("--request-rate inf").concurrency is None
     assert plan("--dataset-name timed_trace --dataset-path f").concurrency is None
@@ -194,7 +194,7 @@ def test_a_run_over_a_socket(url: str, model: Model, tmp_path: Path, capsys: pyt
         (["--save-result"], "--out FILE.json"),
     ],
 )
-def test_what_would_lose_the_result_is_told_before_the_run(
+def test_flags_that_would_lose_the_result_are_refused_before_the_run(
     words: list[str], message: str, url: str, model: Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = len(model.asked)
@@ -368,6 +368,7 @@ def test_a_flag_of_another_bench_is_refused(line: str, calls: list[Any]) -> None
     assert main(["bench", *line.split()]) == 2 and calls == []
 
 
+@pytest.mark.process
 def test_a_real_start_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "startup", "--num-iters", "1", "--num-gpu-blocks-override", "200"]) == 0
     rows = {line[:28].strip(): line[28:].split() for line in capsys.readouterr().out.splitlines()}

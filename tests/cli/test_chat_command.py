@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import socket
 import threading
@@ -26,6 +27,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.mode = ""
+        self.interrupts = False
         self.seen: list[tuple[str, str | None, dict[str, Any]]] = []
         self.gone = threading.Event()
 
@@ -85,6 +87,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _until_gone(self) -> None:
         try:
+            self._event({"choices": [{"delta": {"content": "x"}}]})
+            if self.server.interrupts:
+                os.kill(os.getpid(), signal.SIGINT)
             while True:
                 self._event({"choices": [{"delta": {"content": "x"}}]})
         except OSError:
@@ -360,20 +365,14 @@ def test_at_a_keyboard_ctrl_c_hangs_up_before_the_next_question(
     class Typing(Keyboard):
         def readline(self, size: int = -1) -> str:
             line = super().readline(size)
-            if line == "one\n":
-                signal.setitimer(signal.ITIMER_REAL, 0.3)
             if line == "two\n":
                 assert server.gone.wait(30)
                 server.mode = ""
             return line
 
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
-    server.mode = "forever"
+    server.mode, server.interrupts = "forever", True
     monkeypatch.setattr("sys.stdin", Typing("one\ntwo\n"))
-    try:
-        assert main(["chat", "--url", server.url]) == 0
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    assert main(["chat", "--url", server.url]) == 0
     out, err = capsys.readouterr()
     assert "\n> you said two\n" in out and err == ""
     assert [m["content"] for m in server.seen[-1][2]["messages"]] == ["two"]

@@ -1,6 +1,11 @@
-"""The frozen list: adding, renaming or dropping a flag is a decision, and this is where it is written down."""
+"""The frozen lists of flags.txt: adding, renaming or dropping a flag is a decision, which is written down there."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
 
 from gapless.base.config import EngineConfig
 from gapless.cli.ab import NOT_OURS
@@ -12,194 +17,30 @@ from gapless.lab.eval_run import EvalFlags
 from gapless.lab.target import RequestFlags
 from gapless.server.config import ServerConfig
 
-ENGINE = """
---model --model-id --model-path -m
---tokenizer --tokenizer-path
---revision
---download-dir
---dtype
---load-format
---weights-dir
---max-model-len --context-length --ctx-size -c
---seed --random-seed
---generation-config
---override-generation-config
---chat-template --chat-template-file
---device
---threads
---gpu-memory-utilization --cuda-memory-fraction --device-memory-utilization --mem-fraction-static
---kv-cache-memory-bytes
---max-num-seqs --max-concurrent-requests --max-running-requests --parallel -np
---max-adjusted-seqs
---max-num-batched-tokens --chunked-prefill-size --max-prefill-tokens -b
---max-itl
---block-size --cb-block-size --page-size
---num-gpu-blocks-override --cb-num-blocks
---enable-prefix-caching --cache-prompt
---kv-tiers --kv-tier
---role
---kv-peers --kv-peer
---kv-peer-listen
---kv-peer-key-file
---kv-peer-ssl-certfile
---kv-peer-ssl-keyfile
---kv-peer-ssl-ca-certs
---scheduling-policy --schedule-policy
---max-num-queued-reqs --max-queued-requests
---depth
---enforce-eager
---batch-invariant
---max-cudagraph-capture-size --cuda-graph-max-bs
---lora-modules
---lora-dir
---max-loras
---max-lora-rank
---speculative-config -sc
---logits-processors --logits-processor
---watchdog-seconds
-"""
-SERVER = """
---host --hostname
---port -p
---uds
---api-key
---operator-key
---allowed-origins
---served-model-name --alias -a
---root-path
---ssl-keyfile
---ssl-certfile
---ssl-ca-certs
---ssl-cert-reqs
---max-body-bytes
---drain-seconds
---request-timeout
---pd
---log-level
---log-format
---disable-log-stats
---enable-log-requests --log-requests
---disable-uvicorn-access-log
---disable-access-log-for-endpoints
---otlp-traces-endpoint
---kv-events-config
---enable-force-include-usage --stream-response-default-include-usage
---enable-prompt-tokens-details --enable-cache-report
---max-logprobs
---stream-interval
---sse-ping-interval
---default-chat-template-kwargs
---enable-request-id-headers
---tool-call-parser
---reasoning-parser
-"""
-AB = """
---a-url
---b-url
---restart
---runs -n
---order
---warmup-runs
---stop-early
---quiet
---quiet-wait
---pause
---metrics
---test
---alpha
---fail-if
---read
-"""
-SAMPLING = """
---max-tokens --max-new-tokens -n
---temperature --temp
---top-p
---top-k
---stop
-"""
-REQUEST = """
---base-url --url
---backend
---header
---insecure
---temperature --temp
---extra-body
---out --output --result-filename -o
---disable-tqdm
-"""
-BENCH = """
---port
---endpoint
---model --served-model-name
---tokenizer
---ready-check-timeout-sec
---dataset-name
---dataset-path
---num-prompts
---seed
---input-len --gsp-question-len --prefix-repetition-suffix-len --random-input-len
---output-len --custom-output-len --gsp-output-len --prefix-repetition-output-len --random-output-len --sharegpt-output-len
---range-ratio --random-range-ratio
---prefix-len --gsp-system-prompt-len --prefix-repetition-prefix-len --random-prefix-len
---num-prefixes --gsp-num-groups --prefix-repetition-num-prefixes
---prefix-zipf
---multi-turn-turns
---multi-turn-think-sec
---timed-trace-chunk-hash-size
---timed-trace-sec-multiplier
---disable-shuffle
---request-rate
---burstiness
---max-concurrency
---probe-request-rate
---num-warmups
---ignore-eos
---goodput
---percentile-metrics
---metric-percentiles
---save-detailed
---metadata
---client-priority
-"""  # noqa: E501
-EVAL = """
---concurrency --max-concurrency
---data --dataset-path
---num-questions --limit
---shots --num-fewshot
---shots-file
---shots-as-turns --fewshot-as-multiturn
---max-tokens --max-gen-toks --max-new-tokens
---match
---min-accuracy
-"""
+TEXT = (Path(__file__).parent / "flags.txt").read_text()
+LISTS = {name: flags.split("\n") for name, flags in re.findall(r"^\[(.*)\]\n((?:-.*\n)*-.*)", TEXT, re.MULTILINE)}
 
 
 def listed(config: type) -> list[str]:
     return [" ".join([s.flag, *sorted(s.spellings[1:])]) for s in specs(config)]
 
 
-def test_the_flags_of_engines_are_those_listed() -> None:
-    assert listed(EngineConfig) == ENGINE.split("\n")[1:-1]
-
-
-def test_the_flags_of_servers_are_those_listed() -> None:
-    assert listed(ServerConfig) == SERVER.split("\n")[1:-1]
-
-
-def test_the_flags_of_ab_are_those_listed() -> None:
-    assert listed(AbFlags) == AB.split("\n")[1:-1]
-    load, own = {s.field for s in specs(BenchFlags)}, {s.field for s in specs(AbFlags)}
-    assert load >= NOT_OURS and not own & (load - NOT_OURS)
-
-
-def test_the_flags_of_sampling_are_those_listed() -> None:
-    assert listed(SamplingFlags) == SAMPLING.split("\n")[1:-1]
+@pytest.mark.parametrize(
+    "name, record", [("engine", EngineConfig), ("server", ServerConfig), ("ab", AbFlags), ("sampling", SamplingFlags)]
+)
+def test_the_flags_of_a_record_are_those_listed(name: str, record: type) -> None:
+    assert listed(record) == LISTS[name]
 
 
 def test_bench_and_eval_flags_begin_with_those_of_every_request() -> None:
-    assert listed(RequestFlags) == REQUEST.split("\n")[1:-1]
-    assert listed(BenchFlags) == listed(RequestFlags) + BENCH.split("\n")[1:-1]
-    assert listed(EvalFlags) == listed(RequestFlags) + EVAL.split("\n")[1:-1]
+    assert listed(RequestFlags) == LISTS["request"]
+    assert listed(BenchFlags) == LISTS["request"] + LISTS["bench"]
+    assert listed(EvalFlags) == LISTS["request"] + LISTS["eval"]
+
+
+def test_ab_has_its_own_flags_and_those_of_bench_that_it_does_not_refuse() -> None:
+    load, own = {s.field for s in specs(BenchFlags)}, {s.field for s in specs(AbFlags)}
+    assert load >= NOT_OURS and not own & (load - NOT_OURS)
 
 
 def test_the_number_of_flags_stays_small() -> None:

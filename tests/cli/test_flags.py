@@ -15,7 +15,7 @@ from gapless.base.config import EngineConfig, flag
 from gapless.base.errors import ConfigError
 from gapless.base.sizes import read_size
 from gapless.base.spellings import TABLE, VALUES, Fate, Foreign
-from gapless.base.variables import OTHERS, OURS
+from gapless.base.variables import OTHERS, OWN_VARIABLES
 from gapless.cli.bench_flags import BenchFlags
 from gapless.cli.bench_serve import make_plan
 from gapless.cli.errors import UsageError
@@ -190,7 +190,7 @@ def test_a_secret_of_another_engines_flag_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("row", rows(Fate.NOTHING), ids=str)
-def test_what_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
+def test_a_flag_that_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
     for name in set(row.names) - set(SERVE.spellings()):  # those that are ours are for LLM(...)
         settings = reader(name, *said(row))
         assert settings.given(EngineConfig) == settings.given(ServerConfig) == {}
@@ -198,7 +198,7 @@ def test_what_changes_nothing_is_taken_with_a_note(row: Foreign) -> None:
 
 
 @pytest.mark.parametrize("row", rows(Fate.INSTEAD, Fate.NOT_YET), ids=str)
-def test_what_is_not_here_is_answered_by_its_name(row: Foreign) -> None:
+def test_a_flag_that_is_not_here_is_answered_by_its_name(row: Foreign) -> None:
     for name in row.names:
         typed = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
         with pytest.raises(UsageError, match=f"^{name}.* {row.fate.value}") as caught:
@@ -241,7 +241,7 @@ def test_parts_of_a_json_field_may_be_given_one_by_one() -> None:
         reader("--override-generation-config", "0.5", "--temp", "1")
 
 
-def test_what_else_a_backend_of_forms_is_told_is_not_passed_over() -> None:
+def test_options_of_a_backend_of_forms_are_refused() -> None:
     name, backend = "--structured-outputs-config", {"backend": "xgrammar"}
     for words in ((name, json.dumps(backend)), (f"{name}.backend", "xgrammar")):
         assert reader(*words).notes[0].endswith("changes nothing: forms of output are always on, by one backend")
@@ -300,10 +300,10 @@ def test_a_mistyped_variable_is_warned_of() -> None:
     ]
 
 
-def test_every_variable_of_the_table_says_what_it_does() -> None:
+def test_every_variable_of_the_table_has_a_description() -> None:
     table = variables()
     assert table["GAPLESS_MAX_NUM_SEQS"].startswith("--max-num-seqs: requests running at once")
-    assert {*OURS, *OTHERS} <= table.keys() and all(table.values())
+    assert {*OWN_VARIABLES, *OTHERS} <= table.keys() and all(table.values())
 
 
 def test_a_config_file_may_have_keys_of_other_engines(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_an_error_of_a_command_gives_its_exit_code(
     assert main(["serve"]) == code
 
 
-TABLES = {"gapless": COMMANDS, "bench": bench.KINDS, "kv": kv.KINDS, "trace": trace.KINDS}
+TABLES = {"gapless": COMMANDS, "bench": bench.BENCH_KINDS, "kv": kv.KV_KINDS, "trace": trace.TRACE_KINDS}
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

@@ -201,7 +201,7 @@ def as_json(text: str) -> Any:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_client_reads_what_it_has_read(send, step):
+def test_a_client_reads_the_answers_as_recorded(send, step):
     answers = [read(send(exchange), exchange) for exchange in step["exchanges"]]
     found: dict[str, Any] = {name: value for answer in answers for name, value in answer.items()}
     found["texts"] = sorted(answer.get("text", "") for answer in answers)

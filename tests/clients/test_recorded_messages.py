@@ -59,7 +59,7 @@ def check_schemas(content: list[Any], asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_client_reads_from_messages_what_it_has_read(demo, step):
+def test_anthropics_client_reads_the_answers_as_recorded(demo, step):
     (exchange,) = step["exchanges"]
     found = read(send(demo, exchange), exchange["body"])
     for name, value in step["seen"].items():

@@ -134,7 +134,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCH
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_where_a_form_is_asked_for_too_the_model_calls_or_keeps_to_it(demo, strict):
+def test_a_reply_is_a_call_or_keeps_to_the_form_when_tools_have_one_beside(demo, strict):
     tools = [{**one, "function": {**one["function"], "strict": strict}} for one in TOOLS]
     assert calls_of(ask(demo, tools=tools, response_format=FORMAT)) == [("get_weather", {"city": "Paris"})]
     answer = ask(demo, PERSON, tools=tools, response_format=FORMAT)
@@ -197,7 +197,7 @@ FUNCTION = TOOLS[0]["function"]
          "tools[0].function.parameters"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_its_field(demo, fields, param):
+def test_wrong_tools_are_refused_by_their_field(demo, fields, param):
     body = {"model": "demo", "messages": WEATHER, "tools": TOOLS, **fields}
     response = demo.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text

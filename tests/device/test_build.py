@@ -74,7 +74,7 @@ def test_a_lock_that_is_held_too_long_is_an_error_that_names_its_holder(
     compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "LOCK_SECONDS", 0.2)
-    lock = cache_folder(build.CACHE) / "plain.lock"
+    lock = cache_folder(build.CACHE_FOLDER) / "plain.lock"
     with build.only_one(lock, 0), pytest.raises(UserError) as raised:
         build.build("plain", [source(tmp_path)])
     assert str(raised.value) == (
@@ -97,7 +97,7 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
         assert holder.stdout is not None and holder.stdout.readline() == b"\n"
         waiting = threading.Thread(target=wait)
         waiting.start()
-        assert not got.wait(4 * build.LOOK_SECONDS), "two processes have one lock"
+        assert not got.wait(4 * build.LOCK_LOOK_SECONDS), "two processes have one lock"
         lock.write_text("process 1 on nowhere, and more of it than the next one writes")
         holder.kill()
         assert got.wait(30)
@@ -239,7 +239,7 @@ def test_a_reason_is_said_once_and_not_for_each_library(
 
 
 def test_a_folder_that_others_can_write_is_not_used(compiler: Path, tmp_path: Path) -> None:
-    folder = cache_folder(build.CACHE)
+    folder = cache_folder(build.CACHE_FOLDER)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     outcome = build.build("plain", [source(tmp_path)])
@@ -261,7 +261,7 @@ def test_a_folder_that_a_loose_umask_has_made_or_left_is_taken_from_others(
 
 
 def test_what_a_killed_process_left_is_cleared_away(compiler: Path, tmp_path: Path) -> None:
-    folder = cache_folder(build.CACHE)
+    folder = cache_folder(build.CACHE_FOLDER)
     for name in ("plain-x1", "other-x1"):
         (folder / name).mkdir()
         (folder / name / "half.o").touch()
@@ -292,7 +292,7 @@ def test_a_user_without_a_home_gets_a_reason(compiler: Path, tmp_path: Path, mon
 
 
 def test_old_builds_are_forgotten(compiler: Path, tmp_path: Path) -> None:
-    folder = cache_folder(build.CACHE)
+    folder = cache_folder(build.CACHE_FOLDER)
     for number in range(12):
         old = folder / f"plain-{number}.so"
         old.touch()
@@ -311,7 +311,7 @@ def test_setting_up_says_what_came_of_it(
     compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native, "kernels", lambda: None)  # the libraries below are not there
-    for name, seconds in ((cpu_native.NAME, 3.0), (native.NAME, 4.0), (mask_threads.NAME, 1.0)):
+    for name, seconds in ((cpu_native.STREAM_NAME, 3.0), (native.NAME, 4.0), (mask_threads.NAME, 1.0)):
         build.outcomes[name] = build.Outcome(Path("a.so"), "", seconds)
     native_setup.main()
     build.outcomes.update({name: build.Outcome(Path("a.so"), "", 0.0) for name in build.outcomes})

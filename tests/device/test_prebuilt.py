@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gapless.device import build, compiling, prebuilt
-from gapless.device.prebuilt import V2, V3, V4, VARIANTS, Variant
+from gapless.device.prebuilt import V2, V3_FLAGS, V4, VARIANTS, Variant
 
 PLAIN = 'extern "C" int answer() { return 42; }\n'
 RELEASE = prebuilt.minor(torch.__version__)
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel's folder, for this machine, with a cache that is empty and no compiler."""
     made = tmp_path / "prebuilt"
     made.mkdir()
-    monkeypatch.setattr(prebuilt, "FOLDER", made)
+    monkeypatch.setattr(prebuilt, "PREBUILT", made)
     monkeypatch.setattr(prebuilt, "VARIANTS", (ANY,))
     monkeypatch.setattr(build, "outcomes", {})
     monkeypatch.setattr(build, "compiler", lambda: None)
@@ -50,8 +50,8 @@ def bring(folder: Path, name: str = "plain", release: str = RELEASE) -> Path:
     [
         ("x86_64", {"sse2"}, None),
         ("x86_64", V2, "x86-64-v2"),
-        ("x86_64", V3, "x86-64-v3"),
-        ("x86_64", V3 | {"avx512f"}, "x86-64-v3"),
+        ("x86_64", V3_FLAGS, "x86-64-v3"),
+        ("x86_64", V3_FLAGS | {"avx512f"}, "x86-64-v3"),
         ("x86_64", V4 | {"avx512_vnni"}, "x86-64-v4"),
         ("x86_64", V4 | {"avx512_vnni", "avx512_bf16"}, "x86-64-v4-amx"),
         ("aarch64", {"asimd"}, "armv8"),

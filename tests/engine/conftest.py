@@ -5,13 +5,34 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from oracle_drafter import cost
+
+from gapless.step.speculation import Gate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 
+def steps_cost(monkeypatch, cost_of):
+    """Have the gate of drafts learn these costs of steps, whatever else the machine does."""
+    learn = Gate.learn
+    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost_of(batch)))
+
+
 @pytest.fixture
-def captures_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_costs(monkeypatch):
+    """Steps with drafts take twice as long as others."""
+    steps_cost(monkeypatch, cost)
+
+
+@pytest.fixture
+def free_drafts(monkeypatch):
+    """Steps with drafts cost nothing beside others."""
+    steps_cost(monkeypatch, lambda batch: 1)
+
+
+@pytest.fixture
+def captures_all(monkeypatch):
     """Let a start in this process record every step that it means to: a busy machine has no time for some."""
     monkeypatch.setattr("gapless.engine.core.CAPTURE_SECONDS", inf)
 

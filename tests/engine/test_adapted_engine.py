@@ -7,6 +7,7 @@ import shutil
 import pytest
 from adapter_files import additions, write_adapter
 from safetensors.torch import load_file, save_file
+from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -58,37 +59,42 @@ def tokens(llm, adapters):
     return {adapter: [next(found) for _ in PROMPTS] for adapter in adapters}
 
 
-@pytest.mark.parametrize("depth", ["1", "4", "auto"])
+@pytest.mark.parametrize("depth", sharpest(["4", "1", "auto"]))
 def test_rows_of_several_adapters_have_the_tokens_of_merged_weights(captures_all, paths, wanted, depth):
     with engine(paths, depth=depth) as llm:
         assert tokens(llm, NAMES) == wanted
         before = llm.stats().graph_steps
         assert tokens(llm, NAMES) == wanted
         assert llm.stats().graph_steps > before, "steps with adapters were meant to be replays"
+        for adapter in NAMES:
+            found = [llm.generate("pens " * 40, GREEDY, use_tqdm=False, adapter=adapter)[0] for _ in range(2)]
+            assert found[0].num_cached_tokens == 0 < found[1].num_cached_tokens, "prefixes of an adapter are its own"
+        with pytest.raises(RequestError, match="there is no adapter 'd'; those of this engine: a, b, c"):
+            llm.generate(PROMPTS[0], GREEDY, adapter="d")
+        with pytest.raises(RequestError, match="2 prompts need as many adapters, got 1"):
+            llm.generate(PROMPTS, GREEDY, adapter=["a"])
 
 
+def test_a_directory_without_an_adapter_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="no adapter: adapter_config"):
+        engine({"d": tmp_path})
+
+
+@pytest.mark.seeds
 def test_more_adapters_than_slots_take_turns(paths, wanted):
     with engine(paths, max_loras=1, max_num_seqs=3) as llm:
         for _ in range(2):
             assert tokens(llm, NAMES) == wanted
 
 
+@pytest.mark.seeds
 def test_preempted_rows_go_on_with_their_adapter(paths, wanted):
     with engine(paths, num_gpu_blocks_override=13, max_loras=2) as llm:
         assert tokens(llm, NAMES) == wanted
         assert llm.stats().preemptions
 
 
-def test_prefixes_are_shared_within_an_adapter_alone(paths):
-    with engine(paths) as llm:
-        for adapter in NAMES:
-            cached = [
-                llm.generate(PROMPTS[0], GREEDY, use_tqdm=False, adapter=adapter)[0].num_cached_tokens
-                for _ in range(2)
-            ]  # fmt: skip
-            assert cached[0] == 0 and cached[1] > 0
-
-
+@pytest.mark.seeds
 def test_steps_of_rows_without_adapters_are_those_of_an_engine_without(paths, wanted):
     modules = tuple(f"{name}={path}" for name, path in paths.items())
     found = []
@@ -102,13 +108,3 @@ def test_steps_of_rows_without_adapters_are_those_of_an_engine_without(paths, wa
     with engine(paths) as llm:
         assert tokens(llm, [""])[""] == wanted[""]
         assert not llm.stats().captures_refused
-
-
-def test_what_is_not_there_is_refused(paths, tmp_path):
-    with engine(paths) as llm:
-        with pytest.raises(RequestError, match="there is no adapter 'd'; those of this engine: a, b, c"):
-            llm.generate(PROMPTS[0], GREEDY, adapter="d")
-        with pytest.raises(RequestError, match="2 prompts need as many adapters, got 1"):
-            llm.generate(PROMPTS, GREEDY, adapter=["a"])
-    with pytest.raises(CheckpointError, match="no adapter: adapter_config"):
-        engine({"d": tmp_path})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -30,11 +29,11 @@ from gapless.engine.llm import LLM, adapter_names
         ({"speculative_config": {"method": "ngram"}}, {"speculative_config": '{"method": "ngram"}'}),
     ],
 )
-def test_an_argument_sets_the_field_that_it_is_here(given: dict[str, Any], meant: dict[str, Any]) -> None:
+def test_an_argument_sets_the_field_that_it_is_here(given, meant):
     assert make_config("m", given) == EngineConfig(**{"model": "m", **meant})
 
 
-def test_a_dtype_of_torch_is_read_by_its_name() -> None:
+def test_a_dtype_of_torch_is_read_by_its_name():
     class Bfloat16:
         def __str__(self) -> str:
             return "torch.bfloat16"
@@ -42,7 +41,7 @@ def test_a_dtype_of_torch_is_read_by_its_name() -> None:
     assert make_config("m", {"dtype": Bfloat16()}).dtype == "bfloat16"
 
 
-def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_argument_that_changes_nothing_is_logged(caplog):
     given = {"tensor_parallel_size": 1, "trust_remote_code": True, "kv_cache_dtype": "auto", "swap_space": 4}
     unasked = {"enable_lora": False, "quantization": None, "enable_sleep_mode": False}
     with caplog.at_level(logging.WARNING, "gapless"):
@@ -69,13 +68,13 @@ def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
         ({"enable_hierarchical_cache": True}, "^enable_hierarchical_cache is not accepted: write kv_tier"),
     ],
 )
-def test_an_argument_that_cannot_be_met_is_named(given: dict[str, Any], message: str) -> None:
+def test_an_argument_that_cannot_be_met_is_named(given, message):
     with pytest.raises(ConfigError, match=message) as caught:
         make_config("m", given)
     assert "pa55" not in str(caught.value)
 
 
-def test_the_adapter_of_a_lora_request_is_the_one_of_its_name() -> None:
+def test_the_adapter_of_a_lora_request_is_the_one_of_its_name():
     request = SimpleNamespace(lora_name="sql", lora_int_id=1, lora_path="/x")
     assert adapter_names("sql", None) == adapter_names("", request) == "sql"
     assert adapter_names("", [request, None]) == ["sql", ""]
@@ -84,7 +83,7 @@ def test_the_adapter_of_a_lora_request_is_the_one_of_its_name() -> None:
             adapter_names(adapter, wrong)
 
 
-def test_a_method_that_is_not_there_says_what_is() -> None:
+def test_a_method_that_is_not_there_names_the_one_that_is():
     llm = LLM.__new__(LLM)
     for name, why in METHODS.items():
         assert not hasattr(llm, name)

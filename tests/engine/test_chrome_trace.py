@@ -101,7 +101,7 @@ def check_lane(spans, nested):
 
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("kind", ["sim", "sim mapped", "cpu"])
-def test_the_file_holds_what_viewers_rely_on(kind, depth):
+def test_the_file_keeps_the_rules_of_its_viewers(kind, depth):
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(5, maps_host="mapped" in kind)
     recording = record(device, depth, seed=5)
     events, flows = check(chrome_trace(recording))
@@ -170,7 +170,7 @@ def test_requests_are_drawn_in_all_their_states():
     assert of[5] == ["refused"] and of[6] == ["late", "queue"]
 
 
-def test_nothing_recorded_is_a_file_too():
+def test_an_empty_recording_is_a_file_too():
     whole = json.loads(chrome_trace(Recording(StepTable.of(), [])))
     assert {event["ph"] for event in whole["traceEvents"]} == {"M"}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from grouped_model import GroupedModel
+from sharpest import sharpest
 from tiny_models import tiny_config
 
 from gapless.base.config import EngineConfig
@@ -69,18 +71,16 @@ def drive(core, items):
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_tokens_are_the_same_at_every_depth(directory, temperature):
-    reference = None
-    for depth in ("1", "2", "4", "8", "auto"):
-        core = build_core(config(directory, depth=depth))
-        tokens = drive(core, requests(temperature))
-        stats = core.stats()
+@pytest.mark.parametrize(("temperature", "depth"), sharpest([*product((0.9, 0.0), ("4", "2", "8", "auto"))]))
+def test_tokens_are_the_same_at_every_depth(directory, temperature, depth):
+    found = []
+    for one in ("1", depth):
+        core = build_core(config(directory, depth=one))
+        found.append(drive(core, requests(temperature)))
+        assert core.stats().preemptions, "the pool was meant to be too small"
         core.close()
-        assert reference in (None, tokens), f"depth {depth}"
-        reference = tokens
-        assert stats.preemptions, "the pool was meant to be too small"
-    assert len({tuple(t) for t in reference.values()}) > 8 and sum(map(len, reference.values())) > 100
+    assert found[0] == found[1]
+    assert len({tuple(t) for t in found[0].values()}) > 8 and sum(map(len, found[0].values())) > 100
 
 
 @pytest.mark.parametrize("tokens", [0, 100])
@@ -107,26 +107,13 @@ def test_a_very_small_model_replays_short_prompts_that_come_alone(directory, mon
     core.close()
 
 
-def test_what_a_request_asks_of_the_sampler_arrives(directory):
+def test_parameters_of_a_request_reach_the_sampler(directory):
     core = build_core(config(directory, depth="4"))
     greedy, hot = drive(core, requests(0.0)), drive(core, requests(0.9))
     other = drive(core, [item._replace(seed=item.seed + 1) for item in requests(0.9)])
     core.close()
     assert all(hot[key] != greedy[key] != other[key] != hot[key] for key in range(12) if len(hot[key]) > 5)
     assert [len(tokens) for tokens in hot.values()].count(30) >= 3
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_request_alone_gets_the_tokens_that_it_gets_in_a_crowd(directory, temperature):
-    core = build_core(config(directory, depth="4"))
-    crowd = drive(core, requests(temperature))
-    core.close()
-    core = build_core(config(directory, depth="1", max_num_seqs=1, num_gpu_blocks_override=40))
-    alone = {}
-    for item in requests(temperature):
-        alone |= drive(core, [item])
-    core.close()
-    assert alone == crowd
 
 
 def test_warm_up_leaves_no_trace(directory):
@@ -189,7 +176,7 @@ def test_the_time_of_the_engine_adds_up(directory):
     core.close()
 
 
-def test_what_a_look_at_the_engine_finds(directory):
+def test_a_look_at_the_engine_finds_steps_and_pages(directory):
     core = build_core(config(directory, num_gpu_blocks_override=60), SimDevice(3))
     drive(core, requests(0.0))
     records = list(core.loop.records)
@@ -275,7 +262,7 @@ def test_the_context_shrinks_to_the_memory_when_none_is_asked_for(directory):
     core.close()
 
 
-def test_what_a_gpu_lends_covers_the_tables_too():
+def test_the_memory_of_a_gpu_covers_the_tables_too():
     total, pages_of = 1 << 30, SimpleNamespace(intermediate_size=48, hidden_size=32, layers=2)
     model = SimpleNamespace(
         page_bytes=lambda size: size * 1024, vocab_size=211, config=pages_of, dtype=torch.float16,
@@ -290,7 +277,7 @@ def test_what_a_gpu_lends_covers_the_tables_too():
     assert tables.history.nbytes > 0.09 * total, "large enough to matter"
 
 
-def test_what_a_gpu_lends_covers_the_largest_sampled_batch():
+def test_the_memory_of_a_gpu_covers_the_largest_sampled_batch():
     """80 GB, a 7B model, 256 rows over a vocabulary of 152k: logits, sampling and scores, eager and captured."""
     total, vocab, rows = 80_000_000_000, 151_936, 256
     shape = SimpleNamespace(intermediate_size=18_944, hidden_size=3_584, layers=28)
@@ -372,7 +359,7 @@ def test_memory_that_the_device_takes_counts_once_the_engine_is_ready(directory)
     core.close()
 
 
-def test_a_form_of_output_is_refused_where_there_is_no_tokenizer(directory):
+def test_a_form_of_output_is_refused_without_a_tokenizer(directory):
     core = build_core(config(directory))
     params = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
     core.submit(Request(5, np.ones(3, np.int32), params, 0, (1,), 3, 9))

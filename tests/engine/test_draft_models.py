@@ -12,14 +12,15 @@ import torch
 import transformers
 from adapter_files import write_adapter
 from draft_spy import spy_on_drafts
-from oracle_drafter import cost, drafts_beside_chunks
+from oracle_drafter import drafts_beside_chunks
+from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
 from gapless.base.errors import ConfigError
 from gapless.demo import head_dir, weights_dir
 from gapless.model.config import read_model_config
-from gapless.step.speculation import Gate
 
+pytestmark = pytest.mark.usefixtures("fixed_costs")
 SMALL = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 160}
 QUESTIONS = [
     "Mia has 14 pens and buys 7 more. How many pens does Mia have?",
@@ -35,13 +36,6 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fixed_costs(monkeypatch):
-    """Steps with drafts take twice as long as others, whatever else the machine does."""
-    learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
-
-
 def drafted_by(model: Any = "demo", drafts: int = 4) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(model), "num_speculative_tokens": drafts}
 
@@ -52,12 +46,12 @@ def answers(llm: LLM, **asked: Any) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> list[list[int]]:
+def reference():
     with LLM("demo", **SMALL, depth="1") as llm:
         return answers(llm)
 
 
-@pytest.mark.parametrize("depth", ["1", "2", "4", "8"])
+@pytest.mark.parametrize("depth", sharpest(["4", "1", "2", "8"]))
 def test_a_model_that_drafts_for_itself_is_right_at_every_depth(reference, depth):
     """Prompts come in chunks, some behind cached prefixes, and requests are preempted."""
     with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=drafted_by()) as llm:
@@ -69,7 +63,7 @@ def test_a_model_that_drafts_for_itself_is_right_at_every_depth(reference, depth
 
 
 @pytest.fixture(scope="module")
-def other_shape(tmp_path_factory) -> Path:
+def other_shape(tmp_path_factory):
     """A random model of the demo's vocabulary, whose layers of KV have another size than the demo's."""
     torch.manual_seed(3)
     config = transformers.LlamaConfig(
@@ -85,6 +79,7 @@ def other_shape(tmp_path_factory) -> Path:
     return directory
 
 
+@pytest.mark.seeds
 def test_drafts_of_a_model_of_another_shape_are_those_of_transformers(monkeypatch, other_shape, reference):
     spies = spy_on_drafts(monkeypatch)
     with (
@@ -105,6 +100,7 @@ def test_drafts_of_a_model_of_another_shape_are_those_of_transformers(monkeypatc
             assert scores[draft] >= scores.max() - 1e-3
 
 
+@pytest.mark.seeds
 def test_rows_with_adapters_are_drafted_for_by_the_model_without(tmp_path):
     adapter = write_adapter(tmp_path / "a", read_model_config(weights_dir()), 8, size=0.2)
     found = []
@@ -131,8 +127,9 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(tmp_path):
         LLM("demo", **SMALL, speculative_config={"model": str(tmp_path / "none")})
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("model", ["demo", str(head_dir())], ids=("model", "head"))
-def test_a_checkpoint_drafts_as_its_config_says_where_no_method_is_named(reference, model):
+def test_a_checkpoint_drafts_as_its_config_says_if_no_method_is_named(reference, model):
     with LLM("demo", **SMALL, speculative_config={"model": model}) as llm:
         assert answers(llm) == reference
         assert llm.stats().drafts > 10

@@ -72,6 +72,7 @@ def plain(adapter):
     return played
 
 
+@pytest.mark.seeds
 @pytest.mark.parametrize("method", ["ngram", "suffix", "eagle3"])
 def test_whatever_a_request_asks_for_comes_with_drafts_as_without(method, adapter, plain, monkeypatch):
     everything = Verify(5, drafts=True)  # whatever pays

@@ -95,7 +95,7 @@ class Running:
         for message in messages:
             self.front.post(message)
 
-    def until(self, truth, seconds=10.0):
+    def until(self, truth, seconds=60.0):
         end = time.monotonic() + seconds
         while not (found := [one for one in list(self.front.seen) if truth(one)]):
             assert time.monotonic() < end, self.front.seen
@@ -109,7 +109,7 @@ class Running:
         self.front.leave()
         self.front.close()
 
-    def ended(self, seconds=10.0):
+    def ended(self, seconds=60.0):
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -149,7 +149,7 @@ def test_a_request_is_admitted_before_its_tokens_come(drive):
     assert report.stats.running == 0, "the numbers come at once when the last request has gone"
 
 
-def test_what_the_core_refuses_names_its_request(drive):
+def test_a_refusal_of_the_core_names_its_request(drive):
     running = drive(FakeCore(max_queue=0))
     running.post(add(1, max_len=10**6), add(2))
     refused = [running.until(lambda one, key=key: isinstance(one, m.Refused) and one.key == key) for key in (1, 2)]
@@ -214,11 +214,11 @@ def test_a_front_that_is_gone_ends_it(drive, busy, monkeypatch):
         running.post(add(1, length=50_000))
         running.until(lambda one: isinstance(one, m.Tokens))
     running.front.leave()
-    assert running.ended(5) and running.error is None
+    assert running.ended() and running.error is None
 
 
 @pytest.mark.parametrize("fault", [DeviceError("step 2 failed on purpose"), EngineDeadError("gone")])
-def test_what_the_core_raises_comes_out_and_what_it_gave_before_is_sent(drive, fault):
+def test_a_fault_of_the_core_comes_out_and_tokens_before_it_are_sent(drive, fault):
     class Failing(FakeCore):
         def submit(self, request):
             if isinstance(fault, EngineDeadError):
@@ -246,7 +246,7 @@ class Sleeper(FakeCore):
 
     def step(self):
         self.inside.set()
-        assert self.woken.wait(20), "the bell never rang"
+        assert self.woken.wait(60), "the bell never rang"
         self.woken.clear()
         self.inside.clear()
         return Turn([], [], [])
@@ -257,11 +257,11 @@ def test_a_message_ends_the_wait_inside_a_step(drive):
     core = running.core
     running.post(add(1))
     for key in range(50):
-        assert core.inside.wait(5)
+        assert core.inside.wait(60)
         running.post(m.Look(key, 0))
-        running.until(lambda one, key=key: isinstance(one, m.View) and one.number == key, seconds=5)
+        running.until(lambda one, key=key: isinstance(one, m.View) and one.number == key)
     running.post(m.Stop())
-    assert running.ended(5)
+    assert running.ended()
 
 
 class Preparing(FakeCore):
@@ -287,18 +287,6 @@ class Preparing(FakeCore):
         return Turn([], [], [])
 
 
-def test_a_core_at_rest_prepares_step_by_step_and_then_waits(drive):
-    running = drive(Preparing())
-    running.post(add(1))
-    running.until(lambda one: isinstance(one, m.Tokens))
-    running.until(lambda one: isinstance(one, m.StatsReport) and running.core.prepared == 3)
-    before = running.core.rests
-    time.sleep(0.1)
-    assert running.core.prepared == 3 and running.core.rests <= before + 2, "it does not wait"
-    running.post(add(2))
-    running.until(lambda one: isinstance(one, m.Tokens) and 2 in one.settled.keys)
-
-
 class Woken(FakeCore):
     """A core to which something comes by itself."""
 
@@ -321,15 +309,14 @@ class Woken(FakeCore):
 
 
 def test_news_of_a_tier_ends_the_wait_of_a_core_at_rest(drive, monkeypatch):
-    monkeypatch.setattr(driver, "REPORT_IDLE", 30.0)
+    monkeypatch.setattr(driver, "REPORT_IDLE", 1e6)
     core = Woken()
     running = drive(core)
     running.until(lambda one: isinstance(one, m.Ready))
-    for _ in range(3):
-        time.sleep(0.05)  # it is likely to wait by now; if not, the next wait ends at once
+    for _ in range(3):  # it may wait by now; if not, the next wait ends at once
         core.news.set()
         core.wake()
-        assert core.taken.wait(10.0), "the news was taken in at the next report alone"
+        assert core.taken.wait(60.0), "the news was taken in at the next report alone"
         core.taken.clear()
 
 
@@ -355,7 +342,7 @@ class Scripted:
         self.sent += messages
 
 
-def test_what_has_come_goes_before_what_a_core_at_rest_prepares():
+def test_a_message_goes_before_the_preparations_of_a_core_at_rest():
     core, port = Preparing(), Scripted([add(1, length=8)])
     turns = EngineDriver(core, port)
     turns.turn()
@@ -417,7 +404,7 @@ def test_a_port_is_clear_again_when_the_front_has_read(front):
     made = front()
     for _ in range(200):
         made.port.send([m.Refused(1, RequestError("x" * 1_000))])
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (made.port.clear and len(made.seen) == 200):
         made.port.send([])
         assert time.monotonic() < end

@@ -46,7 +46,7 @@ def test_a_model_that_would_not_fit_keeps_its_dtype(monkeypatch, model):
     assert settled(monkeypatch, model, 2.0, free=1 << 20) == "auto"
 
 
-def test_torchs_products_are_measured_where_ours_are_not_built(monkeypatch):
+def test_products_of_torch_are_measured_if_ours_are_not_built(monkeypatch):
     assert dtypes.float32_gains(torch.float32) == 1.0
     if native.load() is not None:
         assert dtypes.float32_gains(torch.bfloat16) == 1.0

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from draft_spy import spy_on_drafts
-from oracle_drafter import cost, drafts_beside_chunks
+from oracle_drafter import drafts_beside_chunks
 from safetensors.torch import load_file
+from sharpest import sharpest
 
 from examples.demo_model.head import Chains, Head, hidden_of, restore_head
 from examples.demo_model.train_head import demo_network
@@ -17,8 +18,8 @@ from gapless.demo import head_dir, weights_dir
 from gapless.engine import core
 from gapless.kernels import native, plain
 from gapless.kernels.layout import TEMPERATURE
-from gapless.step.speculation import Gate
 
+pytestmark = pytest.mark.usefixtures("fixed_costs")
 DRAFTS = 4
 SMALL = {"device": "cpu", "max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 160}
 QUESTIONS = [
@@ -38,13 +39,6 @@ ASKED: list[dict[str, Any]] = [
 PARAMS = [SamplingParams(**{"max_tokens": 40 + place, **asked}) for place, asked in enumerate(ASKED)]
 
 
-@pytest.fixture(autouse=True)
-def fixed_costs(monkeypatch):
-    """Steps with drafts take twice as long as others, whatever else the machine does."""
-    learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, cost(batch)))
-
-
 def config(drafts: int = DRAFTS) -> dict[str, Any]:
     return {"method": "eagle3", "num_speculative_tokens": drafts}
 
@@ -62,9 +56,9 @@ def trained_head() -> tuple[Any, Head]:
     return network, head
 
 
-@pytest.mark.parametrize(("exact", "off", "alike"), [(True, 1e-2, 1.0), (False, 0.5, 0.95)])
+@pytest.mark.parametrize(("exact", "off", "alike"), sharpest([(True, 1e-2, 1.0), (False, 0.5, 0.95)]))
 def test_drafts_are_those_of_the_training_code(monkeypatch, exact, off, alike):
-    if exact:  # without what layers of bytes round off
+    if exact:  # layers of bytes round
         monkeypatch.setattr(native, "draft_linear", native.NativeLinear)
     spies = spy_on_drafts(monkeypatch)
     options = {"enforce_eager": True, "enable_prefix_caching": False, "speculative_config": config()}
@@ -96,19 +90,16 @@ def reference():
         return answers(llm)
 
 
-@pytest.mark.parametrize("drafts", [1, 4, 8])
-def test_tokens_are_those_without_drafts_at_every_depth(drafts, reference):
-    accepted = drafted = preempted = 0
-    for depth in ("1", "2", "4", "8") if drafts == DRAFTS else ("2",):
-        with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
-            assert [answers(llm) for _ in range(2)] == [reference] * 2, f"depth {depth}"
-            stats = llm.stats()
-        accepted, drafted = accepted + stats.accepted[0], drafted + stats.drafts
-        preempted += stats.preemptions
-    assert accepted > 0.25 * drafted > 2
-    assert preempted or drafts != DRAFTS
+@pytest.mark.parametrize(("drafts", "depth"), sharpest([(4, "4"), (1, "2"), (4, "1"), (4, "8"), (8, "2")]))
+def test_tokens_are_those_without_drafts_at_every_depth(drafts, depth, reference):
+    with LLM("demo", **SMALL, depth=depth, num_gpu_blocks_override=11, speculative_config=config(drafts)) as llm:
+        assert [answers(llm) for _ in range(2)] == [reference] * 2
+        stats = llm.stats()
+    assert stats.accepted[0] > 0.25 * stats.drafts > 2
+    assert stats.preemptions or drafts != DRAFTS
 
 
+@pytest.mark.seeds
 def test_tokens_of_plain_kernels_are_those_without_drafts(monkeypatch):
     monkeypatch.setattr(core, "choose", lambda *asked: plain.KERNELS)
     found = []

@@ -167,7 +167,7 @@ def test_the_real_core_hands_each_request_to_the_loop_with_its_matcher(demo, rea
     assert (stats.grammars_compiled, stats.grammar_hits, stats.grammars_waiting) == (1, 1, 0)
 
 
-def test_the_real_core_refuses_what_cannot_be_compiled(demo):
+def test_the_real_core_refuses_a_form_that_cannot_be_compiled(demo):
     with pytest.raises(RequestError, match='"uniqueItems"'):
         demo.generate("x", asks(json=UNIQUE))
     assert demo.stats().grammars_refused == 1
@@ -198,7 +198,8 @@ def test_requests_with_matchers_wait_for_room_in_the_queue_and_can_be_aborted_th
     core.close()
 
 
-async def test_the_engine_process_refuses_what_cannot_be_compiled():
+@pytest.mark.process
+async def test_the_engine_process_refuses_a_form_that_cannot_be_compiled():
     async with AsyncLLM.from_config(CONFIG, ProcessBackend(CONFIG)) as engine:
         with pytest.raises(RequestError, match='"uniqueItems"') as caught:
             await outputs_of(engine, "x", asks(json=UNIQUE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from invariant_runs import TINY, Job, differing, engine, jobs, play
 from kernels.native_kernels import load_native
+from sharpest import sharpest
 
 from gapless.base.errors import ConfigError
 from gapless.device import build
@@ -18,7 +19,7 @@ def here():
     load_native()
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=sharpest(["float32", "bfloat16"]))
 def model(request):
     return TINY | {"dtype": request.param}
 
@@ -37,10 +38,8 @@ def alone(model, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("depth", ["1", "2", "4", "8"])
-def test_every_depth_with_chunks_preemption_and_prefix_hits_gives_what_a_request_gives_alone(
-    model, alone, depth, tmp_path
-):
+@pytest.mark.parametrize("depth", sharpest(["4", "1", "2", "8"]))
+def test_every_bit_is_that_of_a_request_alone_at_every_depth(model, alone, depth, tmp_path):
     """The pages hold a part of what eight requests come to; chunks have at most 48 tokens."""
     core = engine(
         tmp_path, "cpu", model, depth=depth, batch_invariant=True, max_num_seqs=8, max_num_batched_tokens=48,
@@ -52,7 +51,8 @@ def test_every_depth_with_chunks_preemption_and_prefix_hits_gives_what_a_request
     assert differing(found, alone) == []
 
 
-def test_long_contexts_that_are_computed_again_after_a_preemption(model, tmp_path):
+@pytest.mark.seeds
+def test_long_contexts_that_are_computed_again_keep_every_bit(model, tmp_path):
     """Past the 512 keys at which a decode row's sums are cut, tokens are met by decode and by prefill."""
     long = [Job(key, [2 + (key + i) % 500 for i in range(500)], 60, float(key)) for key in range(3)]
     options = {"max_model_len": 640, "batch_invariant": True, "enable_prefix_caching": False, "threads": 1}

@@ -28,7 +28,7 @@ def only(outputs: list[RequestOutput]):
     return outputs[0].outputs[0]
 
 
-def test_results_are_in_the_order_of_the_prompts() -> None:
+def test_results_are_in_the_order_of_the_prompts():
     # Few rows, a short queue and uneven lengths: requests end in another order than they came.
     prompts = [[1 + i, 2, 3] for i in range(40)]
     params = [Params(max_tokens=1 + (7 * i) % 11, seed=i, ignore_eos=True) for i in range(40)]
@@ -43,7 +43,7 @@ def test_results_are_in_the_order_of_the_prompts() -> None:
         assert output.finished and output.prompt is None
 
 
-def test_one_prompt_or_many_give_an_output_each() -> None:
+def test_one_prompt_or_many_give_an_output_each():
     one = llm()
     for prompt in ("hello", [1, 2], {"prompt": "hello"}, {"prompt_token_ids": [1, 2]}):
         assert len(one.generate(prompt)) == 1
@@ -52,13 +52,13 @@ def test_one_prompt_or_many_give_an_output_each() -> None:
     assert one.generate("hello")[0].prompt == "hello"
 
 
-def test_text_ends_before_the_end_of_sequence() -> None:
+def test_text_ends_before_the_end_of_sequence():
     output = only(llm(says("你 hello")).generate("a", Params(max_tokens=50)))
     assert (output.text, output.finish_reason, output.stop_reason) == ("你 hello", "stop", None)
     assert output.token_ids[-1] == EOS
 
 
-def test_a_stop_token_id_is_the_stop_reason() -> None:
+def test_a_stop_token_id_is_the_stop_reason():
     token = TOKENIZER.token_id("l")
     params = Params(max_tokens=50, stop_token_ids=[token])
     output = only(llm(says("hello")).generate("a", params))
@@ -69,7 +69,7 @@ def test_a_stop_token_id_is_the_stop_reason() -> None:
 
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("lag", [0, 3])
-def test_a_stop_string_across_tokens_aborts_the_engine(include: bool, lag: int) -> None:
+def test_a_stop_string_across_tokens_aborts_the_engine(include, lag):
     fake = says("one, two, three", lag=lag)
     params = Params(max_tokens=50, stop=[" two", "zzz"], include_stop_str_in_output=include)
     one = llm(fake)
@@ -82,27 +82,27 @@ def test_a_stop_string_across_tokens_aborts_the_engine(include: bool, lag: int) 
     assert only(one.generate("a", params)).text == output.text
 
 
-def test_a_stop_string_in_the_last_token_is_a_stop() -> None:
+def test_a_stop_string_in_the_last_token_is_a_stop():
     fake = says("one")
     output = only(llm(fake).generate("a", Params(max_tokens=3, stop="ne")))
     assert (output.text, output.finish_reason, output.stop_reason) == ("o", "stop", "ne")
     assert fake.aborted == []
 
 
-def test_held_back_text_comes_out_at_the_end() -> None:
+def test_held_back_text_comes_out_at_the_end():
     output = only(llm(says("one tw")).generate("a", Params(max_tokens=50, stop=" two")))
     assert (output.text, output.finish_reason) == ("one tw", "stop")
     cut = only(llm(says("a你")).generate("a", Params(max_tokens=2)))
     assert (cut.text, cut.finish_reason) == ("a\ufffd", "length")
 
 
-def test_a_stop_string_is_not_looked_for_before_min_tokens() -> None:
+def test_a_stop_string_is_not_looked_for_before_min_tokens():
     params = Params(max_tokens=50, min_tokens=3, stop="a")
     output = only(llm(says("aaaabaa")).generate("x", params))
     assert (output.text, output.stop_reason) == ("aaa", "a")
 
 
-def test_many_completions_differ_and_keep_their_index() -> None:
+def test_many_completions_differ_and_keep_their_index():
     outputs = llm().generate("hello", Params(n=4, seed=3, max_tokens=6, ignore_eos=True))[0].outputs
     assert [output.index for output in outputs] == [0, 1, 2, 3]
     assert len({tuple(output.token_ids) for output in outputs}) == 4
@@ -110,12 +110,12 @@ def test_many_completions_differ_and_keep_their_index() -> None:
     assert alone.token_ids == outputs[0].token_ids
 
 
-def test_without_detokenizing_there_is_no_text() -> None:
+def test_an_output_without_detokenizing_has_no_text():
     output = only(llm(says("hello")).generate("a", Params(detokenize=False)))
     assert output.text == "" and len(output.token_ids) == 6
 
 
-def test_an_error_on_the_device_row_ends_that_completion_only() -> None:
+def test_an_error_on_the_device_row_ends_that_completion_only():
     def script(request, count):
         return -1 if request.tokens[0] == 1 and count == 2 else 5
 
@@ -124,13 +124,13 @@ def test_an_error_on_the_device_row_ends_that_completion_only() -> None:
     assert (good.outputs[0].finish_reason, len(good.outputs[0].token_ids)) == ("length", 4)
 
 
-def test_defaults_come_from_the_model() -> None:
+def test_defaults_come_from_the_model():
     one = LLM(core=core(), front=front(defaults={"temperature": 0.5, "top_k": 20}))
     assert one.get_default_sampling_params() == Params(temperature=0.5, top_k=20)
     assert len(only(one.generate("a")).token_ids) <= 16
 
 
-def test_chat_renders_and_answers() -> None:
+def test_chat_renders_and_answers():
     messages = [{"role": "user", "content": "hello"}]
     with llm(says("hi")) as one:
         answer = one.chat(messages)
@@ -151,14 +151,14 @@ def test_chat_renders_and_answers() -> None:
         ([{"role": "user", "content": ["a", {"type": "text", "text": "b"}]}], {"tool": {}}, "<|user|>ab\n<|a|>"),
     ],
 )
-def test_a_chat_of_other_spellings_is_read_as_over_http(chat, variables, prompt) -> None:
+def test_a_chat_of_other_spellings_is_read_as_over_http(chat, variables, prompt):
     with llm(says("hi")) as one:
         assert one.chat(chat, chat_template_kwargs=variables)[0].prompt == prompt
         with pytest.raises(RequestError, match=r"chat_template_kwargs\.messages"):
             one.chat(chat, chat_template_kwargs={"messages": []})
 
 
-def test_a_chat_has_content_and_reasoning_beside_its_text() -> None:
+def test_a_chat_has_content_and_reasoning_beside_its_text():
     messages = [{"role": "user", "content": "hello"}]
     with llm(says("<think>hm</think>\n\nhi"), reasoning_parser="think") as one:
         answer = only(one.chat(messages, Params(max_tokens=100)))
@@ -169,7 +169,7 @@ def test_a_chat_has_content_and_reasoning_beside_its_text() -> None:
     assert (bare.text, bare.content) == ("hi", None)
 
 
-def test_a_chat_has_the_calls_that_its_model_made() -> None:
+def test_a_chat_has_the_calls_that_its_model_made():
     tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}}}}
     messages, text = (
         [{"role": "user", "content": "hello"}],
@@ -185,7 +185,7 @@ def test_a_chat_has_the_calls_that_its_model_made() -> None:
     assert answer.content is None and call.id.startswith("call_")
 
 
-def test_nothing_runs_when_one_prompt_is_wrong() -> None:
+def test_prompts_do_not_run_when_one_is_wrong():
     fake = core()
     with pytest.raises(RequestError, match=r"^prompts\[1\]: the prompt is empty") as caught:
         llm(fake).generate(["a", []])
@@ -196,18 +196,18 @@ def test_nothing_runs_when_one_prompt_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("messages", [None, 5, "hello"])
-def test_messages_must_be_a_list(messages) -> None:
+def test_messages_must_be_a_list(messages):
     with pytest.raises(RequestError, match="messages must be a list"):
         llm().chat(messages)
 
 
 @pytest.mark.parametrize("options", [{"sampling_params": [Params()]}, {"priority": [1]}])
-def test_lists_must_be_as_long_as_the_prompts(options) -> None:
+def test_lists_must_be_as_long_as_the_prompts(options):
     with pytest.raises(RequestError, match="need as many"):
         llm().generate(["a", "b"], **options)
 
 
-def test_ctrl_c_between_steps_leaves_it_usable() -> None:
+def test_ctrl_c_between_steps_leaves_it_usable():
     def script(request, count):
         if count == 3 and request.tokens[0] == 1:
             os.kill(os.getpid(), signal.SIGINT)
@@ -222,7 +222,7 @@ def test_ctrl_c_between_steps_leaves_it_usable() -> None:
     assert len(only(one.generate([2], Params(max_tokens=20))).token_ids) == 20
 
 
-def test_a_failing_core_raises_its_own_error() -> None:
+def test_a_failing_core_raises_its_own_error():
     one = llm(core(fail_at_step=3))
     with pytest.raises(DeviceError, match="step 3 failed on purpose"):
         one.generate("a", Params(ignore_eos=True))
@@ -230,7 +230,7 @@ def test_a_failing_core_raises_its_own_error() -> None:
         one.generate("a")
 
 
-def test_close_gives_the_core_back_once() -> None:
+def test_close_gives_the_core_back_once():
     fake = core()
     with llm(fake) as one:
         pass
@@ -240,7 +240,7 @@ def test_close_gives_the_core_back_once() -> None:
         one.generate("a")
 
 
-def test_close_lets_go_of_the_core() -> None:
+def test_close_lets_go_of_the_core():
     fake = core()
     core_lives, one = weakref.ref(fake), llm(fake)
     del fake
@@ -250,7 +250,7 @@ def test_close_lets_go_of_the_core() -> None:
     assert core_lives() is None
 
 
-def test_calls_from_several_threads_give_the_same_tokens() -> None:
+def test_calls_from_several_threads_give_the_same_tokens():
     one = llm(core(max_num_seqs=2))
     params = Params(max_tokens=20, seed=1, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in one.generate([[i] for i in range(8)], params)]
@@ -259,12 +259,12 @@ def test_calls_from_several_threads_give_the_same_tokens() -> None:
     assert found == expected
 
 
-def test_an_unknown_argument_lists_the_known_ones() -> None:
+def test_an_unknown_argument_lists_the_known_ones():
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(core=core(), front=FRONT, max_modle_len=3)
 
 
-def test_a_bar_is_shown_only_on_a_terminal(monkeypatch, capsys) -> None:
+def test_a_bar_is_shown_only_on_a_terminal(monkeypatch, capsys):
     llm().generate("a")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

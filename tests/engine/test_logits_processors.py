@@ -31,7 +31,7 @@ def asking(*calls, **asks):
     return SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logits_processors=calls, **asks)
 
 
-def test_a_request_gets_what_it_asks_for_and_its_neighbours_what_they_had(llm):
+def test_a_processor_changes_its_own_request_alone(llm):
     assert llm.info.processors == ("counts_both", "ahead")
     ahead = asking({"qualname": "ahead", "args": [1000.0]})
     greedy = asking()
@@ -61,7 +61,7 @@ def test_a_request_for_an_unknown_processor_is_refused_with_the_known_names(llm)
     assert caught.value.param == "logits_processors"
 
 
-def test_what_a_request_asks_for_crosses_to_another_process(llm):
+def test_calls_of_processors_cross_to_another_process(llm):
     calls = ("ahead", {"qualname": "counts_both", "args": [1, 2.5]})
     (request,) = llm.resolver.resolve(PROMPT, asking(*calls)).requests
     assert request.processors == ((1, ()), (0, (1.0, 2.5)))
@@ -118,7 +118,7 @@ def tried_out(path, device, exact=False):
         ("torch_processors:not_a_function", "is a int, and must be a function"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_at_start(path, reason):
+def test_a_processor_that_cannot_be_imported_is_refused_at_start(path, reason):
     with pytest.raises(ConfigError, match=reason):
         LLM("demo", **OPTIONS, logits_processors=(path,))
 

@@ -160,7 +160,7 @@ def test_log_probabilities_are_no_wider_than_any_request_may_ask():
         m.Tokens(StepTokens(1, np.empty(0, np.int64), *(np.empty(0, np.int32),) * 2, scored(2, 21)))
 
 
-def test_no_log_probabilities_cost_next_to_no_bytes():
+def test_tokens_without_log_probabilities_cost_next_to_no_bytes():
     no_rows = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
     assert m.encode([m.Tokens(StepTokens(7, *no_rows))]).endswith(b"\xc0")
 
@@ -290,7 +290,7 @@ def test_refusals_of_another_shape_are_refused(parts):
         m.decode_from_core(m.encode([("Refused", 1, parts)]))
 
 
-def test_what_is_neither_array_nor_error_of_ours_is_part_of_no_message():
+def test_an_object_of_another_class_is_part_of_no_message():
     with pytest.raises(NotImplementedError, match="OSError"):
         m.encode([m.Refused(1, OSError("disk on fire"))])
 

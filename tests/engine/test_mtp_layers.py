@@ -12,6 +12,7 @@ import transformers
 from draft_spy import spy_on_drafts
 from oracle_drafter import drafts_beside_chunks
 from safetensors.torch import load_file, save_file
+from sharpest import sharpest
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
@@ -19,7 +20,6 @@ from gapless import LLM, SamplingParams
 from gapless.base.errors import CheckpointError
 from gapless.base.files import SINGLE
 from gapless.demo import weights_dir
-from gapless.step.speculation import Gate
 
 VOCAB, HIDDEN = 97, 32
 SIZES = {
@@ -138,10 +138,7 @@ class Direct(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def fixed_costs(monkeypatch):
-    """Steps with drafts cost nothing beside others."""
-    learn = Gate.learn
-    monkeypatch.setattr(Gate, "learn", lambda gate, kind, batch, *_: learn(gate, kind, batch, 1))
+def drafts_pay(free_drafts, monkeypatch):
     monkeypatch.setattr("gapless.step.speculation.PAYS", 0.0)
 
 
@@ -151,7 +148,7 @@ def answers(directory: Path, **options: Any) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", sharpest(FAMILIES))
 def test_drafts_of_an_mtp_layer_are_those_of_transformers(monkeypatch, tmp_path, name):
     direct = Direct.new(FAMILIES[name])
     directory = direct.save(tmp_path / "model")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from seen_engine import SeenEngine, whole
 
 from gapless import LLM, SamplingParams
-from gapless.base.config import EngineConfig
 from gapless.base.errors import QueueFullError, RequestError
 from gapless.base.records import PageChange
-from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.core import build_core
-from gapless.engine.thread_backend import ThreadBackend
 
 OPTIONS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 512, "num_gpu_blocks_override": 80}
 PROMPT = "The quick brown fox jumps over the lazy dog near the river bank. " * 10
@@ -31,28 +28,18 @@ def wanted(script):
     return script.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
 
 
-class Engine:
-    """An engine on a thread, whose core can be seen."""
-
-    def __init__(self, **options):
-        config = EngineConfig("demo", **{**OPTIONS, "enforce_eager": True, **options})
-
-        def build():
-            self.core = build_core(config)
-            return self.core
-
-        self.llm = AsyncLLM.from_config(config, ThreadBackend(build))
+def engine_of(**options):
+    return SeenEngine(**OPTIONS, **{"enforce_eager": True, **options})
 
 
-async def whole(stream):
-    while not stream.finished:
-        await stream.next()
-    output = stream.snapshot()
-    return output.outputs[0], output.num_cached_tokens
+async def turns(llm, count=3):
+    """Let the engine take some turns: it answers a look at the end of one."""
+    for _ in range(count):
+        await llm.watch.look(0)
 
 
 async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbroken_run(wanted):
-    engine = Engine(depth="4", enforce_eager=False)
+    engine = engine_of(depth="4", enforce_eager=False)
     async with engine.llm as llm:
         streams, watched = [await llm.open(PROMPT, LONG) for _ in range(3)], []
         await streams[0].next()
@@ -70,7 +57,7 @@ async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbro
         assert await llm.is_paused() and not engine.core.loop.in_flight and not engine.core.loop.wants_steps()
         steps = engine.core.loop.counters.steps
         late = await llm.open(PROMPT, SHORT)
-        await asyncio.sleep(0.05)
+        await turns(llm)
         assert engine.core.loop.counters.steps == steps and not late.has_news
         assert not any(stream.ended for stream in streams)
         await llm.resume_generation()
@@ -80,7 +67,7 @@ async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbro
 
 
 async def test_requests_end_before_a_pause_that_waits_and_later_ones_after_it(wanted):
-    engine = Engine()
+    engine = engine_of()
     async with engine.llm as llm:
         open_ones = [await llm.open(PROMPT, LONG) for _ in range(6)]  # more than there are rows
         pause = asyncio.create_task(llm.pause_generation(mode="wait"))
@@ -89,15 +76,15 @@ async def test_requests_end_before_a_pause_that_waits_and_later_ones_after_it(wa
         late = await llm.open(PROMPT, SHORT)
         assert [(await whole(stream))[0].token_ids for stream in open_ones] == [wanted] * 6
         await pause
-        await asyncio.sleep(0.05)
+        await turns(llm)
         assert not late.has_news and not engine.core.loop.requests
         await llm.resume_generation()
         output, cached = await whole(late)
         assert output.token_ids == wanted[:16] and cached == 0, "the pause has emptied the cache"
 
 
-async def test_a_pause_that_aborts_ends_what_is_open_and_what_waits_and_holds_the_next_core_too():
-    engine = Engine()
+async def test_a_pause_that_aborts_ends_all_requests_and_holds_the_next_core_too():
+    engine = engine_of()
     async with engine.llm as llm:
         streams = [await llm.open(PROMPT, LONG) for _ in range(6)]
         await llm.pause_generation()
@@ -107,7 +94,7 @@ async def test_a_pause_that_aborts_ends_what_is_open_and_what_waits_and_holds_th
         engine.core.pauses.waits = False  # as in one that has just started
         llm.backend.came_up()
         held = await llm.open(PROMPT, SHORT)
-        await asyncio.sleep(0.05)
+        await turns(llm)
         assert not held.has_news
         await llm.pause_generation(mode="keep")
         await llm.resume_generation()
@@ -118,9 +105,9 @@ async def test_a_pause_that_aborts_ends_what_is_open_and_what_waits_and_holds_th
 
 
 async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run(wanted, monkeypatch):
-    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)  # the machine may be busy
+    monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
     seen = []
-    engine = Engine(kv_tiers=["host:64MiB"])
+    engine = engine_of(kv_tiers=["host:64MiB"])
     engine.llm.send_page_events(seen.extend)
     async with engine.llm as llm:
         assert (await whole(await llm.open(PROMPT, SHORT)))[1] == 0
@@ -138,7 +125,7 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
 
 
 async def test_requests_with_forms_that_a_pause_holds_are_bounded_too():
-    engine = Engine()
+    engine = engine_of()
     form = SamplingParams(max_tokens=4, structured_outputs={"choice": ["yes"]})
     async with engine.llm as llm:
         await llm.pause_generation()

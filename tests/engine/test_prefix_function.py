@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 
 import pytest
 import torch
+from sharpest import sharpest
 
 from gapless import LLM, AsyncLLM, EngineConfig, RequestError, SamplingParams
 from gapless.base.params import PREFIX_FUNCTION
@@ -42,9 +43,9 @@ def one_run(depth):
     return len(outputs[0].prompt_token_ids), [output.outputs[0].token_ids for output in outputs], plain
 
 
-def test_tokens_are_those_of_the_function_at_every_depth_and_neighbours_keep_theirs():
-    start, tokens, plain = one_run("1")
-    assert [one_run(depth)[1] for depth in ("4", "8")] == [tokens] * 2
+@pytest.mark.parametrize("depth", sharpest(["4", "1", "8"]))
+def test_tokens_are_those_of_the_function_at_every_depth_and_neighbours_keep_theirs(depth):
+    start, tokens, plain = one_run(depth)
     for ids in tokens[1], tokens[3]:
         assert [token % 7 for token in ids] == [length % 7 for length in range(start, start + 40)]
         assert len(ids) == 40 and max(ids) < 500
@@ -96,36 +97,35 @@ def test_a_function_that_fails_ends_its_request_with_the_reason(llm, function, r
 
 
 class Panic(BaseException):
-    """What a library of Rust raises when it breaks."""
+    """Raised as a library of Rust does when it breaks."""
 
 
 def panics(batch, ids):
     raise Panic("broken")
 
 
-def sleeps(batch, ids):
-    time.sleep(1)
-    return [1]
+def test_a_function_that_breaks_is_named_by_the_error(llm):
+    with pytest.raises(RequestError, match=f"{PREFIX_FUNCTION}: the matcher failed: Panic: broken") as caught:
+        llm.generate([PROMPT], asking(panics), use_tqdm=False)
+    assert caught.value.param == PREFIX_FUNCTION
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [(panics, "the matcher failed: Panic: broken"), (sleeps, "the mask of a token took longer than 10 s")],
-)
-def test_a_function_that_breaks_or_does_not_come_back_is_named_by_the_error(llm, function, reason, monkeypatch):
+def test_a_function_that_does_not_come_back_is_named_by_the_error(llm, monkeypatch):
     monkeypatch.setattr(masks, "LATE_SECONDS", 0.2)
-    with pytest.raises(RequestError, match=f"{PREFIX_FUNCTION}: {reason}") as caught:
-        llm.generate([PROMPT], asking(function), use_tqdm=False)
+    let = threading.Event()
+    with pytest.raises(RequestError, match=f"{PREFIX_FUNCTION}: the mask of a token took longer than 10 s") as caught:
+        llm.generate([PROMPT], asking(lambda batch, ids: [1] * let.wait(60)), use_tqdm=False)
+    let.set()
     assert caught.value.param == PREFIX_FUNCTION
 
 
 @pytest.mark.parametrize("wrong", [{PREFIX_FUNCTION: 3}, {"structured_outputs": {"choice": ["a"]}}])
-def test_what_is_no_function_or_goes_beside_a_form_is_refused(wrong):
+def test_a_value_that_is_no_function_or_goes_beside_a_form_is_refused(wrong):
     with pytest.raises(RequestError, match=PREFIX_FUNCTION):
         SamplingParams(**{PREFIX_FUNCTION: of_its_length, **wrong})
 
 
-def test_a_function_among_logits_processors_is_refused_with_what_to_do():
+def test_a_function_among_logits_processors_is_refused_with_the_mend():
     with pytest.raises(RequestError, match=r"the engine the function at start.*prefix_allowed_tokens_fn"):
         SamplingParams(logits_processors=[of_its_length])
 

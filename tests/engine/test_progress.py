@@ -49,7 +49,7 @@ def test_progress_that_is_not_wanted_prints_nothing(total, wanted):
     assert out.getvalue() == ""
 
 
-def test_without_rich_there_are_lines(clock, monkeypatch):
+def test_progress_without_rich_is_lines(clock, monkeypatch):
     monkeypatch.setitem(module.sys.modules, "rich", None)
     out = Terminal()
     with progress("x", 50, stream=out) as advance:

@@ -63,7 +63,7 @@ async def test_news_that_the_sink_takes_wakes_no_reader():
     assert delta.text == "a" and delta.token_ids == [A]
 
 
-async def test_what_a_sink_leaves_is_for_the_reader_whole():
+async def test_news_that_a_sink_leaves_is_for_the_reader_whole():
     one = Opened(n=3)
     task = await one.reader()
     one.answer = False
@@ -104,7 +104,7 @@ async def test_the_end_is_for_the_reader(flag):
     assert one.offered == 0 and delta.finish_reason is not None and one.stream.finished
 
 
-async def test_nothing_is_offered_while_no_reader_waits():
+async def test_news_is_not_offered_while_no_reader_waits():
     """The task writes, or has not begun: what it has in hand must come first."""
     one = Opened()
     one.say()
@@ -114,7 +114,7 @@ async def test_nothing_is_offered_while_no_reader_waits():
     assert one.offered == 0 and delta.text == "a"
 
 
-async def test_once_the_reader_is_called_all_that_follows_is_for_it():
+async def test_news_after_the_reader_was_called_is_for_it():
     one = Opened()
     task = await one.reader()
     one.answer = False

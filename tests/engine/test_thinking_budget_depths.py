@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from sharpest import sharpest
 
 from gapless import LLM, SamplingParams, StructuredOutputs
 from gapless.text import reply_tables
@@ -20,10 +21,10 @@ MARKS = {"tools": ("<tools>", "</tools>"), "think": ("<think>", "</think>")}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
-@pytest.fixture(scope="module", params=[("1", None), ("4", NGRAM), ("auto", None)], ids=["1", "4-drafts", "auto"])
+@pytest.fixture(scope="module", params=sharpest(["4", "1", "auto"]))
 def llm(request):
-    depth, drafts = request.param
-    options = {"speculative_config": drafts} if drafts else {}
+    depth = request.param
+    options = {"speculative_config": NGRAM} if depth == "4" else {}
     with LLM(
         "demo", device="cpu", max_num_seqs=4, max_model_len=512, depth=depth, reasoning_parser="think", **options
     ) as one:

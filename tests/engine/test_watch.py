@@ -44,7 +44,7 @@ class Said(MessageBackend):
         return True
 
 
-def test_only_the_first_watcher_turns_it_on_and_the_last_one_off():
+def test_the_first_watcher_turns_it_on_and_the_last_one_off():
     backend = Said()
     watch = StepWatcher(backend)
     watch.on_steps(steps(1))
@@ -130,7 +130,7 @@ class Hand:
         self.seen += [record.step for one in messages if isinstance(one, m.Steps) for record in m.unpack_steps(one)]
 
 
-def test_what_watchers_see_begins_with_the_steps_to_come(monkeypatch):
+def test_watchers_see_the_steps_to_come_alone(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     core, port = Written(), Hand()
@@ -159,7 +159,7 @@ def test_what_watchers_see_begins_with_the_steps_to_come(monkeypatch):
 
 
 async def collect(llm, steps):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not llm.watch.log.table(0) or llm.watch.log.table(0)[-1].step < steps:
             await asyncio.sleep(0.005)
 
@@ -171,7 +171,6 @@ async def watched(llm):
         pass
     assert not llm.watch.log.table(0)
     with llm.watch.open():
-        await asyncio.sleep(0.05)
         async for _ in llm.generate("abc", params):
             pass
         await collect(llm, 60)
@@ -197,7 +196,7 @@ async def test_a_core_in_another_process_and_its_successor_can_be_watched():
         await watched(llm)
         with llm.watch.open():
             os.kill(backend.pid, signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not backend.last_death or not backend.ready():
                     await asyncio.sleep(0.01)
             async for _ in llm.generate("abc", Params(max_tokens=5, ignore_eos=True)):

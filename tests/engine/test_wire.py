@@ -58,7 +58,7 @@ def test_bytes_may_be_cut_anywhere(seed):
     wire.close()
 
 
-def test_what_the_system_does_not_take_is_kept_and_sent_later(ends):
+def test_bytes_that_the_system_does_not_take_are_sent_later(ends):
     here, there = ends
     frames = [bytes([i]) * 300_000 for i in range(20)]
     for frame in frames:

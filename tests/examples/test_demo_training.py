@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torch
 from safetensors.torch import load_file
+from sharpest import sharpest
 
 from examples.demo_model import evaluate, train
 from examples.demo_model.batches import IGNORED, Batch, batches
@@ -64,7 +65,7 @@ def test_the_decoder_writes_what_transformers_writes(decoder):
 # A model at the promised 90 % would fail one of these once in ninety tries; the packaged one is better than that.
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("arithmetic", as_chat), ("arithmetic", as_plain), ("extraction", as_chat), ("tool_call", as_chat)],
+    sharpest([("extraction", as_chat), ("arithmetic", as_chat), ("arithmetic", as_plain), ("tool_call", as_chat)]),
 )
 def test_held_out_problems_are_solved(decoder, family, form):
     problems = held_out_problems(family, 20, seed=1)
@@ -72,7 +73,7 @@ def test_held_out_problems_are_solved(decoder, family, form):
     assert sum(right) >= 15
 
 
-def test_it_says_what_gapless_is(decoder):
+def test_the_trained_model_says_what_gapless_is(decoder):
     prompt = prompt_text(Conversation((("user", "What is gapless?"),)))
     assert "inference and serving engine" in decoder.greedy([prompt])[0]
 
@@ -167,6 +168,7 @@ def test_the_packaged_questions_are_those_that_the_generator_holds_out(tmp_path)
     assert (tmp_path / "questions.jsonl").read_text() == (weights_dir().parent / "questions.jsonl").read_text()
 
 
+@pytest.mark.process
 def test_one_command_writes_weights_questions_and_a_card_with_its_figures(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "SUITES", {"repeat": evaluate.SUITES["repeat, held out"]})
     monkeypatch.setattr(train, "TOKENIZER_DOCUMENTS", 3000)

@@ -159,7 +159,7 @@ def test_text_before_required_calls_is_no_part_of_them():
         voice.matcher(asked)
 
 
-def test_what_is_drawn_after_a_beginning_is_valid_with_it():
+def test_outputs_drawn_after_a_beginning_are_valid_with_it():
     for seed in range(20):
         begun = '{"city": "Os'
         jsonschema.validate(json.loads(begun + demo().say(asked_of(begun, json=CITY), seed)), CITY)

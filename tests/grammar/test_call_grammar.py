@@ -191,7 +191,7 @@ def test_a_reply_of_a_form_beside_free_calls_is_calls_or_has_the_form(name, toke
         ("deepseek_v32", {"required": ["b"]}, "the required 'b'"),
     ],
 )  # fmt: skip
-def test_what_a_form_of_calls_cannot_say_is_refused_by_name(name, function, what):
+def test_parameters_that_a_form_of_calls_cannot_say_are_refused_by_name(name, function, what):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **function}}}
     with pytest.raises(RequestError, match=r"tools\[1\]\.function\.parameters: f: ") as found:
         formed(SamplingParams(), check_tools([TOOLS[1], tool], "required", None), forms_of(speaker(()), name), "")

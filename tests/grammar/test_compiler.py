@@ -181,7 +181,7 @@ def test_a_further_lexer_waits_for_requests_and_a_slow_one_keeps_none_waiting_fo
     grown.release(100)
 
 
-def test_what_takes_long_to_compile_has_one_lexer(monkeypatch):
+def test_a_form_that_takes_long_to_compile_has_one_lexer(monkeypatch):
     monkeypatch.setattr(kept, "GROWS_NS", 0)
     wanted = []
     grammars = kept.Grammars(demo().vocabulary, wanted.append)
@@ -232,7 +232,7 @@ def test_more_requests_than_there_is_room_for_are_refused(compiling):
     assert len(ready(compiler, gate, 1)) == 1
 
 
-def test_who_waits_too_long_is_refused_and_what_was_made_is_kept(compiling):
+def test_a_request_that_waits_too_long_is_refused_and_its_grammar_is_kept(compiling):
     gate = Gate(open=False)
     compiler = compiling(gate, seconds=0.05)
     compiler.submit(request(1))
@@ -252,7 +252,7 @@ def test_who_waits_too_long_is_refused_and_what_was_made_is_kept(compiling):
     assert compiler.totals()["grammar_hits"] == 1
 
 
-def test_who_waits_long_while_others_are_compiled_one_by_one_is_not_refused(compiling, monkeypatch):
+def test_a_request_that_waits_while_others_are_compiled_is_not_refused(compiling, monkeypatch):
     def slow(form, special):
         time.sleep(0.25)
         return write_grammar(form, special)

@@ -72,7 +72,7 @@ def test_a_schema_that_is_a_reference_is_that_of_the_parameters(name):
         ({"type": "object", "properties": {"n": {"$ref": "#"}}}, "a reference to another place"),
     ],
 )
-def test_what_constants_cannot_say_is_refused_by_name(schema, what):
+def test_constants_that_no_form_can_say_are_refused_by_name(schema, what):
     schema = {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}}
     with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: now: ") as found:
         formed(SamplingParams(), check_tools(tool(schema), "required", None), forms_of(speaker(()), "qwen3_coder"))

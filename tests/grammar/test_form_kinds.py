@@ -144,7 +144,7 @@ def test_whitespace_has_an_end_by_default():
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_name(fields, text):
+def test_a_form_that_cannot_be_honoured_is_refused_by_name(fields, text):
     form = StructuredOutputs(**fields)
     with pytest.raises(RequestError, match=re.escape(text)) as caught:
         demo().matcher(form)

@@ -185,7 +185,7 @@ def test_objects_are_closed_in_every_format_where_the_form_says_so():
         ({**listed(), "separator": None}, "separator must be a text"),
     ],
 )
-def test_what_a_tree_cannot_be_honoured_for_is_said(tree, text):
+def test_a_tree_that_cannot_be_honoured_says_why(tree, text):
     with pytest.raises(RequestError, match=re.escape(text)) as caught:
         demo().matcher(form(tree))
     assert caught.value.param == "structured_outputs.structural_tag"

@@ -112,7 +112,7 @@ def test_text_marks_are_found_across_tokens_and_forced_whole():
     assert len(begun.allowed()) == begun.speaker.size
 
 
-def test_what_cannot_be_bounded_is_refused_by_name_or_dropped():
+def test_a_budget_without_an_end_of_thinking_is_refused_by_name_or_dropped():
     with pytest.raises(RequestError, match="no known reasoning: name its form with --reasoning-parser") as refused:
         Voice(5, None, True, table="none")
     assert refused.value.param == "thinking_token_budget"

@@ -47,13 +47,13 @@ def test_a_form_that_would_kill_the_engine_is_refused_by_name_and_the_next_one_s
 
 
 def test_a_compilation_without_end_is_ended(grammars, monkeypatch):
-    monkeypatch.setattr(trial, "SECONDS", 0.05)
+    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.05)
     monkeypatch.setattr(trial, "START_SECONDS", 0.0)
     with pytest.raises(RequestError, match=r"more than 0.05 s"):
         grammars.matcher(DEADLY["another"], (demo().eos,))
 
 
-def test_what_a_grammar_may_name_is_known_to_the_trial(grammars):
+def test_the_trial_knows_the_names_that_a_grammar_may_use(grammars):
     """Tokens by their ids, and special ones by their texts."""
     text, token = next((text, token) for text, token in demo().vocabulary.added.items() if text.startswith("<|"))
     grammar = f'start: <[{token}]> {text} LONG\nLONG: "{"x" * trial.SMALL["grammar"]}"'
@@ -67,7 +67,7 @@ def test_a_small_form_needs_no_trial(grammars, monkeypatch, form):
     assert len(demo().allowed(grammars.matcher(form, (demo().eos,))))
 
 
-def test_where_no_process_can_be_started_large_forms_are_refused(monkeypatch):
+def test_large_forms_are_refused_when_no_process_can_be_started(monkeypatch):
     def fails(*_, **__):
         raise OSError("no more processes")
 
@@ -80,7 +80,7 @@ def test_where_no_process_can_be_started_large_forms_are_refused(monkeypatch):
 
 
 def test_the_thread_that_compiles_has_more_stack_than_a_trial():
-    from gapless.grammar.compiler import STACK_BYTES
+    from gapless.grammar.compiler import COMPILER_STACK_BYTES
 
     before = threading.stack_size()
-    assert trial.STACK_BYTES * 16 <= STACK_BYTES and threading.stack_size() == before
+    assert trial.STACK_BYTES * 16 <= COMPILER_STACK_BYTES and threading.stack_size() == before

@@ -142,7 +142,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_emulated_ends_with_one_sentence(region, name):
+def test_a_call_that_is_not_emulated_ends_with_one_sentence(region, name):
     with pytest.raises(NotEmulatedError) as refused:
         REFUSED[name]()
     assert str(refused.value) == f"not emulated: {name}"
@@ -151,7 +151,7 @@ def test_what_is_not_emulated_ends_with_one_sentence(region, name):
 @pytest.mark.parametrize(
     "name", ["set_device", "set_sync_debug_mode", "set_per_process_memory_fraction", "can_device_access_peer"]
 )
-def test_a_function_without_what_it_needs_raises_as_it_does_with_a_device(region, name):
+def test_a_function_without_its_arguments_raises_as_it_does_with_a_device(region, name):
     with pytest.raises(TypeError):
         getattr(torch.cuda, name)()
 

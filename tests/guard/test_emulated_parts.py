@@ -175,3 +175,31 @@ def test_a_program_that_ends_by_such_an_error_ends_with_the_sentence(tmp_path, m
     monkeypatch.setattr("sys.argv", ["san"])
     assert run.main([str(program)]) == 1
     assert "\ngapless san: not emulated: kernels of Triton\n" in capsys.readouterr().err
+
+
+def test_arguments_by_name_mean_what_they_mean_elsewhere():
+    with torch.no_grad(), Detectors(["sync"], emulate_cuda=True):
+        x = torch.ones(2, 3, device="cuda")
+        assert (x.size(dim=1), x.stride(dim=0)) == (3, 3)
+        assert torch.reshape(input=x, shape=(3, 2)).shape == (3, 2)
+
+
+def test_random_states_that_are_held_are_given_to_no_other():
+    with torch.no_grad(), Detectors(["sync"], emulate_cuda=True):
+        first = torch.cuda.get_rng_state()
+        torch.rand(2, device="cuda")
+        second = torch.cuda.get_rng_state()
+        expected = torch.rand(4, device="cuda").cpu()
+        torch.cuda.set_rng_state(first)
+        torch.rand(7, device="cuda")
+        torch.cuda.get_rng_state()
+        torch.cuda.set_rng_state(second)
+        assert torch.equal(torch.rand(4, device="cuda").cpu(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_gradient_of_flex_attention_is_refused_in_one_sentence():
+    with Detectors(["sync"], emulate_cuda=True):
+        x = torch.ones(1, 1, 16, 8, device="cuda", requires_grad=True)
+        with pytest.raises(NotImplementedError, match=r"^not emulated: the gradient of torch\.nn"):
+            flex_attention(x, x, x)

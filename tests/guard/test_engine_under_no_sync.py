@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import numpy as np
 import pytest
-import torch
 from guarded_children import filed
 from harness import captures_at_once, check_at_rest, checksum_loop, run, script, sizes
 from tiny_models import tiny_config
 
 from gapless import guard
-from gapless.base import observe
 from gapless.base.config import EngineConfig
 from gapless.base.errors import DeviceError, EngineError
 from gapless.base.params import SamplingParams
@@ -22,7 +19,7 @@ from gapless.base.records import Request
 from gapless.device import CpuDevice
 from gapless.engine.core import build_core
 from gapless.engine.process_backend import ProcessBackend
-from gapless.guard.marks import DEVICE
+from gapless.guard.marks import DEVICE_TENSORS
 from gapless.step.packet import Packer
 from gapless.testing.checksum import ChecksumModel
 from gapless.testing.guarded import guarded, tensors_of
@@ -153,6 +150,7 @@ def test_a_blocking_copy_of_packet_or_tokens_would_be_caught(kind, copy, monkeyp
     assert rule in {finding.rule for finding in checked.region.report.findings}
 
 
+@pytest.mark.process
 async def test_a_sync_in_a_child_process_would_be_caught(tmp_path, findings_of_children, monkeypatch):
     """A child that reads a token on the host, by tests/children: the engine dies, and the test gets the finding."""
     if "STEPS_UNDER_GUARD" not in os.environ:
@@ -179,46 +177,5 @@ def test_every_tensor_of_a_step_counts_as_a_device_tensor():
         run(loop, script(0, 48))
     program = loop.launcher.executor.program
     held = list(tensors_of(program))
-    assert len(held) == 11 and all(tensor in DEVICE for tensor in held)
+    assert len(held) == 11 and all(tensor in DEVICE_TENSORS for tensor in held)
     device.close()
-
-
-def test_a_step_under_no_sync_costs_a_bounded_time():
-    """Printed for the docs; the bound is loose, the figure is not a claim about another machine."""
-    off, on = [], []
-    for _ in range(5):
-        before = observe.watch_steps(None)  # this test is under the check as any other
-        off.append(step_us())
-        observe.watch_steps(before)
-        with guarded():
-            on.append(step_us())
-    x = guard.device_tensor(torch.zeros(4))
-    plain = op_us(x)
-    with guard.no_sync():
-        checked = op_us(x)
-    again = op_us(x)
-    print(f"per op {plain:.2f} -> {checked:.2f} us, off again {again:.2f} us")
-    print(f"per step of the checksum model {min(off):.0f} -> {min(on):.0f} us")
-    assert checked - plain < 200
-
-
-def step_us() -> float:
-    """Microseconds of processor time a step of the checksum engine, everything on one thread."""
-    shape = sizes(2)
-    device = SimDevice(2, mood="eager")
-    loop = checksum_loop(device, shape, 2)
-    jobs = script(2, shape.max_len)
-    start = time.thread_time()
-    run(loop, jobs, check=False)
-    device.close()
-    return (time.thread_time() - start) / loop.counters.steps * 1e6
-
-
-def op_us(x: torch.Tensor, count: int = 500) -> float:
-    best = float("inf")
-    for _ in range(5):
-        start = time.thread_time()
-        for _ in range(count):
-            torch.add(x, x)
-        best = min(best, (time.thread_time() - start) / count)
-    return best * 1e6

@@ -241,7 +241,7 @@ def test_a_wrong_command_line_is_refused(tmp_path, capsys, monkeypatch, args, me
     assert message in capsys.readouterr().err
 
 
-def test_it_does_not_import_torch():
+def test_the_lint_does_not_import_torch():
     code = "import sys; from gapless.cli.main import main; main(['san', '--lint', 'gapless/step'])"
     code += "; print('torch' in sys.modules)"
     done = subprocess.run(

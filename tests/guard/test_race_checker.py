@@ -16,7 +16,7 @@ from gapless.base import observe
 from gapless.base.errors import DeviceError
 from gapless.device import CpuDevice
 from gapless.guard.race import RaceError, no_race
-from gapless.guard.race_index import FIRST, named_rows
+from gapless.guard.race_index import FIRST_ARGUMENT, named_rows
 from gapless.testing.sim import SimDevice
 
 SLOTS, STEPS = 2, 6
@@ -181,7 +181,7 @@ def test_rows_that_an_index_names(one, other, part):
 def test_named_rows_do_not_share_the_memory_of_their_index(dtype):
     # Rows that a compiled kernel states are an index that is gone before they are looked at.
     memory, rows = torch.zeros(8, 3), torch.tensor([2, 5], dtype=dtype)
-    found = named_rows(FIRST, (memory, rows), np.arange(len(memory)), memory.stride(0) * memory.itemsize)
+    found = named_rows(FIRST_ARGUMENT, (memory, rows), np.arange(len(memory)), memory.stride(0) * memory.itemsize)
     rows.fill_(7)
     assert found is not None and found.tolist() == [2, 5]
 

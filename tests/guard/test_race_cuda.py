@@ -1,111 +1,51 @@
-"""CUDA streams and events under no_race, played by stand-ins: what orders whom. Nothing here runs on a GPU."""
+"""CUDA streams and events under no_race, emulated: what orders whom, although everything runs at once and in order."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from gapless.guard.patches import Patches
-from gapless.guard.race import no_race
-from gapless.guard.race_cuda import CudaWatch
+from gapless import guard
+from gapless.guard.emulate import emulated_cuda
 
-
-def fake_cuda():
-    """torch.cuda as far as the checker uses it. Every stream is always idle."""
-
-    class Stream:
-        current: Stream
-
-        def __init__(self, handle: int) -> None:
-            self.device, self.cuda_stream = torch.device("cuda", 0), handle
-
-        def synchronize(self) -> None:
-            pass
-
-        def query(self) -> bool:
-            return True
-
-        def __enter__(self) -> None:
-            self.before, Stream.current = Stream.current, self
-
-        def __exit__(self, *error: object) -> None:
-            Stream.current = self.before
-
-    class Event:
-        def record(self, stream=None) -> None:
-            pass
-
-        def wait(self, stream=None) -> None:
-            pass
-
-        def synchronize(self) -> None:
-            pass
-
-        def query(self) -> bool:
-            return True
-
-    Stream.current = Stream(0)
-    return SimpleNamespace(
-        Stream=Stream, Event=Event, current_stream=lambda: Stream.current, synchronize=lambda device=None: None,
-        is_current_stream_capturing=lambda: False,
-    )  # fmt: skip
-
-
-class Watch(CudaWatch):
-    """Chosen CPU tensors stand for tensors on the GPU, others for pinned memory."""
-
-    def __init__(self, checker, cuda, gpu: list[Tensor], pinned: list[Tensor]) -> None:
-        super().__init__(checker, cuda, lambda device: cuda.current_stream().cuda_stream)
-        self.gpu = {tensor.untyped_storage().data_ptr() for tensor in gpu}
-        self.pinned = {tensor.untyped_storage().data_ptr() for tensor in pinned}
-
-    def is_device(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.gpu
-
-    def is_pinned(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.pinned
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is here, so nothing is emulated")
 
 
 class Bench:
-    def __init__(self) -> None:
-        self.cuda = fake_cuda()
-        self.one, self.other = self.cuda.Stream(0x10), self.cuda.Stream(0x20)
-        self.gpu, self.gpu2 = torch.zeros(4), torch.zeros(4)
-        self.pinned, self.pageable = torch.zeros(4), torch.zeros(4)
-        self.event = self.cuda.Event()
+    """Two streams, an event, tensors on the device, pinned and pageable memory."""
 
-    def run(self, program) -> list:
-        with no_race("record") as checker:
-            for name in ("gpu", "gpu2"):
-                checker.register(name, getattr(self, name))
-            for name in ("pinned", "pageable"):
-                checker.register(name, getattr(self, name), host=True)
-            checker.cuda = Watch(checker, self.cuda, [self.gpu, self.gpu2], [self.pinned])
-            checker.follows_results = True
-            self.checker = checker
-            with Patches() as patches:
-                checker.cuda.install(patches)
-                program(self)
-        return checker.races
+    def __init__(self, checker) -> None:
+        self.checker = checker
+        self.one, self.other = torch.cuda.Stream(stream_id=0x10), torch.cuda.Stream(stream_id=0x20)
+        self.event = torch.cuda.Event(blocking=True)
+        self.gpu, self.gpu2 = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+        self.pinned, self.pageable = torch.zeros(4, pin_memory=True), torch.zeros(4)
+        for name in ("gpu", "gpu2"):
+            checker.register(name, getattr(self, name))
+        for name in ("pinned", "pageable"):
+            checker.register(name, getattr(self, name), host=True)
+
+
+def races_of(program) -> list:
+    with emulated_cuda(), guard.no_sync(mode="record"), guard.no_race("record") as checker:
+        program(Bench(checker))
+    return checker.races
 
 
 def wait_event(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
         b.event.record()
     b.event.wait(b.other)
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def stage_and_synchronize(b: Bench) -> None:
     b.pinned.fill_(1)
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.copy_(b.pinned, non_blocking=True)
     b.event.record(b.one)
     b.event.synchronize()
@@ -113,7 +53,7 @@ def stage_and_synchronize(b: Bench) -> None:
 
 
 def stage_and_query(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.copy_(b.pinned, non_blocking=True)
     b.event.record(b.one)
     assert b.event.query()
@@ -121,7 +61,7 @@ def stage_and_query(b: Bench) -> None:
 
 
 def blocking_copy_home(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
         b.pinned.copy_(b.gpu)
     assert b.pinned.tolist() == [1, 1, 1, 1]
@@ -129,104 +69,96 @@ def blocking_copy_home(b: Bench) -> None:
 
 
 def copy_from_pageable_memory(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.copy_(b.pageable, non_blocking=True)
     b.pageable.fill_(2)
 
 
 def read_one_number(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.pinned.copy_(b.gpu, non_blocking=True)
         b.gpu[0].item()
     b.pinned.tolist()
 
 
 def stream_synchronize(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.pinned.copy_(b.gpu, non_blocking=True)
     b.one.synchronize()
     b.pinned.tolist()
 
 
 def device_synchronize(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.pinned.copy_(b.gpu, non_blocking=True)
-    b.cuda.synchronize()
+    torch.cuda.synchronize()
     b.pinned.tolist()
 
 
 def through_the_host(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.one.synchronize()
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def through_two_events(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.event.record(b.one)
     b.event.wait(b.other)
-    second = b.cuda.Event()
+    second = torch.cuda.Event()
     second.record(b.other)
     second.wait()
     b.gpu.sum()
 
 
 def a_late_copy_home_is_no_overwrite(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu2.copy_(b.pinned, non_blocking=True)
         b.pinned.copy_(b.gpu, non_blocking=True)
     b.one.synchronize()
 
 
 RIGHT = [
-    wait_event,
-    stage_and_synchronize,
-    stage_and_query,
-    blocking_copy_home,
-    copy_from_pageable_memory,
-    read_one_number,
-    stream_synchronize,
-    device_synchronize,
-    through_the_host,
-    through_two_events,
+    *(wait_event, stage_and_synchronize, stage_and_query, blocking_copy_home, copy_from_pageable_memory),
+    *(read_one_number, stream_synchronize, device_synchronize, through_the_host, through_two_events),
     a_late_copy_home_is_no_overwrite,
 ]
 
 
 @pytest.mark.parametrize("program", RIGHT)
 def test_a_program_in_order_has_no_race(program):
-    assert Bench().run(program) == []
+    assert races_of(program) == []
 
 
 def no_event(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def event_before_the_work(b: Bench) -> None:
     b.event.record(b.one)
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.event.wait(b.other)
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def event_that_was_never_recorded(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.event.wait(b.other)
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def event_recorded_again(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.event.record(b.one)
     b.event.record(b.other)
@@ -235,22 +167,22 @@ def event_recorded_again(b: Bench) -> None:
 
 
 def wait_on_the_wrong_stream(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.fill_(1)
     b.event.record(b.one)
     b.event.wait()
-    with b.other:
+    with torch.cuda.stream(b.other):
         b.gpu.sum()
 
 
 def staging_reused(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.gpu.copy_(b.pinned, non_blocking=True)
     b.pinned.fill_(2)
 
 
 def result_read_early(b: Bench) -> None:
-    with b.one:
+    with torch.cuda.stream(b.one):
         b.pinned.copy_(b.gpu, non_blocking=True)
     b.pinned.tolist()
 
@@ -270,18 +202,34 @@ WRONG = {
 
 
 @pytest.mark.parametrize("program", WRONG)
-def test_what_is_not_ordered(program):
+def test_a_program_out_of_order_has_one_race(program):
     buffer, words = WRONG[program]
-    (race,) = Bench().run(program)
+    (race,) = races_of(program)
     assert race.buffer == buffer and words in race.missing, race.missing
     assert race.first.site.function == race.second.site.function == program.__name__
+
+
+def test_of_two_operators_the_later_one_must_wait():
+    """However long ago its stream was last fenced."""
+
+    def program(b: Bench) -> None:
+        with torch.cuda.stream(b.other):
+            b.gpu2.fill_(1)
+        b.event.record(b.one)
+        with torch.cuda.stream(b.one):
+            b.gpu.fill_(1)
+        with torch.cuda.stream(b.other):
+            b.gpu.sum()
+
+    (race,) = races_of(program)
+    assert race.missing.startswith("stream cuda:0 0x20 reads 'gpu' without waiting for a fence of stream cuda:0 0x10")
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
     def program(b: Bench) -> None:
         array = b.pinned.numpy()
-        with b.one:
+        with torch.cuda.stream(b.one):
             b.gpu.copy_(b.pinned, non_blocking=True)
         b.event.record(b.one)
         if waits:
@@ -289,7 +237,7 @@ def test_a_numpy_write_before_the_copy_is_known_to_be_done(waits):
         array[:] = 5
         b.event.synchronize()
 
-    assert [race.rule for race in Bench().run(program)] == ([] if waits else ["overwritten"])
+    assert [race.rule for race in races_of(program)] == ([] if waits else ["overwritten"])
 
 
 # Against a search of the graph of what comes before what.
@@ -340,7 +288,7 @@ class Played:
         if who == "host":
             _ = pinned.fill_(1) if writes else pinned.sum()
         else:
-            with getattr(self.bench, who):
+            with torch.cuda.stream(getattr(self.bench, who)):
                 _ = pinned.copy_(gpu, True) if writes else gpu2.copy_(pinned, True)
 
     def record(self, who: str) -> None:
@@ -367,14 +315,7 @@ class Played:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps, min_size=10, max_size=30))
-def test_what_races_is_what_nothing_orders(program):
+def test_accesses_race_if_no_path_of_the_graph_orders_them(program):
     played = []
-    Bench().run(lambda bench: played.append(Played(bench, program)))
+    races_of(lambda bench: played.append(Played(bench, program)))
     assert played[0].found == played[0].races()
-
-
-def test_the_methods_are_put_back():
-    bench = Bench()
-    before = dict(vars(bench.cuda.Event))
-    bench.run(lambda b: None)
-    assert dict(vars(bench.cuda.Event)) == before

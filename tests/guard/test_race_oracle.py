@@ -154,7 +154,7 @@ class Run:
 
 @settings(max_examples=120, deadline=None)
 @given(st.lists(operations, min_size=25, max_size=45), st.integers(0, 1000))
-def test_what_races_is_what_nothing_orders(program, seed):
+def test_accesses_race_if_no_path_of_the_graph_orders_them(program, seed):
     with no_race("record") as checker:
         run = Run(checker, seed)
         for operation in program:

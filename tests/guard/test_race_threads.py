@@ -113,7 +113,7 @@ ONLY_IF_MADE_INSIDE = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_what_orders_two_threads_even_if_made_before(name):
+def test_queues_events_and_conditions_order_threads_even_if_made_before(name):
     assert Pair().run(*PAIRS[name]()) == []
 
 

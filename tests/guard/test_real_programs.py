@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sharpest import sharpest
 
 HERE = Path(__file__).parent / "real"
 ROOT = HERE.parents[2]
@@ -66,12 +67,15 @@ def by_line(report: dict[str, object], path: Path) -> Marks:
 
 @pytest.mark.parametrize(
     ("name", "library"),
-    [
-        ("generate.py", "transformers"),
-        ("accelerated.py", "accelerate"),
-        ("nano_engine.py", "torch"),
-        ("overlapped_engine.py", "torch"),
-    ],
+    sharpest(
+        [
+            ("overlapped_engine.py", "torch"),
+            ("nano_engine.py", "torch"),
+            ("generate.py", "transformers"),
+            ("accelerated.py", "accelerate"),
+        ],
+        mark="process",
+    ),
 )
 def test_a_program_is_reported_where_its_comments_say(name, library, tmp_path):
     if importlib.util.find_spec(library) is None:
@@ -94,6 +98,7 @@ def own_calls(report: dict[str, object], name: str, mark: str) -> dict[str, Coun
     return taken
 
 
+@pytest.mark.process
 def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     """The loss scaler reads once a step, a checkpoint is copied once an epoch; each worker is watched too."""
     if importlib.util.find_spec("lightning") is None:
@@ -112,6 +117,7 @@ def test_lightnings_own_waits_are_named_by_the_line_of_the_fit(tmp_path):
     assert report["watched"]["children"] == 4
 
 
+@pytest.mark.process
 def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_path):
     if importlib.util.find_spec("torchtitan") is None:
         pytest.skip("torchtitan is not installed: what it needs is some 430 MB")
@@ -123,6 +129,7 @@ def test_torchtitans_train_step_uploads_each_batch_and_reads_three_values(tmp_pa
     assert report["findings"] == []
 
 
+@pytest.mark.process
 def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
     """Each of eight tokens copies the sampled id and three tensors of log-probabilities to the host."""
     if importlib.util.find_spec("vllm") is None:
@@ -135,6 +142,7 @@ def test_vllms_waits_are_those_that_it_allows_itself(tmp_path):
     assert allowed == {"host-read": 8, "copy-to-host": 24}
 
 
+@pytest.mark.process
 def test_continuous_batching_waits_each_step_and_computes_before_its_inputs_are_ordered(tmp_path):
     """Its loop is the library's own. Inputs are written on the default stream, and read on another that waits for no
     event of it."""

@@ -71,7 +71,7 @@ PROGRAM = """
 """
 
 
-def test_what_a_loop_repeats_comes_first_and_set_up_last(san):
+def test_a_report_lists_findings_of_loops_first_and_of_set_up_last(san):
     code, report, err = san(PROGRAM)
     assert code == 1
     loops, once = err.split("--- Once, or at set-up: ")

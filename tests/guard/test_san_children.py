@@ -106,6 +106,7 @@ ANEW = """
 
 
 @EMULATED
+@pytest.mark.process
 def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
     """Without emulation a pool's workers fail when they import the program, and are started again for ever."""
     report, out = checked(tmp_path, ANEW)
@@ -115,30 +116,36 @@ def test_children_that_start_anew_are_emulated_and_checked(tmp_path):
 
 
 LATE = """
-    import multiprocessing, threading, time
+    import multiprocessing, threading
     import torch
 
     def slow():
-        time.sleep(1.5)
+        ended.wait(60)
 
     def late():
-        time.sleep(0.5)
+        waited_for.wait()
         one = fork.Process(target=work)
         one.start()
         one.join()
+        ended.set()
 
     def work():
         float(torch.ones(2, device="cuda").sum())
 
     if __name__ == "__main__":
         fork = multiprocessing.get_context("fork")
+        waited_for, ended = threading.Event(), fork.Event()
         torch.ones(2, device="cuda")
-        fork.Process(target=slow).start()
+        first = fork.Process(target=slow)
+        first.start()
+        join = first.join
+        first.join = lambda *seconds: (waited_for.set(), join(*seconds))
         threading.Thread(target=late, daemon=True).start()
 """
 
 
 @EMULATED
+@pytest.mark.process
 def test_a_child_that_begins_while_others_are_waited_for_is_not_lost(tmp_path):
     report, out = checked(tmp_path, LATE)
     assert report["watched"]["children"] == 2 and report["watched"]["lost"] == 0, out
@@ -169,6 +176,7 @@ LEAVING = """
 
 
 @EMULATED
+@pytest.mark.process
 def test_a_child_that_is_terminated_while_it_reports_reports_all(tmp_path):
     """A pool sends SIGTERM to workers that are already ending."""
     report, out = checked(tmp_path, LEAVING)

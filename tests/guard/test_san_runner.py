@@ -280,6 +280,7 @@ def test_suppressions_match_from_the_end_of_a_path():
         assert rule.used == (3 if excused else 0)
 
 
+@pytest.mark.process
 def test_the_command_runs_a_program_and_writes_a_report(tmp_path):
     (tmp_path / "program.py").write_text("import sys, torch\ntorch.zeros(2, device='cuda').tolist()\nprint(sys.argv)\n")
     command = [sys.executable, "-m", "gapless", "san", "--json", str(tmp_path / "out.json"), "--", "python", "-u"]
@@ -292,6 +293,7 @@ def test_the_command_runs_a_program_and_writes_a_report(tmp_path):
     assert report["program"][1:] == ["--depth", "2"] and report["findings"][0]["line"] == 2
 
 
+@pytest.mark.process
 def test_ctrl_c_ends_the_program_and_gives_the_report(tmp_path):
     (tmp_path / "program.py").write_text(
         "import time, torch\ntorch.zeros(2, device='cuda').tolist()\nprint('on', flush=True)\ntime.sleep(100)\n"
@@ -391,6 +393,7 @@ def test_reads():
 """
 
 
+@pytest.mark.process
 def test_pytest_where_tests_and_program_share_the_projects_folder(tmp_path):
     (tmp_path / "library.py").write_text(LIBRARY)
     (tmp_path / "test_flat.py").write_text(FLAT_TESTS)
@@ -400,12 +403,14 @@ def test_pytest_where_tests_and_program_share_the_projects_folder(tmp_path):
     assert "PASSED test_flat.py::test_reads" in done.stdout
 
 
+@pytest.mark.process
 def test_findings_that_are_suppressed_fail_no_test(tmp_path):
     (tmp_path / ".gapless-san").write_text("src/library.py host-size -- known\nsrc/library.py:15 -- known\n")
     done = pytest_run(tmp_path, "--gapless-san")
     assert "1 failed, 4 passed" in done.stdout and "0 reports, 3 sites allowed" in done.stdout, done.stdout
 
 
+@pytest.mark.process
 def test_pytest_without_the_flag_is_pytest(tmp_path):
     done = pytest_run(tmp_path, "-k", "test_region or test_bad")
     assert "1 failed, 1 passed" in done.stdout and "gapless san" not in done.stdout, done.stdout

@@ -235,7 +235,7 @@ def jitted(monkeypatch) -> Any:
         yield torch.ops.gapless_test.jitted
 
 
-def test_what_is_compiled_within_a_region_and_what_was_warmed_before(jitted):
+def test_a_compile_within_a_region_is_reported_and_a_warmed_call_is_not(jitted):
     """Row 19 of the catalogue. The compile is played: the finding is that of any call that only should enqueue."""
     row, grid = torch.zeros(2), torch.zeros(2, 2)
     jitted(row)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import huggingface_hub
 import pytest
-from hub.loopback import Hub, folder_files, serving
+from hub.loopback import folder_files, serving
 from huggingface_hub import constants
 from server.server_harness import write_model
 
@@ -18,7 +15,7 @@ WEIGHTS = bytes(range(256)) * 4096
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> dict[str, bytes]:
+def tiny(tmp_path):
     """The files of a model, with weights that are none."""
     folder = tmp_path / "tiny"
     folder.mkdir()
@@ -26,12 +23,12 @@ def tiny(tmp_path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path):
     return tmp_path / "home" / "hub"
 
 
 @pytest.fixture
-def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(cache, monkeypatch):
     """What the environment names, for this process and for those that a test starts."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub.loopback import Hub, folder_files
+from hub.loopback import folder_files
 from server.server_harness import VOCAB
 
 from gapless import LLM, AsyncLLM, SamplingParams
@@ -36,7 +36,7 @@ sys.exit(serve(EngineConfig(model=sys.argv[1]), ServerConfig(port=0), worker=wor
 """
 
 
-def test_a_model_answers_as_it_does_from_its_directory(hub: Hub) -> None:
+def test_a_model_of_the_hub_answers_as_from_its_directory(hub):
     hub.add("org/demo", folder_files(weights_dir()))
     options: dict[str, Any] = {"device": "cpu", "enforce_eager": True, "max_num_seqs": 1, "max_model_len": 64}
     asked = "Question: What is 17 + 25?\nAnswer:", SamplingParams(temperature=0, max_tokens=12)
@@ -47,7 +47,7 @@ def test_a_model_answers_as_it_does_from_its_directory(hub: Hub) -> None:
     assert answers[0] == answers[1] and len(answers[0]) == 12
 
 
-async def test_async_llm_has_the_files_and_the_commit(hub: Hub, tiny: dict[str, bytes]) -> None:
+async def test_async_llm_has_the_files_and_the_commit(hub, tiny):
     commit = hub.add("org/tiny", tiny)
     llm = AsyncLLM.from_engine_args({"model": "org/tiny", "revision": "main"})
     assert llm.front.commit == commit and llm.tokenizer.encode("abc")
@@ -71,10 +71,11 @@ def serve(model: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def said(server: subprocess.Popen[str]) -> str:
     server.terminate()
-    return server.communicate(timeout=20)[1]
+    return server.communicate(timeout=60)[1]
 
 
-def test_serve_takes_a_name_of_the_hub(hub: Hub, tiny: dict[str, bytes]) -> None:
+@pytest.mark.process
+def test_serve_takes_a_name_of_the_hub(hub, tiny):
     commit = hub.add("org/tiny", tiny)
     hub.add("org/other", tiny)
     with serve("org/tiny") as (server, url):
@@ -98,18 +99,19 @@ def test_serve_takes_a_name_of_the_hub(hub: Hub, tiny: dict[str, bytes]) -> None
     assert "HTTP Request" not in log  # the address of a large file may hold its signature
 
 
-def test_serve_what_is_not_there(hub: Hub) -> None:
+@pytest.mark.process
+def test_serve_refuses_a_model_that_is_not_there(hub):
     with serve("org/none") as (server, url):
-        assert server.wait(20) == 2 and url == ""
+        assert server.wait(60) == 2 and url == ""
         assert "gapless: error: model: 'org/none' is no directory here, and http" in said(server)
 
 
-def test_run_what_is_not_there(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_refuses_a_model_that_is_not_there(hub, capsys):
     assert main(["run", "--model", "org/none", "hi"]) == 2
     assert capsys.readouterr().err.startswith("gapless: error: model: 'org/none' is no directory here")
 
 
-def test_doctor_shows_the_hub_and_its_cache(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_doctor_shows_the_hub_and_its_cache(hub, tiny, cache):
     commit = hub.add("org/tiny", tiny)
     (check,) = checks.hub()
     assert check.status == "ok" and check.detail.startswith(f"{hub.url} (no token), cache {cache} (")
@@ -127,7 +129,7 @@ def test_doctor_shows_the_hub_and_its_cache(hub: Hub, tiny: dict[str, bytes], ca
         list(checks.model(EngineConfig(model="org/none")))
 
 
-def test_doctor_takes_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_takes_a_model(monkeypatch, capsys):
     seen: list[EngineConfig | None] = []
     monkeypatch.setattr(checks, "run_checks", lambda port, config: seen.append(config) or [])
     for words in ([], ["org/tiny", "--revision", "v1", "--download-dir", "/disk"]):
@@ -137,7 +139,7 @@ def test_doctor_takes_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "unknown flag --depth" in capsys.readouterr().err
 
 
-def test_bench_serve_takes_a_tokenizer_by_its_name(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_bench_serve_takes_a_tokenizer_by_its_name(hub, tiny):
     hub.add("org/tiny", tiny)
     plan = make_plan(BenchFlags(tokenizer="org/tiny"))
     assert plan.tokenizer_id == "org/tiny" and plan.tokenizer is not None
@@ -146,7 +148,7 @@ def test_bench_serve_takes_a_tokenizer_by_its_name(hub: Hub, tiny: dict[str, byt
     assert plan.tokenizer_id == plan.tokenizer == "/some/where"
 
 
-def test_bench_startup_measures_no_fetch(hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_startup_measures_no_fetch(hub, tiny, monkeypatch):
     commit = hub.add("org/tiny", tiny)
     seen: list[dict[str, Any]] = []
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub.loopback import Hub, folder_files
+from hub.loopback import folder_files
 from huggingface_hub import constants, file_download, try_to_load_from_cache
 from huggingface_hub.utils._xet_progress_reporting import XetDownloadProgressReporter
 
@@ -32,7 +32,7 @@ def folder(config: EngineConfig) -> Path:
     return Path(locate(config).config.model)
 
 
-def test_only_what_is_read_is_fetched_and_only_once(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_files_that_are_read_are_fetched_once_and_no_others(hub, tiny, cache):
     commit = hub.add("org/tiny", {**tiny, **NEVER, "chat_template.jinja": b"{{ messages }}", "onnx/model.onnx": b"1"})
     located = locate(EngineConfig(model="org/tiny"))
     assert located.commit == commit and located.config.revision is None
@@ -47,7 +47,7 @@ def test_only_what_is_read_is_fetched_and_only_once(hub: Hub, tiny: dict[str, by
     assert [(a.method, a.path) for a in hub.asked] == [("GET", "/api/models/org/tiny/revision/main")]
 
 
-def test_every_file_of_a_tokenizer_is_fetched(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_every_file_of_a_tokenizer_is_fetched(hub, tiny):
     read = {
         "special_tokens_map.json": b"{ }", "added_tokens.json": b"{  }", "chat_template.jinja": b"plain",
         "additional_chat_templates/tool_use.jinja": b"with tools", "additional_chat_templates/rag.jinja": b"with texts",
@@ -61,7 +61,7 @@ def test_every_file_of_a_tokenizer_is_fetched(hub: Hub, tiny: dict[str, bytes]) 
     assert (tokenizer.chat(chat), tokenizer.chat(chat, tools=[{}])) == ("plain", "with tools")
 
 
-def test_other_programs_find_the_files(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_other_programs_find_the_files(hub, tiny, cache):
     hub.add("org/tiny", tiny)
     locate(EngineConfig(model="org/tiny"))
     for name in NEEDED:
@@ -69,7 +69,7 @@ def test_other_programs_find_the_files(hub: Hub, tiny: dict[str, bytes], cache: 
         assert isinstance(found, str) and Path(found).read_bytes() == tiny[name]
 
 
-def test_what_another_program_fetched_is_used(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_files_that_another_program_fetched_are_used(hub, tiny, cache):
     from huggingface_hub import hf_hub_download
 
     hub.add("org/tiny", tiny)
@@ -79,7 +79,7 @@ def test_what_another_program_fetched_is_used(hub: Hub, tiny: dict[str, bytes], 
     assert set(hub.fetched()) == NEEDED - {"model.safetensors"}
 
 
-def test_the_shards_that_the_index_names(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_the_shards_that_the_index_names_are_fetched(hub, tiny):
     del tiny["model.safetensors"]
     shards = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 1000 for n in (1, 2)}
     index = {"weight_map": dict(zip("ab", shards, strict=True)) | {"c": "../evil.safetensors", "d": "x.bin", "e": 3}}
@@ -90,7 +90,7 @@ def test_the_shards_that_the_index_names(hub: Hub, tiny: dict[str, bytes]) -> No
     assert not {"consolidated.safetensors", "x.bin", "evil.safetensors"} & set(hub.fetched())
 
 
-def test_a_shard_that_is_not_there(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_shard_that_is_not_there_is_named(hub, tiny):
     del tiny["model.safetensors"]
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     hub.add("org/tiny", {**tiny, "model.safetensors.index.json": json.dumps(index).encode()})
@@ -98,7 +98,7 @@ def test_a_shard_that_is_not_there(hub: Hub, tiny: dict[str, bytes]) -> None:
         locate(EngineConfig(model="org/tiny"))
 
 
-def test_branches_tags_and_commits(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_branches_tags_and_commits_are_found(hub, tiny):
     first = hub.add("org/tiny", tiny)
     other = hub.add("org/tiny", {**tiny, "model.safetensors": b"other"}, revision="refs/pr/1")
     assert first != other
@@ -108,7 +108,7 @@ def test_branches_tags_and_commits(hub: Hub, tiny: dict[str, bytes]) -> None:
     assert (Path(located.config.model) / "model.safetensors").read_bytes() == b"other"
 
 
-def test_a_branch_that_moves_on(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_branch_that_moves_on_is_fetched_again(hub, tiny):
     first = hub.add("org/tiny", tiny)
     locate(EngineConfig(model="org/tiny"))
     hub.asked.clear()
@@ -117,18 +117,14 @@ def test_a_branch_that_moves_on(hub: Hub, tiny: dict[str, bytes]) -> None:
     assert hub.fetched() == ["generation_config.json"]  # the others are the same blobs
 
 
-def test_a_download_dir_takes_the_place_of_the_cache(
-    hub: Hub, tiny: dict[str, bytes], tmp_path: Path, cache: Path
-) -> None:
+def test_a_download_dir_takes_the_place_of_the_cache(hub, tiny, tmp_path, cache):
     hub.add("org/tiny", tiny)
     there = folder(EngineConfig(model="org/tiny", download_dir=str(tmp_path / "disk")))
     assert there.is_relative_to(tmp_path / "disk" / "models--org--tiny") and not cache.exists()
 
 
 @pytest.mark.skipif(find_spec("hf_xet") is None, reason="needs hf_xet, which is not made for every processor")
-def test_xet_is_left_to_huggingface_hub(
-    hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_xet_is_left_to_huggingface_hub(hub, tiny, monkeypatch, capsys):
     """Its transfer is played; its reports go to the class of progress bars that it was given."""
     hub.xet = True
     hub.add("org/tiny", tiny)
@@ -153,9 +149,7 @@ def test_xet_is_left_to_huggingface_hub(
     assert lines == ["gapless: org/tiny: 524 kB of 1 MB", "gapless: org/tiny: 1 MB of 1 MB"]
 
 
-def test_a_token_opens_what_is_private_and_stays_with_the_hub(
-    hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_opens_a_private_model_and_stays_with_the_hub(hub, tiny, monkeypatch):
     hub.add("org/tiny", tiny)
     hub.models["org/tiny"].hidden, hub.token = True, "hf_secret"
     hub.cdn = hub.url.replace("127.0.0.1", "localhost")  # another host
@@ -168,7 +162,7 @@ def test_a_token_opens_what_is_private_and_stays_with_the_hub(
     assert {a.token for a in hub.asked[1:] if a not in there} == {"hf_secret"}
 
 
-def test_another_tokenizer_by_its_name(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_another_tokenizer_is_fetched_by_its_name(hub, tiny):
     tokenizer = {name: data for name, data in tiny.items() if name.startswith("tokenizer")}
     hub.add("org/words", {**tokenizer, "model.safetensors": b"not wanted"})
     hub.add("org/tiny", {n: d for n, d in tiny.items() if n not in tokenizer})
@@ -179,14 +173,14 @@ def test_another_tokenizer_by_its_name(hub: Hub, tiny: dict[str, bytes]) -> None
     assert locate(EngineConfig(tokenizer="org/words")).config == EngineConfig(tokenizer=located.tokenizer)
 
 
-def test_random_weights_need_none(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_random_weights_need_none(hub, tiny):
     del tiny["model.safetensors"]
     hub.add("org/tiny", tiny)
     folder(EngineConfig(model="org/tiny", load_format="dummy"))
     assert set(hub.fetched()) == NEEDED - {"model.safetensors"}
 
 
-def test_what_cannot_run_is_refused_before_its_weights_travel(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_model_that_cannot_run_is_refused_before_its_weights_travel(hub, tiny):
     for change, words in (({"architectures": ["Other"]}, "architectures"), ({"auto_map": {"a": "b"}}, "never run")):
         config = json.loads(tiny["config.json"]) | change
         hub.add("org/tiny", {**tiny, "config.json": json.dumps(config).encode()})
@@ -198,7 +192,7 @@ def test_what_cannot_run_is_refused_before_its_weights_travel(hub: Hub, tiny: di
     assert "model.safetensors" not in hub.fetched()
 
 
-def test_a_survey_counts_what_is_missing(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_survey_counts_the_missing_bytes(hub, tiny):
     hub.add("org/tiny", tiny)
     config = EngineConfig(model="org/tiny")
     located, missing = survey(config)
@@ -207,7 +201,7 @@ def test_a_survey_counts_what_is_missing(hub: Hub, tiny: dict[str, bytes]) -> No
     assert survey(config) == (located, 0)
 
 
-def test_a_draft_model_is_fetched_by_its_name(hub: Hub, tiny: dict[str, bytes], cache: Path) -> None:
+def test_a_draft_model_is_fetched_by_its_name(hub, tiny, cache):
     config = json.loads(tiny["config.json"])
     fitting = json.dumps(config | {"vocab_size": 2048, "eos_token_id": None}).encode()
     commit = hub.add("org/small", tiny | {"config.json": fitting})
@@ -220,7 +214,7 @@ def test_a_draft_model_is_fetched_by_its_name(hub: Hub, tiny: dict[str, bytes], 
     assert located.config.speculation == SpeculativeConfig(**asked | {"model": str(there)})
 
 
-def test_a_draft_model_without_a_method_is_known_by_its_config(hub: Hub, tiny: dict[str, bytes]) -> None:
+def test_a_draft_model_without_a_method_is_known_by_its_config(hub, tiny):
     config = json.loads(tiny["config.json"]) | {"vocab_size": 2048, "eos_token_id": None}
     head = json.dumps(config | {"architectures": ["LlamaForCausalLMEagle3"]}).encode()
     for name, text, method in (("small", json.dumps(config).encode(), "draft_model"), ("head", head, "eagle3")):
@@ -229,9 +223,7 @@ def test_a_draft_model_without_a_method_is_known_by_its_config(hub: Hub, tiny: d
         assert located.config.speculation is not None and located.config.speculation.method == method
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused_before_its_weights_travel(
-    hub: Hub, tiny: dict[str, bytes]
-) -> None:
+def test_a_draft_model_of_another_vocabulary_is_refused_before_its_weights_travel(hub, tiny):
     hub.add("org/small", tiny)
     asked = json.dumps({"method": "draft_model", "model": "org/small"})
     with pytest.raises(ConfigError, match=r"vocabulary of .* and the model one of 2048"):
@@ -239,7 +231,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused_before_its_weights_trave
     assert "model.safetensors" not in hub.fetched()
 
 
-def test_a_cache_that_cannot_be_written(hub: Hub, tiny: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_read(hub, tiny, monkeypatch):
     """A complete snapshot is only read, also when the branch is not noted there."""
     commit = hub.add("org/tiny", tiny)
     locate(EngineConfig(model="org/tiny", revision=commit))

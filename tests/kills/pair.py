@@ -14,7 +14,7 @@ from kills.clients import Clients, Outage
 from kills.holdings import PINNED, alive, busy_series, children, settled, words_of
 from served import Server
 
-from gapless.tiers.shelf import PAGE_SECONDS
+from gapless.tiers.shelf import UNASKED_SECONDS
 
 FLAGS = (
     *("demo", "--pd", "1p1d", "--enable-prompt-tokens-details", "--batch-invariant", "--max-num-seqs", "8"),
@@ -35,7 +35,7 @@ PARTS = ("", " engine")
 UP = {"prefill": "up", "decode": "up"}
 BACK_SECONDS = 60.0
 """Within this time a side that was killed answers again."""
-KEPT_SECONDS = PAGE_SECONDS + 30
+KEPT_SECONDS = UNASKED_SECONDS + 30
 """Within this time a prefiller lets go of what no decoder has taken."""
 ANSWERS = 8
 """Complete answers before and after each kill"""

@@ -18,6 +18,7 @@ PID = os.getpid()
 QUESTION = Question("2 + 2 =", 2, "4.", "stop")
 
 
+@pytest.mark.process
 def test_redis_killed_under_load_costs_no_answer_and_no_page_that_it_acknowledged(tmp_path):
     store, rng, ward = redis_server(tmp_path, *DURABLE), random.Random(1), Ward()
     start(store)
@@ -35,6 +36,7 @@ def test_redis_killed_under_load_costs_no_answer_and_no_page_that_it_acknowledge
         store.kill()
 
 
+@pytest.mark.net
 @pytest.mark.parametrize(("options", "lost"), [(DURABLE, 0), ((), 3)])
 def test_pages_that_a_store_loses_when_it_is_killed_are_noticed(options, lost, tmp_path):
     store, setup = redis_server(tmp_path, *options), setup_of("")
@@ -70,7 +72,7 @@ def test_wrong_tokens_and_failures_without_need_are_noticed(reply, fault):
 
 
 @pytest.mark.parametrize("kind", ["descriptors", "threads", "shared mappings"])
-def test_what_a_process_keeps_is_noticed(kind, monkeypatch):
+def test_a_thing_that_a_process_keeps_is_noticed(kind, monkeypatch):
     monkeypatch.setattr("kills.holdings.REST_SECONDS", 0.2)
     ward, done = Ward(), threading.Event()
     ward.note({"this": PID})

@@ -84,7 +84,7 @@ def test_numbers_are_rounded_in_markdown() -> None:
     assert with_spread(5.0, 0.0) == "5" and p_value(0.00001) == "< 0.0001" and p_value(None) == "n/a"
 
 
-def test_what_a_reader_must_know_is_said() -> None:
+def test_a_report_says_what_weakens_it() -> None:
     runs = made_runs(pairs=4)
     runs[0] = runs[0]._replace(busy_before=0.9)
     runs[2] = runs[2]._replace(notes=("the client was late",))

@@ -55,7 +55,7 @@ def test_an_improvement_is_not_worse() -> None:
     assert not fails("worse", faster) and not fails("maybe-worse:1%", faster) and fails("differ", faster)
 
 
-def test_what_cannot_be_judged_fails() -> None:
+def test_a_rule_that_cannot_be_judged_fails() -> None:
     few = made_report(made_runs(pairs=2))
     assert fails("worse:50%", few) and fails("tpot:maybe-worse:90%", few)
     no_tokens = {**few, "tokens": {**few["tokens"], "compared": 0}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,7 @@ def test_a_url_without_a_server_is_refused() -> None:
         pass
 
 
-def test_what_a_gapless_says_of_its_settings() -> None:
+def test_a_server_of_gapless_names_its_settings() -> None:
     info = {"changed": {"port": 1, "depth": "2"}, "info": {"device": "cpu", "dtype": "float32", "pages": 3}}
     assert arms.engine_settings(info) == {"settings": {"depth": "2"}, "device": "cpu", "dtype": "float32"}
     for other in ({}, {"vllm_config": "..."}, {"changed": 1}):
@@ -69,11 +69,14 @@ def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_server_that_never_gets_ready_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    os.mkfifo(tmp_path / "pid")
+    pids: list[int] = []
+    program = "import os, signal\nopen('pid', 'w').write(str(os.getpid()))\nsignal.pause()"
     arm = fake_server(monkeypatch, tmp_path, program)
-    with pytest.raises(ArmError, match="not ready"), live(arm, start_seconds=1.0):
+    monkeypatch.setattr(arms.time, "sleep", lambda _: pids or pids.append(int((tmp_path / "pid").read_text())))
+    with pytest.raises(ArmError, match="not ready"), live(arm, start_seconds=0.2):
         pass
-    pid = int((tmp_path / "pid").read_text())
+    (pid,) = pids
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -83,6 +86,9 @@ def test_a_server_that_ends_in_between_is_reported(monkeypatch: pytest.MonkeyPat
 import http.server, json, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/fail":
+            print("error: out of memory", flush=True)
+            return threading.Thread(target=server.shutdown).start()
         body = json.dumps({"version": "9", "data": [{"id": "m", "max_model_len": 5}]}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -91,15 +97,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(f"gapless 9 serves m ({sys.argv[1:]}) at http://127.0.0.1:{server.server_port}, ready after 0 s", flush=True)
-threading.Timer(1.5, lambda: (print("error: out of memory", flush=True), server.shutdown())).start()
 server.serve_forever()
 """
     arm = fake_server(monkeypatch, tmp_path, program)
     with pytest.raises(ArmError, match=r"ended during the runs: .*out of memory"), live(arm) as server:
         assert server.facts["version"] == "9" and server.facts["id"] == "m" and server.facts["max_model_len"] == 5
         assert "'--depth', '1', '--host', '127.0.0.1', '--port', '0'" in server.facts["started"]
-        end = time.monotonic() + 20
-        while server.pid is not None and time.monotonic() < end and Path(f"/proc/{server.pid}/stat").exists():
-            if Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                break
-            time.sleep(0.05)
+        with pytest.raises(OSError):
+            urllib.request.urlopen(f"{server.url}/fail", timeout=60)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)

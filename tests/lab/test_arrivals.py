@@ -88,7 +88,7 @@ def test_ramps_equal_the_direct_computation(strategy, start, end):
         {"ramp": Ramp("exponential", 1.0, math.inf)},
     ],
 )
-def test_what_is_no_arrival_process(fields):
+def test_an_impossible_arrival_process_is_refused(fields):
     with pytest.raises(ConfigError):
         Arrivals(**fields)
 

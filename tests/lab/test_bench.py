@@ -76,7 +76,7 @@ def fails(message, model=None, kind=ServerError, **fields):
         bench(model or Model(), **fields)
 
 
-def test_what_may_be_wrong_with_a_server():
+def test_a_server_that_cannot_be_measured_is_reported_with_the_mend():
     fails("has no model 'x'; it has m", target=replace(TARGET, model="x"))
     locked = Model()
     locked.key = "k"
@@ -240,8 +240,8 @@ def test_words_that_are_one_token():
     async def unanswered(text):
         return None
 
-    assert play(workload.single_tokens(unanswered, workload.WORDS)) == []
-    assert len(set(workload.WORDS)) == len(workload.WORDS) > 150
+    assert play(workload.single_tokens(unanswered, workload.MADE_UP_WORDS)) == []
+    assert len(set(workload.MADE_UP_WORDS)) == len(workload.MADE_UP_WORDS) > 150
     assert Source(["x"]).draw(random.Random(0), 0) == ()
 
 

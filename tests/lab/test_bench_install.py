@@ -15,6 +15,7 @@ from lab.scripted import Model, serving
 
 from gapless.base.install import INSTALL
 
+pytestmark = pytest.mark.net
 ROOT = Path(__file__).resolve().parents[2]
 NO_INDEX = (
     "No matching distribution",
@@ -56,7 +57,7 @@ def run(bin_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=bin_dir)
 
 
-def test_it_brings_no_torch_and_measures(bin_dir: Path) -> None:
+def test_the_bench_extra_brings_no_torch_and_measures(bin_dir: Path) -> None:
     listed = "import importlib.metadata as m, json; print(json.dumps([d.name.lower() for d in m.distributions()]))"
     listing = subprocess.run([bin_dir / "python", "-c", listed], capture_output=True, text=True, timeout=60, check=True)
     names = set(json.loads(listing.stdout))
@@ -73,7 +74,7 @@ def test_it_brings_no_torch_and_measures(bin_dir: Path) -> None:
     assert "Successful requests:                     4" in done.stdout
 
 
-def test_it_asks_questions_without_torch(bin_dir: Path) -> None:
+def test_the_bench_extra_asks_questions_without_torch(bin_dir: Path) -> None:
     with serving(Model(ttft=0.005, itl=0.001)) as url:
         done = run(bin_dir, "eval", "--base-url", url, "--num-questions", "4", "--max-tokens", "2")
     assert done.returncode == 0, done.stderr
@@ -81,7 +82,7 @@ def test_it_asks_questions_without_torch(bin_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["serve"], ["run", "hello"], ["bench", "latency"]], ids=" ".join)
-def test_what_needs_the_engine_says_in_a_line_what_to_install(bin_dir: Path, words: list[str]) -> None:
+def test_a_command_that_needs_the_engine_says_what_to_install(bin_dir: Path, words: list[str]) -> None:
     done = run(bin_dir, *words)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert INSTALL in done.stderr

@@ -57,7 +57,7 @@ def test_verdicts_go_by_the_raised_p_value_and_nothing_else() -> None:
     assert {("same", True), ("same", False)} <= seen, "some lie just beyond the limit"
 
 
-def test_what_is_detectable_counts_the_length_of_the_list() -> None:
+def test_the_detectable_effect_counts_the_length_of_the_list() -> None:
     pairs = pairs_of(made_runs())
     one, all_of_them = compare(pairs, JUDGED[:1], Rules())[0], compare(pairs, JUDGED, Rules())[0]
     found = crossover(*zip(*((a.metrics[JUDGED[0]], b.metrics[JUDGED[0]], a.first) for a, b in pairs), strict=True))

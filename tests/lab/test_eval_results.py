@@ -94,7 +94,7 @@ def report(rows: list[tuple[Question, Sample]], match: str = "flexible") -> Eval
     return EvalResult(EvalFlags(match=match), questions, [one.text for one in questions], answers)
 
 
-def test_what_counts_as_right() -> None:
+def test_an_answer_is_right_if_its_number_or_letter_is() -> None:
     rows = [
         (question(1, "b"), answered("#### 1", "stop", 4)),
         (question(2, "a"), answered("it is 2", "length", 4)),

@@ -62,7 +62,7 @@ def test_an_answer_may_end_with_its_connection():
     assert (answer.body, answer.ended) == (b"some text", 1002.0)
 
 
-def test_what_comes_before_the_answer_is_skipped():
+def test_an_interim_answer_is_skipped():
     answer = ask([(0.0, b"HTTP/1.1 100 Continue\r\n\r\n" + respond({"x": 1}))])
     assert answer.status == 200 and answer.body == b'{"x": 1}'
 
@@ -76,7 +76,7 @@ def test_what_comes_before_the_answer_is_skipped():
         ([(0.0, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfour"), (0.0, None)], "broke off"),
     ],
 )
-def test_what_is_no_http(parts, message):
+def test_an_answer_that_is_no_http_is_refused(parts, message):
     with pytest.raises(HttpError, match=message):
         ask(parts)
 

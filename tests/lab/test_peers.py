@@ -133,7 +133,7 @@ def test_the_words_of_the_command_line_are_read(modules):
             peers.parse_case(wrong)
 
 
-def test_what_a_token_reads(modules, tmp_path):
+def test_bytes_that_a_token_reads_are_counted(modules, tmp_path):
     peers = modules[0]
     header = {"a": {"data_offsets": [0, 100]}, "model.embed_tokens.weight": {"data_offsets": [100, 160]}}
     data = json.dumps(header).encode()
@@ -237,7 +237,7 @@ def test_the_table_says_that_the_processor_is_kept_to_avx2(modules, monkeypatch,
 def fake_servers(tmp_path, monkeypatch, *words):
     """Call peers.py with these words, without its pauses and its longer measurements."""
     (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr("gapless.lab.environment.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gapless.lab.environment.BUSY_LOOK_SECONDS", 0.01)
     common = ["--pause", "0", "--quiet", "1", "--client-priority", "none", "--starts", "--roofline", "--fill"]
     monkeypatch.setattr(sys, "argv", ["peers.py", "--out", f"{tmp_path}/out", *words, *common])
 
@@ -248,6 +248,7 @@ def fake(tmp_path, seconds, lacks=0):
     return f"{sys.executable} {tmp_path}/fake.py {flags}"
 
 
+@pytest.mark.process
 def test_open_and_shared_rows_are_measured(modules, tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 400}')
     words = ["--model", f"tiny={tmp_path}", "--ours", fake(tmp_path, 0.02), "--peer", f"vllm={fake(tmp_path, 0.04)}"]

@@ -12,8 +12,8 @@ from gapless.lab.datasets import Prompt
 from gapless.lab.records import ClientUse, LoadRun, Sample
 from gapless.lab.stats import Spread, percentile
 from gapless.lab.summary import (
-    METRICS,
     QUEUE_METRICS,
+    SUMMARY_METRICS,
     block,
     detailed_json,
     parse_goodput,
@@ -151,7 +151,7 @@ Client processor share (%):              25.00
 
 def test_a_summary_is_printed_as_a_block():
     found = summarise(RUN, prompts(4), goodput={"ttft": 200.0})
-    assert "\n".join(block(found, METRICS, concurrency=8, rate=2.0)) == BLOCK
+    assert "\n".join(block(found, SUMMARY_METRICS, concurrency=8, rate=2.0)) == BLOCK
     short = "\n".join(block(summarise(RUN, prompts(4)), ("ttft",)))
     assert "goodput" not in short and "concurrency:" not in short and "configured" not in short and "TPOT" not in short
     assert any("E2EL incl. Client Queue" in line for line in block(found, QUEUE_METRICS))
@@ -166,8 +166,8 @@ VLLM_LISTS = "input_lens output_lens ttfts itls latencies start_times queue_time
 
 def test_the_file_has_the_keys_that_parsers_know():
     found = summarise(RUN, prompts(4), percents=(90.0, 99.9))
-    result = result_json(found, METRICS)
-    stats = [f"{kind}_{name}_ms" for name in METRICS for kind in ("mean", "median", "std", "p90", "p99.9")]
+    result = result_json(found, SUMMARY_METRICS)
+    stats = [f"{kind}_{name}_ms" for name in SUMMARY_METRICS for kind in ("mean", "median", "std", "p90", "p99.9")]
     assert set(result) == {*VLLM_KEYS, *stats, "client"}
     assert result["request_goodput"] is None and result["mean_tpot_ms"] == pytest.approx(15.0)
     lists = detailed_json(found, RUN)

@@ -1,7 +1,7 @@
 """`gapless top` without a server: pages read back, quantiles, what happened between two looks, and how it is written.
 
-The two pages are of a real server, vLLM 0.32 on a CPU, under load of `gapless bench serve`; lines of the Python process
-and of creation times are left out.
+The pages are excerpts of two of a real server, vLLM 0.32 on a CPU, under load of `gapless bench serve`: a line of
+vllm_page.txt has a sample's name and its two values.
 """
 
 import math
@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from gapless.cli.top import visible
 from gapless.lab.top import Page, TopView, bar, block, duration, grown, known, line, quantiles, rows
 
-TEXTS = [(Path(__file__).parent / f"vllm_0.32_page_{n}.txt").read_text(encoding="utf-8") for n in (1, 2)]
+RECORDED = [row.split() for row in (Path(__file__).parent / "vllm_page.txt").read_text().splitlines()]
+TEXTS = ["".join(f"{row[0]} {row[page]}\n" for row in RECORDED) for page in (1, 2)]
 BEFORE, NOW = map(Page, TEXTS)
 OURS = """
 gapless:gpu_busy_seconds_total{model_name="m",engine="0"} %s

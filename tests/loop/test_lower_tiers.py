@@ -24,7 +24,7 @@ from gapless.memory.gate import HOST, LoadGate
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.testing.sim import SimDevice
-from gapless.tiers.disk import BLOCK, LOG, PAGES, DiskTier
+from gapless.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, DiskTier
 from gapless.tiers.lmcache import LMCacheTier
 from gapless.tiers.seam import Found, JobEnd, Namespace, TierSetup, key_of
 from gapless.tiers.worker import TierWorker
@@ -131,19 +131,19 @@ def faults(tmp_path):
     """What happens to the files of a disk tier: (name, fault, whether the device has to find it)."""
 
     def flipped():
-        data = np.fromfile(tmp_path / PAGES, np.uint8)
+        data = np.fromfile(tmp_path / PAGES_FILE, np.uint8)
         data[7::SLOT] ^= 4
-        data.tofile(tmp_path / PAGES)
+        data.tofile(tmp_path / PAGES_FILE)
 
     def swapped():
-        data = np.fromfile(tmp_path / PAGES, np.uint8).reshape(-1, SLOT)
-        np.roll(data, 1, 0).tofile(tmp_path / PAGES)
+        data = np.fromfile(tmp_path / PAGES_FILE, np.uint8).reshape(-1, SLOT)
+        np.roll(data, 1, 0).tofile(tmp_path / PAGES_FILE)
 
     def truncated():
-        (tmp_path / PAGES).write_bytes((tmp_path / PAGES).read_bytes()[: 12 * SLOT + 9])
+        (tmp_path / PAGES_FILE).write_bytes((tmp_path / PAGES_FILE).read_bytes()[: 12 * SLOT + 9])
 
     def torn():
-        (tmp_path / LOG).write_bytes((tmp_path / LOG).read_bytes()[: BLOCK + 99])
+        (tmp_path / LOG).write_bytes((tmp_path / LOG).read_bytes()[: DISK_BLOCK + 99])
 
     return {
         "flipped": (flipped, True),

@@ -177,7 +177,7 @@ def test_a_page_from_a_peer_wakes_the_thread_that_waits_for_it(side, tmp_path, m
 
 @pytest.mark.unguarded
 def test_lent_memory_is_unmapped_when_its_peer_has_gone(pair, monkeypatch):
-    monkeypatch.setattr("gapless.tiers.link.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("gapless.tiers.link.PEER_LOOK_SECONDS", 0.05)
     prefiller, decoder = pair
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.errors import CheckpointError, ConfigError
 from gapless.kernels import plain
 from gapless.model import adapters
-from gapless.model.adapters import CONFIG, WEIGHTS, Adapter, AdapterTables, lines_below
+from gapless.model.adapters import ADAPTER_CONFIG, WEIGHTS, Adapter, AdapterTables, lines_below
 from gapless.model.config import read_model_config, resolve_model_dir
 from gapless.model.loader import load_model
 from gapless.model.params import allocate, fill_dummy
@@ -215,9 +215,9 @@ def test_what_an_adapter_says_and_nothing_reads_is_warned_of(config, tmp_path, c
     (directory / "new_embeddings.safetensors").write_bytes(b"")
     Adapter.read(directory, config, 16)
     assert [record.getMessage().removeprefix(f"{tmp_path}/adapter/") for record in caplog.records] == [
-        f"{CONFIG}: target_modules names 'v_proj', of which the adapter has no tensor",
-        f"{CONFIG}: new_number = 3 is not used",
-        f"{CONFIG}: new_label = 'x' is not used",
+        f"{ADAPTER_CONFIG}: target_modules names 'v_proj', of which the adapter has no tensor",
+        f"{ADAPTER_CONFIG}: new_number = 3 is not used",
+        f"{ADAPTER_CONFIG}: new_label = 'x' is not used",
         f"new_embeddings.safetensors: is not read: {WEIGHTS} counts",
     ]
 
@@ -264,8 +264,8 @@ def test_files_that_are_missing_or_broken_are_named(config, tmp_path):
     (directory / WEIGHTS).rename(directory / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="no such file; adapters are read from safetensors"):
         Adapter.read(directory, config, 16)
-    (directory / CONFIG).unlink()
-    with pytest.raises(CheckpointError, match=f"no adapter: {CONFIG} is not there"):
+    (directory / ADAPTER_CONFIG).unlink()
+    with pytest.raises(CheckpointError, match=f"no adapter: {ADAPTER_CONFIG} is not there"):
         Adapter.read(directory, config, 16)
 
 

@@ -46,8 +46,8 @@ def test_another_config_is_another_model(checkpoint):
 
 @pytest.mark.parametrize("digest", [fingerprint, digest_of])
 def test_every_byte_counts_of_a_file_that_several_threads_read(checkpoint, monkeypatch, digest):
-    monkeypatch.setattr(module, "BLOCK", 100)
-    monkeypatch.setattr(module, "READ", 30)
+    monkeypatch.setattr(module, "HASH_BLOCK", 100)
+    monkeypatch.setattr(module, "READ_BYTES", 30)
     path = checkpoint / "model.safetensors"
     whole, seen = path.read_bytes(), {digest(checkpoint)}
     places = sorted({*range(0, len(whole), 29), 99, 100, 129, 130, len(whole) - 1})
@@ -125,7 +125,7 @@ def test_without_a_cache_a_process_reads_a_file_once_and_says_that_others_will_t
 ])  # fmt: skip
 def test_a_cache_that_is_torn_or_not_ours_is_not_believed(checkpoint, tmp_path, reads, spoil):
     first = fingerprint(checkpoint)
-    for note in [*(tmp_path / "cache" / "gapless" / module.CACHE).iterdir()]:
+    for note in [*(tmp_path / "cache" / "gapless" / module.DIGESTS).iterdir()]:
         spoil(note)
     module.read_before.clear()
     reads.clear()

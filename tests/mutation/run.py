@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,13 +66,28 @@ def table(verdicts: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def record(verdicts: list[Verdict]) -> str:
+    """The table as JSON, from which docs/evidence/proof.md is made."""
+    rows = [f"  {json.dumps([site.name, site.hazard, seeds])}" for site, seeds, _ in verdicts]
+    kept = {
+        "command": "make mutation",
+        "machine": "Any machine, since seeds decide",
+        "date": date.today().isoformat(),
+        "head": ["protection taken away", "hazard", "seeds until noticed"],
+    }
+    return json.dumps(kept, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=500, help="at most, for each protection")
+    parser.add_argument("--out", type=Path, help="file of docs/measurements that keeps the table")
     args = parser.parse_args()
     torch.set_num_threads(1)
     verdicts = [try_site(site, args.seeds) for site in SITES]
     print(table(verdicts))
+    if args.out:
+        args.out.write_text(record(verdicts), encoding="utf-8")
     missed = sum(verdict.how is None for verdict in verdicts)
     print(f"{len(SITES) - missed} of {len(SITES)} noticed")
     for part, hazards in NOT_YET.items():

@@ -97,7 +97,7 @@ def lent_for_ever() -> AbstractContextManager[None]:
 
 def kept_for_ever() -> AbstractContextManager[None]:
     """A page is kept for peers until another needs its room."""
-    return patch("gapless.tiers.shelf.PAGE_SECONDS", float("inf"))
+    return patch("gapless.tiers.shelf.UNASKED_SECONDS", float("inf"))
 
 
 def borrowed_for_ever() -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Failures that this engine lacks the parts for, and the part that each one waits for.
 
 The change that builds such a part takes its rows out of this table and writes their scenarios. `python not_yet.py`
-prints the table; `python not_yet.py --document` prints docs/regressions.md, which a test holds to be current.
+prints the table; `python not_yet.py --document` prints docs/reference/regressions.md, which a test holds to be current.
 """
 
 from __future__ import annotations
@@ -37,29 +37,16 @@ NOT_YET = {
 
 
 TEXT = """\
-# Regression scenarios
+# Failures of other engines
 
-What other engines shipped broken once host and device overlapped: 85 failures and ten lifetime bugs, by row.
-{covered} of them are covered, {held} by a safeguard that the [mutation check](proof.md#the-mutation-check) takes away
-and the others by a scenario; the other {waiting} wait for a part that this engine does not have yet.
+85 failures and ten lifetime bugs that engines shipped once host and device overlapped. {covered} of them are covered:
+by a scenario, which drives the real engine through the circumstances and compares with a direct computation, or by a
+safeguard that the mutation check takes away. {waiting} wait for a part that this engine does not have. Numbers without
+a name are threads of vLLM. `python tests/regressions/not_yet.py --document` prints this page.
 
-A scenario drives the real engine through the circumstances of the failure and holds the result against a direct
-computation, or states the invariant that was missing. Most run a second time on an engine with one protection
-taken away, and must fail then. Numbers without a name are threads of vLLM.
-
-This file is printed by `python tests/regressions/not_yet.py --document`; a test holds it to be current.
-
-## Covered
-
-| Row | Class | Seen in | What broke there | What holds here | Scenario |
-|---|---|---|---|---|---|
-{covered_lines}
-
-## Not yet
-
-| Row | Class | Seen in | What broke there | Part needed |
+| row | class | fault | seen in | guarded by |
 |---|---|---|---|---|
-{waiting_lines}
+{lines}
 """
 
 
@@ -94,28 +81,19 @@ def table() -> str:
 
 
 def document() -> str:
-    """The text of docs/regressions.md."""
+    """The text of docs/reference/regressions.md."""
     covered = scenarios()
     rows = {scenario.row for scenario in covered} | {*HELD}
-    there = [_covered_line(row, [one for one in covered if one.row == row]) for row in FAILURES if row in rows]
-    waiting = [f"| {row} | {' | '.join(FAILURES[row])} | {part} |" for row, part in NOT_YET.items()]
-    return TEXT.format(
-        covered=len(rows),
-        held=len(HELD),
-        waiting=len(NOT_YET),
-        covered_lines="\n".join(there),
-        waiting_lines="\n".join(waiting),
-    )
+    lines = [_line(row, [one for one in covered if one.row == row]) for row in FAILURES]
+    return TEXT.format(covered=len(rows), waiting=len(NOT_YET), lines="\n".join(lines))
 
 
-def _covered_line(row: str, ours: list[Scenario]) -> str:
-    if row in HELD:
-        sites, holds = HELD[row]
-        links = ", ".join(f"[{site}](../tests/mutation/sites.py)" for site in sites)
-    else:
-        holds = ours[0].doc.partition(" Here ")[2]
-        links = ", ".join(f"[{one.name}](../tests/regressions/{one.file})" for one in ours)
-    return f"| {row} | {' | '.join(FAILURES[row])} | {holds[:1].upper()}{holds[1:]} | {links} |"
+def _line(row: str, ours: list[Scenario]) -> str:
+    kind, seen, what = FAILURES[row]
+    files = sorted({one.file for one in ours})
+    links = [f"[{name.removesuffix('.py')}](../../tests/regressions/{name})" for name in files]
+    guard = ", ".join(links + [f"[{site}](../../tests/mutation/sites.py)" for site in HELD.get(row, ())])
+    return f"| {row} | {kind} | {what} | {seen} | {guard or f'nothing yet: needs {NOT_YET[row]}'} |"
 
 
 if __name__ == "__main__":

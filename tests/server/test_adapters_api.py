@@ -38,7 +38,7 @@ def client(server) -> httpx.Client:
         yield client
 
 
-def test_they_are_listed_with_their_parent(client):
+def test_adapters_are_listed_with_their_parent(client):
     cards = client.get("/v1/models").json()["data"]
     assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
         (MODEL, MODEL, None),

@@ -9,7 +9,7 @@ from gapless.server.auth import Access, KeyRing
 from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint
 from gapless.server.errors import ApiError
-from gapless.server.pages import FILES, INDEX
+from gapless.server.pages import FILES, INDEX_PAGE
 
 KEYS = ("first-key", "zweiter-schlüssel")
 PUBLIC = {"/health", "/ready", "/ping", "/", "/ui", "/ui/", "/ui/{name:path}", "/docs", "/openapi.json"}
@@ -47,7 +47,7 @@ def test_without_a_key_only_probes_and_the_page_answer(caller, entry, method):
     path = entry.path.replace("{name:path}", "tiny")
     response = caller.request(method, path)
     if entry.path in PUBLIC:
-        page = 200 if INDEX in FILES else 404
+        page = 200 if INDEX_PAGE in FILES else 404
         assert response.status_code == {"/": 307, "/ui": page, "/ui/": 307, "/ui/{name:path}": 404}.get(entry.path, 200)
     else:
         assert response.status_code == 401

@@ -108,7 +108,7 @@ def test_template_variables_of_the_renderer_are_refused(client):
         b"\xef\xbb\xbf{}",
     ],
 )
-def test_what_is_not_a_json_object(client, path, base, body):
+def test_a_body_that_is_no_json_object_is_refused(client, path, base, body):
     response = client.post(path, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     error_of(response)
@@ -292,7 +292,7 @@ def test_the_neighbours_of_a_failed_row_go_on(client):
         *(({"guided_json": schema}, "guided_json") for schema in (3, False)),
     ],
 )
-def test_what_is_malformed_inside_a_field_of_a_chat_is_named(client, fields, param):
+def test_a_malformed_part_of_a_chat_is_named(client, fields, param):
     response = client.post("/v1/chat/completions", json=CHAT | fields)
     assert response.status_code == 400, response.text
     assert error_of(response)["param"].startswith(param)

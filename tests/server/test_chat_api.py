@@ -135,7 +135,7 @@ def test_a_stream_that_ends_at_once_is_still_whole(client):
         ),
     ],
 )  # fmt: skip
-def test_what_the_model_sees(prompts, fields, prompt):
+def test_the_model_sees_the_prompt_that_the_template_makes(prompts, fields, prompt):
     response = post(prompts, max_tokens=1, **fields)
     assert response.status_code == 200, response.text
     assert prompts.seen[-1].startswith(prompt)

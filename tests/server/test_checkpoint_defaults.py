@@ -53,7 +53,7 @@ def client(model):
         yield client
 
 
-def test_what_a_checkpoint_recommends_holds_in_python(model, wanted):
+def test_defaults_of_a_checkpoint_hold_in_python(model, wanted):
     with LLM(model, **LIMITS) as llm:
         assert llm.get_default_sampling_params() == SamplingParams(
             temperature=0.0, repetition_penalty=1.5, max_tokens=24, stop=("zzz",)
@@ -65,7 +65,7 @@ def test_what_a_checkpoint_recommends_holds_in_python(model, wanted):
     assert found == [wanted[0], wanted[1], wanted[1]]
 
 
-def test_what_a_checkpoint_recommends_holds_in_async_python(model, wanted):
+def test_defaults_of_a_checkpoint_hold_in_async_python(model, wanted):
     async def texts():
         llm = AsyncLLM.from_engine_args(model=model, **LIMITS)
         try:
@@ -94,7 +94,7 @@ def test_what_a_checkpoint_recommends_holds_in_async_python(model, wanted):
         ({"min_tokens": 4}, True, 24),
     ],
 )
-def test_what_a_request_leaves_out_comes_from_the_checkpoint(client, wanted, fields, penalised, tokens):
+def test_fields_that_a_request_leaves_out_come_from_the_checkpoint(client, wanted, fields, penalised, tokens):
     answer = client.post("/v1/completions", json={"prompt": PROMPT, **fields}).json()
     text = answer["choices"][0]["text"]
     assert text.startswith(wanted[not penalised][:8]) or wanted[not penalised].startswith(text)

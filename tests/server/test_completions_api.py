@@ -120,7 +120,7 @@ def test_fields_that_ask_for_nothing_are_taken(client, neutral):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_what_adjusts_logits_is_taken_with_ids_as_json_has_them(client, path):
+def test_fields_that_adjust_logits_take_ids_as_json_has_them(client, path):
     """The core without a model samples as ever: what each field does is held by tests/engine/test_adjusted_demo.py."""
     asked = {
         "repetition_penalty": 1.2, "presence_penalty": -0.5, "frequency_penalty": 2, "logit_bias": {"5": -100, "6": 1},

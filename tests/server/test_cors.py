@@ -102,7 +102,7 @@ RAW = [
 
 @pytest.mark.parametrize(("status", "data"), RAW, ids=[str(status) for status, _ in RAW])
 @pytest.mark.parametrize("allowed", [ORIGIN, "*"])
-def test_what_is_answered_before_the_headers_end_names_the_origin(monkeypatch, allowed, status, data):
+def test_an_answer_before_the_end_of_the_headers_names_the_origin(monkeypatch, allowed, status, data):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.2)
     with serving(allowing(allowed)) as server:
         for origin in (ORIGIN, "https://b.example"):

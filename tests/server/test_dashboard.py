@@ -128,7 +128,7 @@ def test_everything_is_asked_of_the_chosen_data_source(dashboard):
         assert expression.count('{job=~"$job",instance=~"$instance"' + model) == len(asked(expression))
 
 
-def test_it_begins_with_single_figures(dashboard):
+def test_the_dashboard_begins_with_single_figures(dashboard):
     first, *figures = dashboard["panels"][:9]
     assert first["title"] == "Summary" and {panel["type"] for panel in figures} == {"stat"}
 

@@ -155,7 +155,7 @@ def test_asking_for_the_head_alone_takes_no_place_and_ends(server):
     assert server.llm.watch.watchers == 0
 
 
-def test_who_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
+def test_a_watcher_that_does_not_read_is_given_up_and_holds_nothing(monkeypatch):
     monkeypatch.setattr("gapless.server.event_stream.WRITE_SECONDS", 0.3)
     monkeypatch.setattr(debug, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(debug, "EVENT_SECONDS", 0.0)
@@ -310,7 +310,7 @@ async def test_the_page_map_is_made_once_for_all_who_ask():
     assert len(engine.looks) == 1
 
 
-def test_each_tier_has_a_row_with_what_it_holds_and_does():
+def test_each_tier_has_a_row_with_its_counts():
     counts = {
         "tier_slots": 64, "tier_used": 48, "tier_hit": 31, "tier_missed": 9, "tier_read_bytes": 4096,
         "tier_dropped_full": 5, "lower_used_bytes": (70, 0), "lower_size_bytes": (99, 0), "lower_hits": (20, 3),

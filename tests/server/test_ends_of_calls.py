@@ -156,7 +156,7 @@ def test_a_function_without_parameters_takes_none_on_all_apis(quick):
         (True, "must be a JSON schema of an object"),
     ],
 )
-def test_what_no_call_can_be_held_to_is_a_400_by_name_on_all_apis(server, parameters, field):
+def test_parameters_that_bind_no_call_are_refused_by_name_on_all_apis(server, parameters, field):
     tool = {"name": "f", "parameters": parameters}
     chat = {"messages": HI, "model": "tiny", "max_tokens": 9}
     with server.client() as client:

@@ -117,7 +117,7 @@ def test_a_path_without_end_is_cut_off(bounded):
 
 
 @pytest.mark.parametrize("data", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\r\n"])
-def test_what_is_not_http(bounded, data):
+def test_bytes_that_are_not_http_are_refused(bounded, data):
     assert_refused(ask(bounded, data), 400, "invalid_http")
 
 

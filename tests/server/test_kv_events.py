@@ -227,7 +227,7 @@ def test_nothing_is_published_unless_it_is_asked_for_and_nothing_listens_beyond_
     )
 
 
-def test_what_is_missing_or_cannot_be_had_is_named_at_the_start(tmp_path, monkeypatch):
+def test_a_start_names_the_missing_package_and_the_endpoint_it_cannot_use(tmp_path, monkeypatch):
     on = json.dumps({"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/a"})
     uncached, nowhere = EngineConfig(enable_prefix_caching=False), on.replace("/a", "/no/such/place")
     for text, engine, message in (

@@ -100,7 +100,7 @@ def test_an_engine_without_a_role_leaves_it_alone():
         ({"do_remote_decode": True}, DECODE, "its role is decode"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(params, plan, why):
+def test_a_wrong_transfer_is_refused_by_name(params, plan, why):
     with pytest.raises(RequestError, match=why) as refused:
         read(params, plan)
     assert refused.value.param == "kv_transfer_params" and "kv_transfer_params" in str(refused.value)

@@ -38,7 +38,7 @@ def loading():
         yield server, client, gate
 
 
-def test_while_the_model_loads():
+def test_a_server_whose_model_loads_is_unavailable():
     with loading() as (server, client, gate):
         for path in ("/health", "/ready", "/ping"):
             assert_unavailable(client.get(path), "loading")
@@ -191,7 +191,7 @@ def test_time_runs_in_the_queue_too():
         server.until(lambda: server.stats().waiting == 0)
 
 
-def test_in_time_is_in_time(client):
+def test_an_answer_in_time_is_whole(client):
     response = client.post("/v1/completions", json={**ASK, "stream": True}, headers={"x-request-timeout": "30"})
     assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
 

@@ -105,7 +105,7 @@ def test_a_prompt_alone_is_scored_without_a_token(client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_how_a_completion_that_is_not_shown_ended_is_not_sent(client, stream):
+def test_the_end_of_a_completion_that_is_not_shown_is_not_sent(client, stream):
     fields = {"echo": True, "max_tokens": 0, "stop_token_ids": TOKENS.encode("a")}
     choice = streamed(client, **fields)[0][-1] if stream else choice_of(client, **fields)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)

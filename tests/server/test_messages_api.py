@@ -304,7 +304,7 @@ def test_a_fault_is_named_by_the_field_of_this_api(message, param, shown):
     assert body["error"] == {"type": "invalid_request_error", "message": shown} and body["request_id"] == "mine"
 
 
-def test_what_changes_no_token_is_accepted(client):
+def test_fields_that_change_no_token_are_taken(client):
     fields = {"metadata": {"user_id": "x"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}}
     more = {"context_management": {"edits": []}, "mcp_servers": [], "container": None, "field_of_the_future": 1}
     assert whole(client, **fields, **more)["content"] == [text("Forty-two.")]

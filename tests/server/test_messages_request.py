@@ -155,7 +155,7 @@ def test_a_schema_becomes_a_form_that_names_its_field(where):
         ({"temperature": -1}, "temperature"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_its_field(fields, param):
+def test_a_wrong_message_request_is_refused_by_its_field(fields, param):
     with pytest.raises(RequestError) as found:
         chat(**fields)
     assert found.value.param == param and param in str(found.value)

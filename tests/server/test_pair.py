@@ -15,7 +15,7 @@ from kills.clients import Clients, Outage, questions
 from kills.holdings import Ward, alive, settled
 from kills.pair import ANSWERS, Pair, kill, kill_side
 
-from gapless.server.pair import FOLDER, own_folder
+from gapless.server.pair import FOLDER_PREFIX, own_folder
 
 pytestmark = pytest.mark.xdist_group("pair")  # they are killed at the end
 
@@ -81,7 +81,7 @@ def test_chats_and_several_prompts_are_served_too(pair):
     assert alone["choices"] == choices and "kv_transfer_params" not in alone, "a name is one prompt's"
 
 
-def test_what_a_client_says_about_peers_is_replaced(pair):
+def test_peers_named_by_a_client_are_replaced(pair):
     elsewhere = {"remote_prefiller": {"kv_request_id": "x", "remote_host": "evil", "remote_port": 1}}
     assert answer(pair.client, body(30, kv_transfer_params=elsewhere))
     refused = pair.sides["decoder"].post("/v1/completions", json=body(31, kv_transfer_params=elsewhere))
@@ -133,7 +133,7 @@ def test_a_side_killed_under_load_costs_no_answered_token_and_leaves_nothing_beh
 def test_all_ends_with_a_router_that_is_killed_under_load_and_the_next_one_removes_its_folder(pair, clients):
     folder, rng, failed = Path(pair.paths["decoder"]).parent, random.Random(1), len(clients.failed)
     every = [*pair.processes().values()]
-    assert len(every) == 5 and folder.name.startswith(FOLDER)
+    assert len(every) == 5 and folder.name.startswith(FOLDER_PREFIX)
     with clients.running():
         kill(pair, clients, "prefiller engine", rng)
         clients.wait(ANSWERS)

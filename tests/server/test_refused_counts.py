@@ -53,7 +53,7 @@ def test_a_refused_request_is_no_abort_and_no_latency(server, client, path, body
     assert sum(server.state.metrics.rejected.values()) - refused <= int(coded)
 
 
-def test_what_a_full_queue_refuses_is_no_abort_either():
+def test_a_request_that_a_full_queue_refuses_is_no_abort():
     with serving(core=lambda: fake_core(max_num_seqs=1, max_queue=1)) as server, server.client() as client:
         with client.stream("POST", COMPLETIONS, json={"prompt": "~", "max_tokens": 900, "stream": True}) as first:
             lines = first.iter_lines()

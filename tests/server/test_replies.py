@@ -139,7 +139,7 @@ def test_mistral_is_the_form_of_mistral_that_the_template_has(tmp_path, marks, f
     assert ReplyForms(Tokenizer.from_dir(tmp_path), "mistral", "none").names()["tool_call_parser"] == form
 
 
-def test_what_a_checkpoint_says_of_its_replies_goes_before_its_template(tmp_path):
+def test_the_response_template_of_a_checkpoint_goes_before_its_chat_template(tmp_path):
     shutil.copytree(weights_dir(), tmp_path, dirs_exist_ok=True)
     path = tmp_path / "tokenizer_config.json"
     field = {"open": "<thought>", "close": "</thought>"}

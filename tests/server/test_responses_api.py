@@ -208,7 +208,7 @@ def test_a_call_that_is_cut_off_is_incomplete(client):
     assert call["status"] == "incomplete" and '{"city": "Oslo"}'.startswith(call["arguments"])
 
 
-def test_what_a_custom_tool_is_given_in_another_form_is_its_input(client):
+def test_the_input_of_a_custom_tool_is_kept_when_it_has_another_form(client):
     said = PATCHED.replace('"input"', '"patch"')
     (call,) = ask(client, said, tools=[PATCH])["output"]
     assert json.loads(call["input"]) == {"patch": '+ "a"\n'}
@@ -423,7 +423,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_its_field(client, fields, param):
+def test_a_wrong_response_request_is_refused_by_its_field(client, fields, param):
     response = client.post(PATH, json={"input": "hi", "max_output_tokens": 3, **fields})
     assert response.status_code == (404 if "model" in fields else 400), response.text
     error = error_of(response)
@@ -484,7 +484,7 @@ def test_the_input_is_read_on_a_thread_of_the_text(client, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["compact", "input_tokens", "resp_1"])
-def test_what_is_posted_below_the_responses_has_no_route(client, path):
+def test_paths_below_the_responses_are_no_routes(client, path):
     response = client.post(f"{PATH}/{path}", json={"input": "hi"})
     assert response.status_code == 404 and error_of(response)["message"].startswith("there is no such route")
 

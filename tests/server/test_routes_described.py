@@ -68,7 +68,7 @@ def test_a_route_s_sample_fits_its_shape_and_is_answered(client, described, path
         assert response.status_code == 200, response.text
 
 
-def test_what_real_clients_sent_fits_the_shapes(described):
+def test_requests_of_recorded_clients_fit_the_shapes(described):
     seen = 0
     for file in RECORDED.glob("*.json"):
         recorded = json.loads(file.read_text())
@@ -90,7 +90,7 @@ def test_what_real_clients_sent_fits_the_shapes(described):
         ("/v1/completions", {"prompt": "x", "temperature": "hot"}),
     ],
 )
-def test_what_the_server_refuses_for_its_shape_does_not_fit(client, described, path, body):
+def test_a_request_refused_for_its_shape_does_not_fit(client, described, path, body):
     assert not validator(described, path).is_valid(body)
     assert client.post(path, json=body).status_code == 400
 

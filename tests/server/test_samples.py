@@ -7,7 +7,7 @@ from gapless.engine.outputs import RequestMetrics
 from gapless.engine.seam import Stats
 from gapless.server import samples
 from gapless.server.metrics import Metrics
-from gapless.server.samples import COLUMNS, SampleLog, quantile
+from gapless.server.samples import SAMPLE_COLUMNS, SampleLog, quantile
 
 SECOND = 10**9
 
@@ -28,7 +28,7 @@ def test_a_quantile_is_in_the_bucket_of_its_rank(counts, share, value):
 
 def columns(log, number=0):
     _, rows = log.after(number)
-    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+    return {name: [row[place] for row in rows] for place, name in enumerate(SAMPLE_COLUMNS)}
 
 
 def test_a_sample_is_what_happened_since_the_one_before(monkeypatch):
@@ -76,7 +76,7 @@ def test_the_history_is_told_with_latency_and_memory(server, client):
     client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 5})
     log.take(server.state.llm.stats())
     told = client.get("/debug/history").json()
-    assert told["columns"] == list(COLUMNS) and len(told["samples"][-1]) == len(COLUMNS)
+    assert told["columns"] == list(SAMPLE_COLUMNS) and len(told["samples"][-1]) == len(SAMPLE_COLUMNS)
     assert told["latency"]["ttft"]["many"] >= 1 and 0 < told["latency"]["ttft"]["p50"] < 60
     assert told["memory"]["total"] > told["memory"]["free"] > 0
     assert client.get(f"/debug/history?after={told['next']}").json()["samples"] == []

@@ -115,7 +115,7 @@ def test_text_lines_keep_their_traceback(capsys):
     assert written.count("ValueError: inside") == 1 and "Traceback" in written
 
 
-def test_what_is_said_outside_of_logging(capsys):
+def test_a_line_outside_of_logging_has_the_form_and_level_of_the_log(capsys):
     for form, level, text in (("text", "info", "gapless: hello\n"), ("text", "error", ""), ("json", "info", "{")):
         logs.say(ServerConfig(log_format=form, log_level=level), logging.WARNING, "hello")
         assert capsys.readouterr().err.startswith(text)

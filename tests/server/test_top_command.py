@@ -144,7 +144,7 @@ def test_top_without_the_key_is_refused(capsys, monkeypatch):
         assert f"two servers are named: {server.url} and http://other:1" in capsys.readouterr().err
 
 
-def test_what_is_no_such_server(server, capsys):
+def test_a_server_of_another_kind_is_named_as_such(server, capsys):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         absent = f"http://127.0.0.1:{probe.getsockname()[1]}"

@@ -140,7 +140,7 @@ def test_a_streamed_conversation_has_one_span(traced):
     assert stream.end_time >= spans["decode"].end_time
 
 
-def test_several_prompts_and_the_bound_on_spans(traced, monkeypatch):
+def test_spans_of_several_prompts_are_bounded(traced, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_NESTED", 2)
     traced.server.http.post("/v1/completions", json={"prompt": ["a", "bc", "def"], "max_tokens": 2})
     spans = traced.spans()
@@ -175,7 +175,7 @@ def test_a_request_that_fails_has_its_error_in_the_span(traced, path, body, erro
     assert root.status.status_code is status
 
 
-def test_an_answer_that_breaks_in_its_middle(traced):
+def test_an_answer_that_breaks_in_its_middle_has_its_error_in_the_span(traced):
     body = {"prompt": "a~!", "max_tokens": 5, "stream": True}
     answer = traced.server.http.post("/v1/completions", json=body)
     assert answer.status_code == 200 and "could not complete" in answer.text
@@ -185,7 +185,7 @@ def test_an_answer_that_breaks_in_its_middle(traced):
     assert "stream" in spans
 
 
-def test_a_client_that_goes_away(traced):
+def test_a_client_that_goes_away_is_named_in_the_span(traced):
     body = {"prompt": "a~", "max_tokens": 500, "stream": True, "ignore_eos": True}
     with traced.server.http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
@@ -324,7 +324,7 @@ def test_a_collector_that_hangs_holds_up_no_request(traced, monkeypatch):
 
 
 async def test_closing_does_not_wait_for_a_collector(monkeypatch):
-    monkeypatch.setattr(tracing, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.05)
     let_go, ended = threading.Event(), threading.Event()
 
     class Stuck(TracerProvider):

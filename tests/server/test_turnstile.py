@@ -66,14 +66,14 @@ async def test_more_begin_where_others_take_long(fit, most, own):
     assert max(map(turns.count, turns)) == most
 
 
-async def test_who_was_cancelled_takes_no_place():
+async def test_a_cancelled_request_takes_no_place():
     gone = range(10, 30)
     began = await begun_in(50, gone)
     assert list(began) == [number for number in range(50) if number not in gone]
     assert len(set(began.values())) == -(-30 // LEAST_PER_TURN)
 
 
-async def test_it_opens_again_after_a_rest():
+async def test_the_turnstile_opens_again_after_a_rest():
     gate = Turnstile()
     for _ in range(3):
         async with asyncio.timeout(5):

@@ -232,7 +232,7 @@ def test_requests_that_run_at_once_have_the_tokens_of_one_server_each(pair, mixe
         {"kv_transfer_params": {"remote_prefiller": {"kv_request_id": "x", "remote_host": "evil", "remote_port": 1}}},
     ],
 )
-def test_what_goes_with_one_server_goes_with_a_pair_behind_the_router(pair, mixed, more):
+def test_requests_of_every_kind_give_the_tokens_of_one_server_behind_the_router(pair, mixed, more):
     request = body(PATHS[0], 5_000, LONG, **more)
     assert said(pair[0].client, PATHS[0], request) == said(mixed[0].client, PATHS[0], request)
 

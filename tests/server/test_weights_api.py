@@ -62,7 +62,7 @@ def test_no_other_directory_is_read(client, server, path):
     assert len(server.core.updates) == before
 
 
-def test_what_the_engine_refuses_is_said_without_the_directory(client, folder):
+def test_a_refusal_of_the_engine_is_passed_on_without_the_directory(client, folder):
     answer = client.post(ROUTE, json={"model_path": "bad"})
     assert answer.status_code == 400 and error_of(answer)["message"] == "bad/config.json: layers is 1"
     assert error_of(answer)["param"] == "model_path"

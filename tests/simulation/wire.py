@@ -20,12 +20,12 @@ from gapless.loop.loop import Loop
 from gapless.memory.below import LEASE_NS
 from gapless.testing.sim import SimDevice
 from gapless.tiers.copying import Copies
-from gapless.tiers.frames import KEY_BYTES, LEASE, SECONDS, FrameKind, FrameSocket, keys_in
+from gapless.tiers.frames import FRAME_SECONDS, KEY_BYTES, LEASE, FrameKind, FrameSocket, keys_in
 from gapless.tiers.giving import LEASE_SECONDS, PeerSession
 from gapless.tiers.link import PeerCaller, PeerLink
 from gapless.tiers.peer import PeerTier, PeerWorker
 from gapless.tiers.seam import Namespace
-from gapless.tiers.shelf import PAGE_SECONDS, Shelf, ShelfPage
+from gapless.tiers.shelf import UNASKED_SECONDS, Shelf, ShelfPage
 
 T = TypeVar("T")
 BACK_OFF = 0.1
@@ -321,7 +321,7 @@ class Net:
         """A taker waits at this half: the giver goes on, unless it is late."""
         if self.happens():
             self.late += 1
-            self.now += 2 * SECONDS
+            self.now += 2 * FRAME_SECONDS
             return
         for one in [one for one in self._sessions if one[0].other is half]:
             while one in self._sessions and one[0].inbox:
@@ -394,7 +394,7 @@ class Net:
         for end in self.ends.values():
             assert not end.shelf.lent, "places are still lent"
             end.shelf.check()
-        self.now += 2 * PAGE_SECONDS
+        self.now += 2 * UNASKED_SECONDS
         self.expire()
         for end in self.ends.values():
             assert not end.shelf.used, "a shelf keeps pages that no peer has asked for"

@@ -135,7 +135,7 @@ def test_text_parts_are_joined() -> None:
         {"content": [{"type": "text", "text": "n"}, {"type": "refusal", "refusal": "o"}], "refusal": "left out"},
     ],
 )
-def test_a_refusal_of_the_assistant_is_what_it_said(message) -> None:
+def test_a_refusal_of_the_assistant_is_its_content(message) -> None:
     template = ChatTemplate(CHATML)
     said = template.render([CHAT[0], {"role": "assistant", "content": "no"}, CHAT[2]])
     assert template.render([CHAT[0], {"role": "assistant", **message}, CHAT[2]]) == said
@@ -166,7 +166,7 @@ def test_a_wrong_message_is_named(messages, field: str) -> None:
     assert caught.value.param == field
 
 
-def test_what_the_template_refuses_is_the_requests_error() -> None:
+def test_a_refusal_of_the_template_is_an_error_of_the_request() -> None:
     with pytest.raises(RequestError, match="Roles must alternate"):
         ChatTemplate(LLAMA2, SPECIAL).render([CHAT[0], CHAT[0]])
 

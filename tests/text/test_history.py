@@ -230,7 +230,7 @@ def test_reasoning_under_any_name_is_read_under_any(field, read):
         ({"role": "user", "content": ()}, "content"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_named(message, field):
+def test_a_message_that_cannot_be_read_is_named(message, field):
     with pytest.raises(RequestError) as caught:
         canonical([message])
     assert caught.value.param == f"messages[0].{field}"

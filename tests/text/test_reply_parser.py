@@ -38,7 +38,7 @@ def test_every_family_has_a_golden_reply() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_golden_reply_means_what_it_should_at_once_and_by_characters(name: str) -> None:
+def test_a_golden_reply_has_its_meaning_at_once_and_by_characters(name: str) -> None:
     golden = GOLDEN[name]
     assert parsed(golden, [golden.text]) == golden.means
     assert parsed(golden, list(golden.text)) == golden.means
@@ -381,7 +381,7 @@ def test_the_work_for_a_long_reply_grows_with_its_length_alone(name: str, monkey
     text = LONG[name]
     parser = ReplyFormat(TOOL_TABLES[name]).parser()
     reply = added_up([*parser.push(text), *parser.finish()])
-    assert sum(seen) <= 2 * reply_parser.PIECE * len(text) and max(names, default=0) <= reply_parser.MAX_WORD
+    assert sum(seen) <= 2 * reply_parser.PIECE_CHARS * len(text) and max(names, default=0) <= reply_parser.MAX_WORD
     assert name == "harmony" or reply == Reply(text), "nothing in it is a call"
 
 

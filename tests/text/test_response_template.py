@@ -107,7 +107,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("template", "field"), REFUSED, ids=range(len(REFUSED)))
-def test_what_a_table_cannot_say_is_refused_with_the_field(template: object, field: str) -> None:
+def test_a_template_that_no_table_can_say_is_refused_with_the_field(template: object, field: str) -> None:
     json.dumps(template)
     with pytest.raises(
         CheckpointError, match=f"field {field.replace('.', '[.]')} cannot be used: .*--tool-call-parser"

@@ -77,7 +77,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("schema", KEPT, ids=str)
-def test_what_says_something_stays_as_it_is(schema):
+def test_keywords_that_say_something_stay_as_they_are(schema):
     assert plain_schema(schema) == schema
 
 
@@ -147,7 +147,7 @@ PAIR = {
         (json.loads('{"items":' * 200 + "{}" + "}" * 200), "recursion limit"),
     ],
 )
-def test_what_is_no_schema_or_ends_in_no_value_is_refused_by_its_place(schema, text):
+def test_a_schema_that_is_none_or_ends_in_no_value_is_refused_by_its_place(schema, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         plain_schema(schema)
 

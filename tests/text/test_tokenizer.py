@@ -77,7 +77,7 @@ def test_a_token_named_in_the_config_is_special(tmp_path: Path) -> None:
     assert tokenizer.decode([number]) == "" and number in tokenizer.special_ids
 
 
-def test_where_templates_come_from(tmp_path: Path) -> None:
+def test_templates_come_from_the_config_or_a_file_beside_it(tmp_path: Path) -> None:
     config = {"chat_template": [{"name": "default", "template": "C"}, {"name": "tool_use", "template": "T"}]}
     write(tmp_path, byte_level(), config)
     chat = [{"role": "user", "content": "x"}]

@@ -141,7 +141,7 @@ def test_the_form_of_calls_is_found_in_the_template_for_tools(tmp_path: Path) ->
         ({}, {FILE: "F", "chat_template_dot_json": {"chat_template": "C"}}, ["chat_template.json", "not used"]),
     ],
 )  # fmt: skip
-def test_what_another_file_overrules_is_warned_of(tmp_path: Path, caplog, config, files, said) -> None:
+def test_a_field_that_another_file_overrules_is_warned_of(tmp_path: Path, caplog, config, files, said) -> None:
     with caplog.at_level(logging.WARNING, "gapless.text"):
         Tokenizer.from_dir(write(tmp_path, config, **files))
     (text,) = caplog.messages
@@ -194,7 +194,7 @@ def test_a_vocabulary_in_another_form_is_refused_by_its_name(tmp_path: Path, nam
         ({"extra_special_tokens": [1]}, {}, "extra_special_tokens"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_file_and_field(tmp_path: Path, config, files, named: str) -> None:
+def test_unreadable_files_are_refused_by_file_and_field(tmp_path: Path, config, files, named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         Tokenizer.from_dir(write(tmp_path, config, **files))
 

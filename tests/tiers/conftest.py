@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from peer_rig import giver_of, taker_of
+from tier_rig import setup_of
 
 
 @pytest.fixture
@@ -23,3 +25,19 @@ def opened():
 def path(tmp_path):
     """Return the path of the socket on which a peer listens."""
     return tmp_path / "p.sock"
+
+
+@pytest.fixture
+def setup():
+    """The slots of an engine, and the names of its pages."""
+    return setup_of("")
+
+
+@pytest.fixture
+def giver(opened, path, setup):
+    return opened(giver_of(setup, path))
+
+
+@pytest.fixture
+def taker(opened, path, setup):
+    return opened(taker_of(setup, path))

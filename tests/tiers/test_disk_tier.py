@@ -10,17 +10,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from tier_rig import SLOT, content, has, key, loaded, page, setup_of, slot_of, stored
+from tier_rig import NAMESPACE, SLOT, content, has, key, loaded, page, setup_of, slot_of, stored, until
 
 from gapless.base.errors import ConfigError
-from gapless.tiers.disk import BLOCK, LOG, PAGES, RECORD_BYTES, DiskRecord, DiskTier, describe
+from gapless.tiers.disk import DISK_BLOCK, LOG, PAGES_FILE, RECORD_BYTES, DiskRecord, DiskTier, describe
 from gapless.tiers.seam import Namespace
 
-FOREIGN = [b"", b"\0" * 5000, b"PK\3\4 an archive", b"gapless KV pages, version 1\n{}\n".ljust(BLOCK)]
+FOREIGN = [b"", b"\0" * 5000, b"PK\3\4 an archive", b"gapless KV pages, version 1\n{}\n".ljust(DISK_BLOCK)]
 CHILD = """
 import sys
 sys.path[:0] = sys.argv[2:]
@@ -35,16 +34,31 @@ for job in range(1, 10**9):
 """
 
 
-def reopened(tmp_path, pages=64, namespace=None):
-    setup = setup_of(str(tmp_path), pages, *([namespace] if namespace else []))
-    return DiskTier(setup), setup
+@pytest.fixture
+def reopened(opened, tmp_path):
+    """Opens a tier in the test's folder, once the one before it is closed: the tier and its setup."""
+    before = []
+
+    def again(pages=64, namespace=NAMESPACE):
+        for one in before:
+            one.close()
+        setup = setup_of(str(tmp_path), pages, namespace)
+        before.append(opened(DiskTier(setup)))
+        return before[-1], setup
+
+    return again
 
 
-def filled(tmp_path, count=4):
-    """A directory with pages 0 to count."""
-    tier, setup = reopened(tmp_path)
-    stored(tier, setup, *range(count))
-    tier.close()
+@pytest.fixture
+def filled(tmp_path):
+    """Makes a folder with the first pages."""
+
+    def fill(count=4):
+        tier = DiskTier(setup := setup_of(str(tmp_path)))
+        stored(tier, setup, *range(count))
+        tier.close()
+
+    return fill
 
 
 def flip(path, at, bits=0x10):
@@ -55,138 +69,118 @@ def flip(path, at, bits=0x10):
         file.write(bytes([byte ^ bits]))
 
 
-def test_another_process_finds_what_one_has_stored(tmp_path):
-    filled(tmp_path)
-    tier, setup = reopened(tmp_path)
+def test_another_process_finds_the_pages_of_the_first(filled, reopened):
+    filled()
+    tier, setup = reopened()
     assert has(tier, 0, 1, 2, 3, 4) == [True] * 4 + [False]
     end, data = loaded(tier, setup, 3, 0)
     assert not end.failed and data == [content(3), content(0)] and end.nbytes == 2 * SLOT
-    tier.close()
 
 
-def test_the_least_recently_used_page_makes_room_and_a_restart_keeps_the_order(tmp_path):
-    tier, setup = reopened(tmp_path, pages=3)
+def test_the_least_recently_used_page_makes_room_and_a_restart_keeps_the_order(reopened, tmp_path):
+    tier, setup = reopened(pages=3)
     stored(tier, setup, 0, 1, 2)
     tier.touch([key(0)])
     stored(tier, setup, 3)
     assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
-    tier.close()
-    tier, setup = reopened(tmp_path, pages=3)
+    tier, setup = reopened(pages=3)
     stored(tier, setup, 4)
     assert has(tier, 0, 2, 3, 4) == [True, False, True, True]
-    assert (tmp_path / PAGES).stat().st_size <= 3 * SLOT
-    tier.close()
+    assert (tmp_path / PAGES_FILE).stat().st_size <= 3 * SLOT
 
 
-def test_a_smaller_tier_keeps_the_pages_that_fit_it(tmp_path):
-    filled(tmp_path, 4)
-    tier, setup = reopened(tmp_path, pages=2)
-    assert sum(has(tier, 0, 1, 2, 3)) == 2 and (tmp_path / PAGES).stat().st_size == 2 * SLOT
+def test_a_smaller_tier_keeps_the_pages_that_fit_it(filled, reopened, tmp_path):
+    filled(4)
+    tier, setup = reopened(pages=2)
+    assert sum(has(tier, 0, 1, 2, 3)) == 2 and (tmp_path / PAGES_FILE).stat().st_size == 2 * SLOT
     kept = [number for number in range(4) if has(tier, number) == [True]]
     assert loaded(tier, setup, *kept)[1] == [content(number) for number in kept]
-    tier.close()
 
 
-def test_a_dropped_page_stays_away_after_a_restart(tmp_path):
-    tier, setup = reopened(tmp_path)
+def test_a_dropped_page_stays_away_after_a_restart(reopened, opened, tmp_path):
+    tier, setup = reopened()
     stored(tier, setup, 0, 1)
     tier.drop([key(0)])
     copied = shutil.copytree(tmp_path, tmp_path / "as it was when the process was killed")
-    tier.close()
-    assert (copied / LOG).stat().st_size == BLOCK + 3 * RECORD_BYTES
-    again, setup = reopened(copied)
-    assert has(again, 0, 1) == [False, True]
-    again.close()
+    assert (copied / LOG).stat().st_size == DISK_BLOCK + 3 * RECORD_BYTES
+    assert has(opened(DiskTier(setup_of(str(copied)))), 0, 1) == [False, True]
 
 
-def test_a_torn_record_is_a_page_that_is_not_there(tmp_path):
-    filled(tmp_path)
-    os.truncate(tmp_path / LOG, BLOCK + 4 * RECORD_BYTES - 5)
-    tier, setup = reopened(tmp_path)
+def test_a_torn_record_is_a_page_that_is_not_there(filled, reopened, tmp_path):
+    filled()
+    os.truncate(tmp_path / LOG, DISK_BLOCK + 4 * RECORD_BYTES - 5)
+    tier, setup = reopened()
     assert has(tier, 0, 1, 2, 3) == [True, True, True, False]
     stored(tier, setup, 7)
-    tier.close()
-    tier, setup = reopened(tmp_path)
+    tier, setup = reopened()
     assert has(tier, 0, 7) == [True, True] and loaded(tier, setup, 7)[1] == [content(7)]
-    tier.close()
 
 
 @pytest.mark.parametrize("at", [0, 35, 36, 40, 48, 56, 60, RECORD_BYTES - 1])
-def test_a_changed_record_is_a_page_that_is_not_there(tmp_path, at):
-    filled(tmp_path)
-    flip(tmp_path / LOG, BLOCK + RECORD_BYTES + at)
-    tier, _ = reopened(tmp_path)
+def test_a_changed_record_is_a_page_that_is_not_there(filled, reopened, tmp_path, at):
+    filled()
+    flip(tmp_path / LOG, DISK_BLOCK + RECORD_BYTES + at)
+    tier, _ = reopened()
     assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
-    tier.close()
 
 
-def test_a_record_with_the_key_of_another_page_is_not_believed(tmp_path):
-    filled(tmp_path)
+def test_a_record_with_the_key_of_another_page_is_not_believed(filled, reopened, tmp_path):
+    filled()
     log = bytearray((tmp_path / LOG).read_bytes())
-    log[BLOCK : BLOCK + 36] = key(9)
+    log[DISK_BLOCK : DISK_BLOCK + 36] = key(9)
     (tmp_path / LOG).write_bytes(log)
-    tier, _ = reopened(tmp_path)
+    tier, _ = reopened()
     assert has(tier, 0, 9) == [False, False]
-    tier.close()
 
 
-def test_two_records_of_one_slot_are_the_later_one(tmp_path):
-    filled(tmp_path, 2)
-    tier, setup = reopened(tmp_path)
-    namespace = setup.namespace.digest
-    tier.close()
+def test_two_records_of_one_slot_are_the_later_one(filled, reopened, tmp_path):
+    filled(2)
     with (tmp_path / LOG).open("ab") as log:
-        log.write(DiskRecord(key(5), 0, 99, 0, SLOT).packed(namespace))
-    tier, setup = reopened(tmp_path)
+        log.write(DiskRecord(key(5), 0, 99, 0, SLOT).packed(NAMESPACE.digest))
+    tier, _ = reopened()
     assert has(tier, 0, 1, 5) == [False, True, True]
-    tier.close()
 
 
-def test_pages_past_the_end_of_a_truncated_file_are_not_there(tmp_path):
-    filled(tmp_path)
-    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
-    tier, _ = reopened(tmp_path)
+def test_pages_past_the_end_of_a_truncated_file_are_not_there(filled, reopened, tmp_path):
+    filled()
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT + 100)
+    tier, _ = reopened()
     assert has(tier, 0, 1, 2, 3) == [True, True, False, False]
-    tier.close()
 
 
-def test_a_load_from_a_file_that_is_truncated_under_it_keeps_the_good_pages_in_front(tmp_path):
-    tier, setup = reopened(tmp_path)
+def test_a_load_from_a_file_that_is_truncated_under_it_keeps_the_good_pages_in_front(reopened, tmp_path):
+    tier, setup = reopened()
     stored(tier, setup, 0, 1, 2, 3)
-    os.truncate(tmp_path / PAGES, 2 * SLOT + 100)
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT + 100)
     end, data = loaded(tier, setup, 0, 1, 2, 3)
     assert end.failed and data == [content(0), content(1)]
-    tier.close()
 
 
-def test_pages_of_another_namespace_are_not_there(tmp_path):
-    filled(tmp_path)
-    tier, setup = reopened(tmp_path, namespace=Namespace.of({"model": "another"}))
+def test_pages_of_another_namespace_are_not_there(filled, reopened):
+    filled()
+    tier, setup = reopened(namespace=Namespace.of({"model": "another"}))
     assert has(tier, 0, 1) == [False, False]
     stored(tier, setup, 0, version=5)
-    tier.close()
-    tier, _ = reopened(tmp_path)
+    tier, _ = reopened()
     assert has(tier, 0, 1) == [False, False], "the other one has taken the directory"
-    tier.close()
 
 
 @pytest.mark.parametrize("log", FOREIGN)
-def test_a_foreign_log_is_an_empty_tier(tmp_path, log):
-    filled(tmp_path)
+def test_a_foreign_log_is_an_empty_tier(filled, reopened, tmp_path, log):
+    filled()
     (tmp_path / LOG).write_bytes(log)
-    tier, setup = reopened(tmp_path)
+    tier, setup = reopened()
     assert has(tier, 0, 1) == [False, False]
     stored(tier, setup, 1)
     assert loaded(tier, setup, 1)[1] == [content(1)]
-    tier.close()
 
 
 def test_one_directory_has_one_engine(tmp_path):
-    tier, _ = reopened(tmp_path)
+    tier = DiskTier(setup_of(str(tmp_path)))
     with pytest.raises(ConfigError, match="is in use by another engine: give each its own"):
-        reopened(tmp_path)
+        DiskTier(setup_of(str(tmp_path)))
     tier.close()
-    reopened(tmp_path)[0].close()
+    DiskTier(setup_of(str(tmp_path))).close()
 
 
 def test_a_directory_that_cannot_be_is_refused(tmp_path):
@@ -198,22 +192,22 @@ def test_a_directory_that_cannot_be_is_refused(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files by /proc/self/fd, which is Linux's")
 def test_a_tier_that_cannot_open_leaves_no_file_open(tmp_path):
-    (tmp_path / PAGES).mkdir()
+    (tmp_path / PAGES_FILE).mkdir()
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ConfigError, match="Is a directory"):
         DiskTier(setup_of(str(tmp_path)))
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_second_close_closes_no_file_of_others(tmp_path):
-    tier, setup = reopened(tmp_path)
+def test_a_second_close_closes_no_file_of_others(reopened):
+    tier, setup = reopened()
     stored(tier, setup, 0)
     tier.close()
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
     tier.close()
     for other in others:
         os.close(other)
-    tier, _ = reopened(tmp_path)
+    tier, _ = reopened()
     assert has(tier, 0) == [True]
     tier.close()
 
@@ -229,17 +223,16 @@ def test_a_tier_too_small_for_a_page_is_refused(tmp_path):
         DiskTier(setup_of(str(tmp_path), 0))
 
 
-def test_the_log_is_rewritten_before_it_grows_without_bound(tmp_path):
-    tier, setup = reopened(tmp_path, pages=2)
+def test_the_log_is_rewritten_before_it_grows_without_bound(reopened, tmp_path):
+    tier, setup = reopened(pages=2)
     for number in range(2_000):
         stored(tier, setup, number % 5, job=number)
-    assert (tmp_path / LOG).stat().st_size < BLOCK + 1_100 * RECORD_BYTES
+    assert (tmp_path / LOG).stat().st_size < DISK_BLOCK + 1_100 * RECORD_BYTES
     assert loaded(tier, setup, 4)[1] == [content(4)]
-    tier.close()
 
 
-def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(tmp_path, monkeypatch):
-    tier, setup = reopened(tmp_path)
+def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(reopened, monkeypatch):
+    tier, setup = reopened()
     stored(tier, setup, 0, 1)
     write = os.pwrite
 
@@ -252,11 +245,10 @@ def test_a_full_disk_refuses_a_page_and_gives_up_an_old_one(tmp_path, monkeypatc
     end = stored(tier, setup, 2)
     assert end.failed and end.checksums == () and has(tier, 0, 1, 2) == [False, True, False]
     assert not stored(tier, setup, 2).failed and loaded(tier, setup, 1, 2)[1] == [content(1), content(2)]
-    tier.close()
 
 
-def test_a_log_without_space_costs_no_slot(tmp_path, monkeypatch):
-    tier, setup = reopened(tmp_path, pages=2)
+def test_a_log_without_space_costs_no_slot(reopened, monkeypatch):
+    tier, setup = reopened(pages=2)
     stored(tier, setup, 0, 1)
     write = os.pwrite
 
@@ -271,12 +263,11 @@ def test_a_log_without_space_costs_no_slot(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", write)
     stored(tier, setup, 3, 4)
     assert has(tier, 3, 4) == [True, True]
-    tier.close()
 
 
-def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(reopened, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.disk.SPARE_RECORDS", 0)
-    tier, setup = reopened(tmp_path, pages=2)
+    tier, setup = reopened(pages=2)
     stored(tier, setup, 0, 1)
     open_ = os.open
 
@@ -297,18 +288,18 @@ def test_a_log_that_cannot_be_rewritten_is_written_on_and_no_other_file_is(tmp_p
         tier.close()
     monkeypatch.setattr(os, "open", open_)
     os.close(other)
-    assert has(reopened(tmp_path, pages=2)[0], 9) == [True]
+    assert has(reopened(pages=2)[0], 9) == [True]
 
 
 def direct_here(folder):
     """Whether a file of this folder's filesystem can be written past the page cache."""
-    with mmap.mmap(-1, BLOCK) as block:
+    with mmap.mmap(-1, DISK_BLOCK) as block:
         try:
             file = os.open(folder / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
         except OSError:
             return False
         try:
-            return os.pwrite(file, block, 0) == BLOCK
+            return os.pwrite(file, block, 0) == DISK_BLOCK
         except OSError:
             return False
         finally:
@@ -322,19 +313,19 @@ def passes_by_the_cache(path):
     return bool(int(flags.split()[1], 8) & os.O_DIRECT)
 
 
-def test_pages_pass_by_the_page_cache_where_the_filesystem_can(tmp_path):
+def test_pages_pass_by_the_page_cache_if_the_filesystem_can(reopened, tmp_path):
     if not (sys.platform == "linux" and direct_here(tmp_path)):
         pytest.skip("the filesystem of temporary files has no O_DIRECT")
     for _ in range(2):  # a new file, and one that is there
-        tier, setup = reopened(tmp_path)
-        assert tier.direct and passes_by_the_cache(tmp_path.resolve() / PAGES)
+        tier, setup = reopened()
+        assert tier.direct and passes_by_the_cache(tmp_path.resolve() / PAGES_FILE)
         stored(tier, setup, 0, 1)
         assert loaded(tier, setup, 1, 0)[1] == [content(1), content(0)]
-        assert passes_by_the_cache(tmp_path.resolve() / PAGES)
+        assert passes_by_the_cache(tmp_path.resolve() / PAGES_FILE)
         tier.close()
 
 
-def test_a_filesystem_without_o_direct_is_read_through_the_page_cache(tmp_path, monkeypatch):
+def test_a_filesystem_without_o_direct_is_read_through_the_page_cache(reopened, monkeypatch):
     change = fcntl.fcntl
 
     def refusing(file, command, flags=0):
@@ -343,33 +334,33 @@ def test_a_filesystem_without_o_direct_is_read_through_the_page_cache(tmp_path, 
         return change(file, command, flags)
 
     monkeypatch.setattr(fcntl, "fcntl", refusing)
-    tier, setup = reopened(tmp_path)
+    tier, setup = reopened()
     assert not tier.direct
     stored(tier, setup, 0)
     assert loaded(tier, setup, 0)[1] == [content(0)]
-    tier.close()
 
 
-def test_slots_that_do_not_begin_with_a_block_are_read_through_the_page_cache(tmp_path):
+def test_slots_that_do_not_begin_with_a_block_are_read_through_the_page_cache(opened, tmp_path):
     setup = setup_of(str(tmp_path))
     odd = setup._replace(memory=(memoryview(bytearray(setup.memory[0].nbytes + 1))[1:],))
-    tier = DiskTier(odd)
+    tier = opened(DiskTier(odd))
     assert not tier.direct
     slot_of(odd, 3)[:] = content(3)
     stored(tier, odd, 3)
     assert loaded(tier, odd, 3)[1] == [content(3)]
-    tier.close()
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_a_tier_that_opens(tmp_path):
+@pytest.mark.process
+def test_a_process_that_is_killed_while_it_writes_leaves_a_tier_that_opens(reopened, tmp_path):
     found = 0
-    for round_ in range(4):
+    for turn in range(1, 5):
         command = [sys.executable, "-c", CHILD, str(tmp_path), *sys.path]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None and child.stdout.readline() == b"up\n"
-            time.sleep(0.01 + 0.007 * round_)
+            size = (tmp_path / LOG).stat().st_size
+            until(lambda size=size, turn=turn: (tmp_path / LOG).stat().st_size >= size + 7 * turn * RECORD_BYTES)
             child.send_signal(signal.SIGKILL)
-        tier, setup = reopened(tmp_path, pages=6)
+        tier, setup = reopened(pages=6)
         there = [number for number in range(40) if has(tier, number) == [True]]
         found += len(there)
         for number in there:
@@ -380,14 +371,14 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_tier_that_opens(tmp_p
     assert found > 4
 
 
-def test_inspect_tells_what_a_directory_holds(tmp_path):
-    filled(tmp_path, 3)
+def test_a_description_tells_the_contents_of_a_directory(filled, tmp_path):
+    filled(3)
     facts = describe(tmp_path)
     assert facts["pages of"] == {"model": "checksum", "page_size": 4}
     assert (facts["slots"], facts["used"], facts["used_bytes"]) == (64, 3, 3 * SLOT)
-    os.truncate(tmp_path / PAGES, 2 * SLOT)
+    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT)
     assert describe(tmp_path)["used"] == 2, "what a tier finds there when it opens it"
-    (tmp_path / PAGES).unlink()
+    (tmp_path / PAGES_FILE).unlink()
     assert describe(tmp_path)["used"] == 0
     (tmp_path / LOG).write_bytes(b"something else")
     with pytest.raises(ConfigError, match="is no index of a disk tier"):

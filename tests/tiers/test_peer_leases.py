@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from peer_rig import KEY, GivenSlots, giver_of, until
-from tier_rig import SLOT, Hand, content, key, setup_of, stored
+from peer_rig import KEY, GivenSlots
+from tier_rig import SLOT, Hand, content, key, stored, until
 
 from gapless.base.peers import PeerAddress
 from gapless.tiers.copying import Copies
@@ -69,7 +69,7 @@ def ended(session):
     return True
 
 
-def test_a_peer_that_renews_keeps_what_it_was_lent_beyond_the_first_term(lent):
+def test_a_peer_that_renews_keeps_its_loan_beyond_the_first_term(lent):
     session, taker = lent.connect(0, 1)
     for _ in range(3):
         lent.clock.now += LEASE_SECONDS - 0.1
@@ -92,7 +92,7 @@ def test_a_lease_is_renewed_by_every_frame(lent):
     assert not late(session) and lent.shelf.lent == 1
 
 
-def test_what_was_lent_to_a_peer_that_is_silent_goes_back_with_the_end_of_its_connection(lent):
+def test_pages_lent_to_a_peer_that_is_silent_go_back_with_the_end_of_its_connection(lent):
     session, taker = lent.connect(0, 1)
     lent.clock.now += LEASE_SECONDS - 0.1
     assert not late(session)
@@ -124,7 +124,7 @@ def test_a_lease_is_renewed_by_its_own_connection_alone(lent):
     assert late(session) and ended(session)
 
 
-def test_a_giver_that_was_stopped_itself_reads_what_has_come_before_it_judges(lent):
+def test_a_giver_that_was_stopped_itself_reads_its_frames_before_it_judges(lent):
     session, taker = lent.connect(0)
     taker.send(FrameKind.RENEW)
     lent.clock.now += LEASE_SECONDS + 1
@@ -135,16 +135,15 @@ def test_a_giver_that_was_stopped_itself_reads_what_has_come_before_it_judges(le
 
 
 @pytest.fixture
-def borrower(opened, path, monkeypatch):
+def borrower(giver, setup, path, monkeypatch):
     """(a giver, a link to it whose clock is set, the clock, and the frames that the link has sent)"""
-    setup, clock, said, send = setup_of(""), Hand(), [], FrameSocket.send
+    clock, said, send = Hand(), [], FrameSocket.send
 
     def noted(self, kind, *parts, **options):
         said.extend([kind] if kind in FROM_TAKERS else [])
         send(self, kind, *parts, **options)
 
     monkeypatch.setattr(FrameSocket, "send", noted)
-    giver = opened(giver_of(setup, path))
     stored(giver, setup, 0, 1)
     caller = PeerCaller(PeerAddress(path=str(path)), KEY, setup.namespace)
     link = PeerLink(caller, Copies(), setup.slot_bytes, lambda data: lambda: None, clock=clock)
@@ -185,6 +184,19 @@ def test_a_link_renews_while_it_has_borrowed_pages_and_is_silent_otherwise(borro
     clock.now += 10
     rest(link)
     assert said == [FrameKind.RENEW] * 4 + [FrameKind.RETURN] * 2 and giver.shelf.lent == 0
+
+
+def test_a_question_is_repeated_until_its_time_has_passed(borrower):
+    giver, link, clock, said = borrower
+    giver.shelf.begin("R")
+    link.ask("R", [key(5)], clock.now + 0.1)
+    for _ in range(3):
+        rest(link)
+        clock.now += 0.03
+    assert said == [FrameKind.ASK] * 3
+    clock.now += 0.03
+    rest(link)
+    assert said == [FrameKind.ASK] * 3
 
 
 def test_a_link_that_gives_back_after_the_end_of_the_lease_connects_again_at_once(borrower):

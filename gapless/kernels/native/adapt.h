@@ -1,4 +1,4 @@
-// Low-rank adapters: gapless/kernels/adapt.py says what they add to a product.
+// Low-rank adapters: see gapless/kernels/adapt.py for their terms.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Logits of rows that ask for biases, penalties, allowed ids or bad words: gapless/kernels/adjust.py says what each does.
+// Logits of rows with biases, penalties, allowed ids or bad words: see gapless/kernels/adjust.py.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace gapless {
 
-// What one row has: its lines of the tables, and of its slot; and how many of its drafts count as tokens.
+// A row's lines of the tables and of its slot, and the number of its drafts that count as tokens.
 struct Asking {
   const int32_t *state, *params, *history, *wishes;
   int32_t *counts, *counted;

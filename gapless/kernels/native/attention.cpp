@@ -18,9 +18,9 @@ constexpr int BLOCK = 64;  // keys at a time
 constexpr int GROUP = 4;   // queries at a time
 // Keys of a decode row that are worked as one. Fixed, so that neither batch nor threads change a result.
 constexpr int64_t SPLIT = 512;
-// Queries of a chunk for which a block of keys is fetched once.
+// Queries of a chunk that share one fetch of a block of keys.
 constexpr int64_t QUERY_TILE = 16;
-// Products of a call from which a second thread helps.
+// Least products of a call with a second thread.
 constexpr int64_t WORTH = 1 << 19;
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 
@@ -33,8 +33,8 @@ constexpr int SUMS = 8;
 #endif
 
 // Whether weights are rounded to bfloat16 and pairs of values multiplied at once. Sums of a head's dims 0..32 then lie
-// as the interleaving of two rows leaves them: 0-3, 8-11, 16-19, 24-27, and 4-7, 12-15, 20-23, 28-31 behind those.
-// Without pairs they lie as load_two leaves them.
+// as interleaving two rows leaves them: 0-3, 8-11, 16-19, 24-27, and 4-7, 12-15, 20-23, 28-31 behind them. Without
+// pairs they lie as load_two leaves them.
 template <typename T>
 constexpr bool PAIRS = GAPLESS_BF16_DOT && std::is_same_v<T, bf16>;
 
@@ -213,7 +213,7 @@ struct alignas(64) Weights {
   bf16 halves[ROWS][BLOCK];
 };
 
-// Weighted values of dims d.. of TWOS * DEEP: added to each query's. Where TWOS is 1 there may be but `rest` of them.
+// Weighted values of dims d.. of TWOS * DEEP: added to each query's. With TWOS of 1 there may be only `rest` of them.
 template <typename T, int ROWS, int TWOS>
 void add_values(
     const Block<T>& block, int64_t offset, int64_t d, int64_t rest, const Weights<ROWS>& weights, State* states) {
@@ -547,7 +547,7 @@ void attend_tile(
     queries[i] = prepared(query, dim, room + i * padded(dim));
   }
   reset(states.data(), size, values, dim);
-  // Keys are cut where those of a decode row are: a query's result does not depend on which of the two it was.
+  // Keys are cut as in a decode row: a query's result is the same in both.
   for (int64_t start = 0; start < end; start += SPLIT) {
     State* mine = start ? &states[size] : states.data();
     if (start) reset(mine, size, values + size * padded(dim), dim);

@@ -33,7 +33,7 @@ void multiply(
   tile_store<2>(to + 16 * to_stride, out), tile_store<3>(to + 16 * to_stride + LANES, out);
 }
 
-// Sixteen keys' dims 0..32 in pairs: those of a pair next to each other for all keys.
+// Sixteen keys' dims 0..32 in pairs: a pair's two next to each other for all keys.
 void pair_dims(const bf16* const* keys, int64_t dim, bf16* pairs) {
 #if GAPLESS_AVX512
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

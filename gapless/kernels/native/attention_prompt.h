@@ -25,7 +25,7 @@
 namespace gapless {
 
 constexpr int64_t KEYS = 64;        // at a time
-constexpr int64_t MOST_ROWS = 128;  // for which a block of keys is fetched once
+constexpr int64_t MOST_ROWS = 128;  // that share one fetch of a block of keys
 constexpr int64_t MOST_DIM = 256;
 
 inline int64_t whole_steps(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
@@ -53,7 +53,7 @@ struct Sofar {
   f32x16 weight;
 };
 
-// A row's weights of `count` keys, of which it reads the first `limit`. Returns the factor of its sums so far.
+// A row's weights of `count` keys, the first `limit` of them read. Returns the factor of its sums so far.
 template <typename Weight>
 float weigh(const float* scores, int64_t count, int64_t limit, float scale, Sofar& sofar, Weight* weights) {
   constexpr float NONE = -std::numeric_limits<float>::infinity();
@@ -76,7 +76,7 @@ float weigh(const float* scores, int64_t count, int64_t limit, float scale, Sofa
   return factor;
 }
 
-// What a thread needs, kept from call to call.
+// A thread's buffers, kept from call to call.
 template <typename Multiplier>
 struct alignas(64) Prompt {
   using T = typename Multiplier::Number;
@@ -91,8 +91,8 @@ struct alignas(64) Prompt {
   bool apart;                 // the rows of this block must be worked one by one: see `fetch`
   Multiplier multiplier;
 
-  // Keys and values of a block, with zeros after the last that the unit reads: what is there may be no number. So may
-  // a value that some rows read and rows before them do not, whose weight of zero would not hide it.
+  // Keys and values of a block, with zeros after the last one read by the unit: memory there may hold no number. So may
+  // a value that some rows read and earlier rows do not, and their weight of zero would not hide it.
   void fetch(const Unit<T>& unit, int64_t start) {
     static constexpr T zeros[MOST_DIM] = {};
     const Paged<T>& kv = unit.kv;
@@ -108,10 +108,10 @@ struct alignas(64) Prompt {
     apart = multiplier.any_wild(std::max<int64_t>(limits[0] - start, 0), count);
   }
 
-  // Rows low..high, of which the last reads some of the block's keys.
+  // Rows low..high; the last reads some of the block's keys.
   void attend(int64_t low, int64_t high, int64_t start, int64_t stride, float scale) {
     const int64_t count = whole_steps(std::min(limits[high - 1] - start, KEYS), STEP);
-    int64_t first = low;  // that reads some of them; those before it stay as they are
+    int64_t first = low;  // that reads some of them; earlier rows stay unchanged
     while (limits[first] <= start) first++;
     multiplier.score(first, high, count, scores);
     for (int64_t row = first; row < high; row++)
@@ -165,7 +165,7 @@ template <typename Multiplier, typename T = typename Multiplier::Number>
 void attend_prompts(
     const Queries<T>& q, int64_t chunks, const Paged<T>& kv, const int64_t* rows, const int64_t* starts,
     const int64_t* kv_lens, float scale, T* out) {
-  constexpr int64_t WORTH = 1 << 20;  // products of a call from which a second thread helps
+  constexpr int64_t WORTH = 1 << 20;  // least products of a call with a second thread
   std::vector<Unit<T>> units;
   int64_t products = 0;
   for (int64_t chunk = 0; chunk < chunks; chunk++) {

@@ -1,7 +1,7 @@
-"""Chooses how a weight is multiplied, by one measurement that is kept beside the native build.
+"""Chooses how a weight is multiplied, by one measurement kept with the native build.
 
-One answer for every number of rows: two ways add in different orders, and a row's bits must not depend on how many
-rows are beside it. So the answer weighs several numbers of rows, alike.
+One answer for every number of rows: two ways add in different orders, and a row's bits must not depend on the number of
+rows. So the answer weighs several numbers of rows equally.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("gapless.kernels")
 
 
 class Way(IntEnum):
-    """A way to multiply by a packed weight, by the number that the operators know it by."""
+    """A way to multiply by a packed weight, with the operators' number for it."""
 
     FLOATS = 0
     """Weights are widened to float32 in registers; any vector unit, every dtype"""
@@ -37,26 +37,26 @@ class Way(IntEnum):
 ROWS = (1, 8, 32, 128)
 TURNS = 3
 SAMPLE = 1 << 22
-"""Weights of a measurement: a larger matrix is measured by its first columns."""
+"""Most weights of a measurement: a larger matrix is measured by its first columns."""
 COLUMNS = 64
-"""A packed weight may be cut at multiples of these."""
+"""Columns at whose multiples a packed weight may be cut."""
 MEASURING_SECONDS = 0.3
-"""Seconds that a process measures at most, but for the last shape. Shapes after that get the first way."""
+"""Longest time that a process measures, without the last shape. Later shapes get the first way."""
 CLEAR = 1.1
-"""The second way serves where the first takes this many times its time: a busy moment makes no such difference."""
+"""The second way is chosen if the first takes this many times as long: no busy moment makes such a difference."""
 
 LOCK = "choices.lock"
-"""The file in the cache folder that the process which measures holds."""
+"""Lock file in the cache folder, held by the measuring process."""
 LOCK_SECONDS = 60.0
-"""The longest wait for other processes: each holds the lock for one shape, which takes a part of a second."""
+"""Longest wait for other processes: each holds the lock for one shape, a part of a second."""
 
 spent = 0.0
 _answers: dict[tuple[Path, str], list[float]] = {}
-"""Answers that this process has read or measured. It keeps them even if the file changes."""
+"""Answers read or measured by this process, kept even if the file changes."""
 
 
 def fastest(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> Way:
-    """Return which of two ways multiplies by this packed weight [outputs, inputs]; of one, that."""
+    """Return the faster of two ways to multiply by this packed weight [outputs, inputs]; of one, that."""
     if len(ways) == 1:
         return ways[0]
     name = f"{pair_name(ways)}: {outputs} x {inputs}, {torch.get_num_threads()} threads"
@@ -67,14 +67,14 @@ def fastest(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept
 
 
 def pair_name(ways: Sequence[Way]) -> str:
-    """Return what the choice between two ways is called: AMX may be switched off at another start."""
+    """Return the name of the choice between two ways: AMX may be switched off at another start."""
     return " or ".join(way.name.lower() for way in ways)
 
 
 def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
-    """Return the answer of the first process to ask. Processes measure in turn, or one would slow the other.
+    """Return the first process's answer. Processes measure in turn, or one would slow the other.
 
-    Raises UserError when another process keeps the lock for LOCK_SECONDS.
+    Raises UserError if another process keeps the lock for LOCK_SECONDS.
     """
     with ExitStack() as turn:
         with suppress(OSError):  # a cache on a read-only disk: every start measures
@@ -87,7 +87,7 @@ def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, input
 
 
 def serves_first(ratios: list[float]) -> bool:
-    """Return whether the first way serves, by its times over those of the second; True if nothing was measured."""
+    """Return whether the first way is chosen, by its times over the second's; True if nothing was measured."""
     return typical(ratios) < CLEAR
 
 
@@ -97,8 +97,8 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """Return, by ways, shape and threads, the first way's time over that of the second for each of ROWS; an empty list
-    where time was short."""
+    """Return, by ways, shape and threads, the first way's time over the second's for each of ROWS; an empty list if
+    time was short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())
     except OSError:  # none yet, or not ours to read
@@ -130,7 +130,7 @@ def measured_ratios(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: i
 
 
 def _ratio(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, rows: int) -> float:
-    """Return the first way's time over that of the second, the least of a few each, in turns."""
+    """Return the first way's time over the second's, the least of a few each, in turns."""
     x = torch.ones(rows, inputs, dtype=packed.dtype)
     times: dict[Way, list[float]] = {way: [] for way in ways}
     for _ in range(TURNS):

@@ -8,7 +8,7 @@
 namespace gapless {
 namespace {
 
-// Elements of a call from which a second thread helps.
+// Least elements of a call with a second thread.
 constexpr int64_t WORTH = 1 << 16;
 
 inline float factor(f32x16 squares, int64_t size, float eps) {

@@ -9,7 +9,7 @@ void write_pages(const int32_t* pairs, int64_t writes, Table pages) {
   for (int64_t i = 0; i < writes; i++) pages.data[pairs[PAGE_WORDS * i]] = pairs[PAGE_WORDS * i + 1];
 }
 
-// Where a token's KV goes.
+// The KV slot of a token.
 int64_t slot(Table pages, int64_t row, int64_t position, int64_t page_size) {
   return pages.row(row)[position / page_size] * page_size + position % page_size;
 }
@@ -72,7 +72,7 @@ void begin_mixed(
 
 namespace {
 
-// What a row that goes on takes of its tokens: they go to its history and to `out`, which holds NO_TOKEN so far.
+// Takes a continuing row's tokens, into its history and `out`, which is filled with NO_TOKEN.
 int32_t take(
     const int64_t* tokens, int64_t width, int32_t* own, const int32_t* params, int64_t columns, int32_t* history,
     int32_t* out) {

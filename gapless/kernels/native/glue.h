@@ -49,7 +49,7 @@ struct Lookup {
 void look_up(
     const int32_t* rows, int64_t count, Table state, Table params, Table history, const Lookup& asked, int32_t* same);
 
-// A packet with chunks: its counts, T tokens, which may be more than the rows have, and those of each decode row.
+// A packet with chunks: its counts, T tokens, which may exceed the rows', and the tokens of each decode row.
 struct Mixed {
   int64_t count, decode, writes, admissions, tokens, places;
 };

@@ -31,7 +31,7 @@ int64_t packed_elements(int64_t n, int64_t k) {
   return round_up(n, LANES) * round_up(k, TOGETHER<W>);
 }
 
-// Where a tile of columns begins, and how many columns it has; of whatever tile a column is in.
+// Start and number of columns of the tile with a column.
 template <typename W>
 struct PackedPlace {
   int64_t n, k;
@@ -51,7 +51,7 @@ template <typename T, typename W>
 void linear_floats(
     const T* x, int64_t x_stride, int64_t m, const W* packed, int64_t n, int64_t k, const T* bias, T* out);
 
-// The same with k even (the caller pads), where DOTS_HERE.
+// The same with k even (the caller pads), if DOTS_HERE.
 void linear_dots(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
@@ -59,9 +59,9 @@ void linear_dots(
 void linear_amx(
     const bf16* x, int64_t x_stride, int64_t m, const bf16* packed, int64_t n, int64_t k, const bf16* bias, bf16* out);
 
-// The product of a head that drafts, where BYTES_HERE. Weights are bytes, 128 + 127 w / the largest of their column, in
-// tiles of 64 columns (the last one is filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In
-// each group a row of x is rounded likewise, so a large input makes only its neighbors coarse. An output is about a
+// The product of a drafting head, if BYTES_HERE. Weights are bytes, 128 + 127 w / the largest of their column, in tiles
+// of 64 columns (the last one is filled up), [k / 4][columns][4] each, with zeros up to whole groups of inputs. In each
+// group a row of x is rounded likewise, so a large input makes only its neighbors coarse. An output is about a
 // hundredth off, which may cost a draft; half as much is read as in bfloat16.
 constexpr bool BYTES_HERE = GAPLESS_BYTE_DOT;
 constexpr int64_t INPUT_GROUP = 64;

@@ -18,9 +18,9 @@ namespace {
 constexpr int64_t INPUTS = 32, TILE_ROWS = 16, MOST_ROWS = 32;
 // Tiles 0 to 3 are sums, 4 and 5 of x, 6 and 7 of the weight.
 constexpr int X = 4, WEIGHT = 6;
-// How far ahead up to 16 rows ask for weights, and the size from which that pays: smaller matrices are in a cache.
+// Prefetch distance of weights for up to 16 rows, and the least size that it pays for: smaller matrices are in a cache.
 constexpr int64_t AHEAD = 8192, IN_MEMORY = 1 << 20;
-// Weights, times rows / 32, from which a second thread helps.
+// Least weights, times rows / 32, with a second thread.
 constexpr int64_t WORTH = 1 << 18;
 
 struct Factors {
@@ -33,7 +33,7 @@ Factors factors(const bf16* x, int64_t x_stride, const bf16* weight, int64_t wid
 }
 
 struct Part {
-  Factors whole, rest;  // up to the last multiple of 32 inputs; those after it, with zeros up to 32
+  Factors whole, rest;  // up to the last multiple of 32 inputs; the rest, with zeros up to 32
   int64_t steps;
   bool has_rest;
   const char* next;  // what to ask memory for meanwhile
@@ -70,7 +70,7 @@ void multiply_all(const Part& part) {
   Factors from = part.whole;
   const char* next = part.next;
   for (int64_t i = 0; i < part.steps; i++) {
-    // Few rows want the weights themselves soon, many those of the next columns, which only the larger cache holds.
+    // Few rows need the weights themselves soon, many rows the next columns', which only the larger cache holds.
     for (int64_t line = 0; line < part.lines; line++, next += 64) __builtin_prefetch(next, 0, TALL == 1 ? 3 : 2);
     multiply_step<TALL, COLUMNS...>(from);
     from.x += INPUTS * sizeof(bf16);
@@ -140,8 +140,8 @@ struct Rest {
   }
 };
 
-// What the steps of a block of rows ask memory for. Few rows take the lines a little ahead of their own; many rows take
-// those of the next 64 columns, a share in each of their passes.
+// Prefetches for the steps of a block of rows: with few rows the lines a little ahead of their own; with many rows the
+// next 64 columns, a share in each of their passes.
 void look_ahead(Part& part, const Product& all, int64_t low, int64_t rows, int64_t width, bool last) {
   if (rows <= TILE_ROWS) {
     part.next = part.whole.weight + AHEAD;

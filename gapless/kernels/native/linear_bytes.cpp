@@ -18,10 +18,10 @@ constexpr int32_t MIDDLE = 128;
 
 constexpr int MOST_ROWS = 3;
 constexpr int32_t STEPS = 127;
-constexpr float LEAST = 1e-30f;  // what is smaller everywhere rounds to zero
-// Weights, times rows / 8, from which a second thread helps.
+constexpr float LEAST = 1e-30f;  // a smaller maximum rounds to zero
+// Least weights, times rows / 8, with a second thread.
 constexpr int64_t WORTH = 1 << 19;
-// Tiles that one row takes together: a sum goes on some cycles after its last product.
+// Tiles that one row takes together: a sum continues some cycles after its last product.
 constexpr int64_t ABREAST = GAPLESS_AVX512 ? 3 : 1;
 
 // Registers of columns whose sums are kept at a time.
@@ -43,7 +43,7 @@ inline Ints add_products(Ints sums, const Bytes& w, Ints x) {
   return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
 }
 #elif GAPLESS_BYTES == 32
-// Sums of two products have 16 bits: those of 127 x 127 fit, those of 255 x 127 would not.
+// Sums of two products have 16 bits: 127 x 127 twice fits, 255 x 127 twice would not.
 constexpr int32_t OFFSET = 0;
 struct Bytes {
   __m256i magnitude, sign;
@@ -74,7 +74,7 @@ float largest_of(const float* x, int64_t count) {
   return largest(top);
 }
 
-// Rows of x in whole numbers. For each group of inputs, `scales` says what one of them stands for; `sums` adds them up.
+// Rows of x in whole numbers. For each group of inputs, `scales` has the value of one unit; `sums` adds them up.
 struct Rounded {
   int64_t width, groups;
   std::vector<int8_t> steps;

@@ -19,15 +19,15 @@ constexpr int MOST_ROWS = 6;
 constexpr int64_t SHALLOW = 128, DEEP = 1024, MANY_ROWS = 24;
 // Rows whose unfinished sums are kept between two such blocks.
 constexpr int64_t BLOCK_ROWS = 96;
-// How far ahead of the sums of few rows weights are asked for, and the size from which that pays: smaller matrices are
-// in a cache. One row alone asks on Intel only: 12 to 16 % less on a Xeon, more on AMD (docs/concepts/kernels.md).
+// Prefetch distance of weights for few rows, and the least size that it pays for: smaller matrices are in a cache. One
+// row alone prefetches on Intel only: 12 to 16 % less on a Xeon, more on AMD (docs/concepts/kernels.md).
 constexpr int64_t AHEAD = 4096, AHEAD_OF_ONE = 16384, IN_MEMORY = 1 << 20;
 const bool ONE_TOO = __builtin_cpu_is("intel");
 
-// Tiles that one row takes together: a sum goes on only 12 cycles after its last product (6 on AMD).
+// Tiles that one row takes together: a sum continues only 12 cycles after its last product (6 on AMD).
 constexpr int64_t ABREAST = 3;
 
-// Weights, times rows / 8, from which a second thread helps.
+// Least weights, times rows / 8, with a second thread.
 constexpr int64_t WORTH = 1 << 18;
 
 struct Part {
@@ -35,7 +35,7 @@ struct Part {
   int64_t x_stride;
   const bf16* weight;
   int64_t pairs;
-  float* sums;  // [rows, TILE]: of the inputs before, and for those after
+  float* sums;  // [rows, TILE]: of the inputs before, and for the later ones
   bool first, last;
   const char* next;  // what to ask memory for meanwhile; null for nothing
   const bf16* bias;
@@ -206,7 +206,7 @@ namespace {
 
 // With 16 columns, 24 sums of 32 registers.
 constexpr int MOST_ROWS = 6;
-// Weights, times rows / 8, from which a second thread helps.
+// Least weights, times rows / 8, with a second thread.
 constexpr int64_t WORTH = 1 << 18;
 
 struct Part {

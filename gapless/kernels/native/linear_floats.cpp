@@ -11,14 +11,14 @@ namespace {
 constexpr int MOST_ROWS = 6;
 // Inputs of a tile that are multiplied with all rows before the next ones: they stay in the first cache meanwhile.
 constexpr int64_t DEEP = 64;
-// Passes over a block of weights from which it pays to widen it once for all of them.
+// Least passes over a block of weights for which widening it once pays.
 constexpr int64_t WIDENED = 3;
 // Rows whose unfinished sums a thread keeps between two such blocks.
 constexpr int64_t BLOCK_ROWS = 192;
-// How far ahead one row asks for weights, in bytes, and the number of weights from which asking pays: smaller matrices
-// are in a cache.
+// Prefetch distance of one row, in bytes, and the least number of weights that it pays for: smaller matrices are in a
+// cache.
 constexpr int64_t AHEAD_OF_ONE = 16384, IN_MEMORY = 1 << 20;
-// Weights, times rows / 8, from which a second thread helps.
+// Least weights, times rows / 8, with a second thread.
 constexpr int64_t WORTH = 1 << 17;
 
 // Registers of columns whose sums are kept at a time: as many as leave room for the factors. A unit begins a sum's next
@@ -189,7 +189,7 @@ void multiply_block(
   }
 }
 
-// The sums of a tile's columns for all rows. `ask`: for the weights after those at hand.
+// The sums of a tile's columns for all rows. `ask`: prefetch the weights after the present ones.
 template <typename W>
 void multiply_passes(const Passes& passes, const W* weight, int64_t width, bool ask, float* sums) {
   alignas(64) float wide[DEEP * TILE];

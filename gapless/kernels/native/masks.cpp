@@ -10,7 +10,7 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 
 int64_t* tag_at(const Masked& row, int64_t word) { return reinterpret_cast<int64_t*>(row.mail + word); }
 
-// Whether the mask is there that follows the row's tokens and `place` drafts.
+// Whether the mask after the row's tokens and `place` drafts is ready.
 bool there(const Masked& row, int64_t place) {
   if (__atomic_load_n(tag_at(row, MAIL_TAG + 2 * place), __ATOMIC_ACQUIRE) != row.tag() + place) return false;
   return place == 0 || row.mail[MAIL_ALONG + place - 1] == row.drafts[place - 1];

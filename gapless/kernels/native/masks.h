@@ -1,4 +1,4 @@
-// Masks of rows whose matchers decide what may come next: gapless/kernels/masks.py says what each does.
+// Masks of rows with matchers: see gapless/kernels/masks.py.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Places {
   int64_t words, places;
 };
 
-// Notes whether the mask of the row's next token is late; if not, fetches it, and those after drafts up to the first
-// one that is not there.
+// Notes whether the mask of the row's next token is late; if not, fetches it, and the masks after drafts up to the
+// first missing one.
 void mask(const Masked& row, const Places& own);
 
 // Writes -inf to the logits that a mask leaves out.
@@ -45,7 +45,7 @@ void leave_masked(const int32_t* mask, float* logits, int64_t vocab);
 // unless its drafts begin with these.
 void expect(const Masked& row, const int32_t* params, const int32_t* tokens, int64_t width, int64_t most);
 
-// What a live row got in a step of `width` tokens, where it got a token, and the drafts that come next.
+// Replies with a live row's new tokens in a step of `width` tokens, if any, and its next drafts.
 void reply(const Masked& row, const int32_t* tokens, int64_t width, int64_t drafts);
 
 }  // namespace gapless

@@ -1,4 +1,4 @@
-// What the files of operators share: tensors of torch as the kernels' pointers, checked.
+// Common part of the operators' files: torch tensors as the kernels' pointers, checked.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,10 +41,10 @@ inline int64_t row_stride(const Tensor& x) {
 
 inline void whole(const Tensor& x) { TORCH_CHECK(x.is_contiguous(), "gapless: a contiguous tensor is wanted"); }
 
-// Raises, with the operator's name, where its tensors do not fit together: a kernel would read or write beyond them.
+// Raises, with the operator's name, if its tensors do not fit together: a kernel would access memory beyond them.
 inline void fits(bool good, const char* op) { TORCH_CHECK(good, "gapless: ", op, " of other shapes"); }
 
-// Tables that each have a line for the same rows; the first has the state's columns, the second those of `params`.
+// Tables with a line each for the same rows; the first has the columns of the state, the second of `params`.
 template <typename... More>
 void fit_tables(const char* op, const Tensor& state, const More&... more) {
   fits(state.dim() == 2 && state.size(1) > CUT_ID && ((more.dim() >= 2 && more.size(0) == state.size(0)) && ...), op);

@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t COPIED_AT_ONCE = 1 << 16;  // bytes
 
-// The rows of a, then those of b. torch.cat has them copied by torch's threads, which then spin for a while on the cores
-// that ours need: 0.07 ms of copying can cost the next product 2 ms.
+// The rows of a, then of b. torch.cat copies on torch's threads, which then spin for a while on the cores that ours
+// need: 0.07 ms of copying can cost the next product 2 ms.
 Tensor join(const Tensor& a, const Tensor& b) {
   whole(a), whole(b);
   fits(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(1) && a.dtype() == b.dtype(), "join");
@@ -159,7 +159,7 @@ Tensor decode_attention_op(
   return out;
 }
 
-// INVARIANT: with the bits of decode attention, where other ways would give others.
+// INVARIANT: with the bits of decode attention, which faster ways would change.
 template <bool INVARIANT>
 Tensor prefill_attention_op(
     const Tensor& q, const Tensor& cache, int64_t layer, const Tensor& table, const Tensor& rows, const Tensor& starts,

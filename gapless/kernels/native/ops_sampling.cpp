@@ -18,8 +18,8 @@
 namespace gapless {
 namespace {
 
-// The logits that a draw may not have: those of stop ids below a row's minimum length, and those that its mask leaves
-// out, which is null where there is none.
+// The logits excluded from a draw: stop ids below a row's minimum length, and tokens outside its mask, which is null
+// without one.
 struct Banned {
   const int32_t *mask, *stops, *end;
 
@@ -36,7 +36,7 @@ const int32_t* mask_of(const Tensor& masks, int64_t row, int64_t place) {
   return masks.const_data_ptr<int32_t>() + (row * masks.size(1) + place) * masks.size(2);
 }
 
-// A float32 copy of a row's logits, with what is banned at -inf.
+// A float32 copy of a row's logits, with banned ones at -inf.
 template <typename T>
 Tensor allowed(const T* logits, int64_t vocab, const Banned& banned) {
   Tensor copy = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));
@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor> sample_op(
     using T = std::remove_pointer_t<decltype(t)>;
     const T* all = data<T>(logits);
     share(count, count * vocab / (random ? 1 << 14 : 1 << 17), [&](int64_t i, bool) {
-      // A thread of ours or the caller's: torch shall not share out what is one thread's part already.
+      // A thread of ours or the caller's: torch must not divide one thread's part again.
       c10::ParallelGuard alone(true);
       c10::InferenceMode plain;
       const int32_t *now = lines.row(row[i % batch]), *own = settings.row(row[i % batch]);
@@ -136,7 +136,7 @@ std::tuple<Tensor, Tensor> sample_op(
   return {tokens, finite};
 }
 
-// Logits of all tokens, of some: those that `ids` names, or all.
+// Logits of the tokens in `ids`, or of all.
 template <typename T>
 Tensor spread(const T* logits, int64_t count, const int64_t* ids, int64_t vocab) {
   Tensor all = at::empty({vocab}, at::TensorOptions().dtype(at::kFloat));

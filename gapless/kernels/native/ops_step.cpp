@@ -11,8 +11,8 @@
 namespace gapless {
 namespace {
 
-// Copies rows, and adds the checksums of what has arrived: gapless/kernels/pages.py says what they are. On the thread
-// that asks, beside the steps.
+// Copies rows, and adds the checksums of the copies (see gapless/kernels/pages.py). On the calling thread, beside the
+// steps.
 void copy_pages(const Tensor& src, const Tensor& dst, const Tensor& places, const Tensor& sums) {
   whole(places), whole(sums);
   const int64_t count = sums.numel(), words = src.size(1);

@@ -5,7 +5,7 @@
 
 namespace gapless {
 
-// Copies a page and returns the checksum of what has arrived: gapless/kernels/pages.py says what that is.
+// Copies a page and returns the checksum of the copy, as defined in gapless/kernels/pages.py.
 uint64_t copy_page(const int32_t* from, int64_t words, int32_t* to);
 
 }  // namespace gapless

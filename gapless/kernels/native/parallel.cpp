@@ -50,7 +50,7 @@ struct alignas(64) Range {
   int64_t end;
 };
 
-// Where a helper is. The scheduler leaves one that was woken beside its caller there, on a busy machine for many
+// A helper's place. The scheduler leaves one woken on its caller's processor there, on a busy machine for many
 // milliseconds; so the caller sends it to the other processors that it may use itself.
 struct Helper {
   std::atomic<int> processor{-1}, id{0};
@@ -65,7 +65,7 @@ struct Helper {
   void send_away(int from) {
 #ifdef __linux__
     cpu_set_t others;
-    // Acquired: the id is there when the processor is. An id of 0 would mean the caller.
+    // Acquired: the id is set before the processor. An id of 0 would mean the caller.
     if (from < 0 || processor.load(std::memory_order_acquire) != from) return;
     if (sched_getaffinity(0, sizeof(others), &others)) return;
     CPU_CLR(from, &others);
@@ -100,7 +100,7 @@ struct Pool {
   Piece piece = nullptr;
   const void* work = nullptr;
   std::atomic<bool> failed{false};
-  std::exception_ptr error;  // of the first piece that raised, by whom `failed` was set
+  std::exception_ptr error;  // of the first piece that raised, which set `failed`
   Range ranges[MOST_THREADS];
   Helper places[MOST_THREADS];
   Credit credit;
@@ -135,7 +135,7 @@ struct Pool {
       seen = next_job(seen);
       if (seen % 2 == 0) continue;
       inside.fetch_add(1);
-      // Still open after we have said that we are inside: the caller will wait for us.
+      // Still open after we signalled that we are inside: the caller will wait for us.
       if (job.load() == seen && me < threads) walk(me);
       inside.fetch_sub(1, std::memory_order_release);
     }
@@ -153,7 +153,7 @@ struct Pool {
     }
   }
 
-  // A helper for each thread but the caller's own; by whom `busy` is held.
+  // Hires a helper for each thread but the caller's own; the holder of `busy` calls it.
   void hire(int threads) {
     for (; helpers < threads - 1; helpers++) std::thread(&Pool::help, this, helpers + 1).detach();
   }

@@ -10,11 +10,11 @@ using Piece = void (*)(const void* work, int64_t index, bool last);
 // How many threads a call may use now: 1 inside a parallel region.
 int threads_here();
 
-// From now on, work of calls from this thread is shared from this many times what is worth a second thread; at first 1.
-// A helper looks for more work on a core of its own, which others may use better.
+// Sets, for calls from this thread, the least shared work, in times of the work worth a second thread; at first 1. A
+// helper that looks for more work takes a core, which others may use better.
 void share_from(int64_t times);
 
-// How many threads work gets that is this many times what is worth a second one.
+// The number of threads for work of this many times the least worth a second thread.
 int threads_for(int64_t times);
 
 constexpr int64_t ANY_WORK = INT64_MAX;

@@ -144,7 +144,7 @@ constexpr float UNITS = 0x1p40f;  // the best token's weight as a whole number, 
 constexpr int STEPS[] = {12, 10, 10};  // bits of a key that each look at the tokens tells
 constexpr int64_t PIECE = 1 << 15;     // tokens of a row that a thread takes
 
-// What a token adds to a sum: one, or its weight in units.
+// A token's term in a sum: one, or its weight in units.
 struct Amount {
   bool weight;
   float best, temperature;
@@ -153,7 +153,7 @@ struct Amount {
 
   int64_t of(float x) const { return weight ? int64_t(weights(all(x))[0] * UNITS) : 1; }
 
-  // Adds those of `count` tokens to the sums of their buckets: `bits` bits of a key after the first `known`.
+  // Adds the amounts of `count` tokens to the sums of their buckets: `bits` bits of a key after the first `known`.
   template <typename T>
   void add(const T* x, int64_t count, int known, int bits, int64_t* sums) const {
     constexpr int SOME = 32 * LANES;  // through memory, which is faster than to take vectors apart
@@ -193,7 +193,7 @@ struct Logits {
   int64_t count;
 };
 
-// Those of the tokens whose key passes, and room for `more`.
+// The tokens with passing keys, and room for `more`.
 template <typename T, typename Passes>
 Logits narrowed(const T* x, int64_t count, const Passes& passes, int64_t more = 0) {
   Logits found{std::make_unique_for_overwrite<float[]>(count + more + LANES), 0};
@@ -204,13 +204,13 @@ Logits narrowed(const T* x, int64_t count, const Passes& passes, int64_t more = 
   return found;
 }
 
-// Where a sum over the best tokens reaches its target: a logit, and how many of those that have it are needed.
+// The point where a sum over the best tokens reaches its target: a logit, and the needed number of tokens with it.
 struct Place {
   uint32_t key;
   int64_t needed;
 };
 
-// `sums` are those by the first bits of the keys.
+// `sums` are by the first bits of the keys.
 template <typename T>
 Place reach(const T* x, int64_t count, std::vector<int64_t> sums, int64_t target, const Amount& amount) {
   Place place{};
@@ -256,7 +256,7 @@ int32_t nth(const T* row, int64_t vocab, float value, int64_t n) {
   return KEEP_ALL.id;
 }
 
-// Where the tokens end that top-p keeps of these.
+// The end of the tokens that top-p keeps of these.
 template <typename T>
 Place reach_share(const T* x, int64_t count, float top_p, const Amount& units, bool spread) {
   std::vector<int64_t> sums = tally(x, count, 0, STEPS[0], units, spread);

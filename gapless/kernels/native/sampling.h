@@ -18,7 +18,7 @@ struct Best {
 template <typename T>
 Best best_of(const T* row, int64_t vocab);
 
-// Down to where a row's tokens may be drawn: to this logit, and to this id among those equal to it.
+// The end of a row's candidates: this logit, and this id among tokens equal to it.
 struct Cut {
   float value;
   int32_t id;
@@ -30,11 +30,11 @@ struct Filters {
   float top_p, min_p;
 };
 
-// Where the filters of a row end. Sorts nothing. `spread`: the row is shared among threads.
+// The cut of a row's filters. Sorts nothing. `spread`: the row is shared among threads.
 template <typename T>
 Cut cut_of(const T* row, int64_t vocab, const Filters& filters, bool spread);
 
-// What the random words of a row's draw follow from, beside the token: gapless/kernels/random.py.
+// Inputs of a row's random words, besides the token: gapless/kernels/random.py.
 struct Stream {
   uint32_t position, key_low, key_high;
 };
@@ -47,7 +47,7 @@ struct Contender {
   double score;  // as above to 1e-4, which is better than float32 tells apart
 };
 
-// Of the tokens that the cut keeps, the best among them, those whose score may be the greatest; ascending ids.
+// The kept tokens that may have the greatest score, the best among them; ascending ids.
 template <typename T>
 std::vector<Contender> contenders(
     const T* row, int64_t vocab, float best, float temperature, const Cut& cut, const Stream& stream);

@@ -14,7 +14,7 @@ namespace {
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 // Tokens of a row that are summed in float32. It follows from the vocabulary alone how a row is cut, and so do its bits.
 constexpr int64_t PIECE = 1 << 14;
-// Logits of a call from which a second thread helps.
+// Least logits of a call with a second thread.
 constexpr int64_t WORTH = 1 << 14;
 
 // A token as a whole number: greater for a larger logit and, of equal ones, for a smaller id. 0 is none.
@@ -23,7 +23,7 @@ Ranked ranked(uint32_t key, int64_t id) { return Ranked(key) << 32 | uint32_t(~i
 int32_t id_of(Ranked token) { return int32_t(~uint32_t(token)); }
 float logit_of(Ranked token) { return of_key(uint32_t(token >> 32)); }
 
-// What is known of a piece of a row.
+// Results for a piece of a row.
 struct Part {
   float top;      // the largest logit
   bool odd;       // there is a NaN
@@ -104,7 +104,7 @@ void score(const Scored<T>& step, Table state, int64_t width, int32_t* lines) {
   auto token = [&](int64_t entry) { return given(entry)[place(entry)]; };
   auto row = [&](int64_t entry) { return step.logits + step.index[entry] * step.vocab; };
   auto target = [&](int64_t entry) { return std::max(token(entry), 0); };
-  // What follows the last token of a row with drafts means nothing.
+  // Results after the last token of a row with drafts are undefined.
   auto idle = [&](int64_t entry) { return place(entry) > 0 && token(entry) < 0; };
   // A list is filled up with its last entry.
   auto again = [&](int64_t entry) { return entry && step.index[entry] == step.index[entry - 1]; };

@@ -14,12 +14,12 @@ from gapless.kernels.native.choice import Way
 
 TURNS = 5
 TOKENS, WIDTH = 192, 1024
-"""Rows of a product [TOKENS, WIDTH] @ [WIDTH, WIDTH], which no memory holds back"""
+"""Rows of a product [TOKENS, WIDTH] @ [WIDTH, WIDTH], not bound by memory"""
 PROMPT, HEADS, DIM, PAGE = 512, 4, 128, 16
 
 
 class Speed(NamedTuple):
-    """What computes prompts in one dtype, and how fast: 1 is the peak of the vector unit in float32."""
+    """The path of prompts in one dtype, and its speed: 1 is the peak of the vector unit in float32."""
 
     dtype: torch.dtype
     product: str

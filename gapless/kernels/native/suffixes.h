@@ -9,7 +9,7 @@ namespace gapless {
 
 enum Entry { OWN_TENANT, DIGEST, NEXT, SEEN, SAME, CLAIM, SUFFIX_WORDS };
 
-// `parts` tables one after the other, of `entries` each, the last of which means nothing.
+// `parts` consecutive tables of `entries` each, the last one undefined.
 struct Suffixes {
   int32_t* data;
   int64_t parts, entries;

@@ -1,6 +1,6 @@
 // The operations of AMX that products and attention use. A test puts another text here, which computes them in C++.
 //
-// -march=native says whether processor, system and compiler know them; elsewhere GAPLESS_AMX is 0.
+// -march=native tells whether processor, system and compiler support them; elsewhere GAPLESS_AMX is 0.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Masks of rows whose matchers are native: threads that answer each token with the mask of the next one, without the
-// interpreter. `loop/masks.py` is the same in Python, and says when a row begins, gets a slot, and ends.
+// Masks of rows with native matchers: threads that answer each token with the mask of the next one, without the
+// interpreter. `loop/masks.py` does the same in Python, and decides when a row begins, gets a slot, and ends.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -64,7 +64,7 @@ struct Texts {
   }
 };
 
-// The mail of a row of the tables, `layout` says what it holds; and who may write to it.
+// The mail of a row of the tables (see `layout`), and its permitted writer.
 struct Slot {
   int64_t *tags, *ahead;
   const int64_t* told;
@@ -100,7 +100,7 @@ struct Row {
   int64_t tag() const { return generation << 32 | length; }
 };
 
-// Writes the mask after the tokens of a tag and `place` drafts, of which `draft` is the last, unless another row has got
+// Writes the mask after the tokens of a tag and `place` drafts, the last of them `draft`, unless another row has got
 // the slot. Returns whether it has written.
 bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes, size_t place = 0, int32_t draft = 0) {
   std::lock_guard lock(slot.mutex);
@@ -111,7 +111,7 @@ bool post(Slot& slot, int64_t key, int64_t tag, const void* words, size_t bytes,
   return true;
 }
 
-// Writes what is expected to come after the tokens of a tag, unless another row has got the slot.
+// Writes the expected tokens after a tag, unless another row has got the slot.
 void post_ahead(Slot& slot, int64_t key, int64_t tag, const Tokens& run) {
   std::lock_guard lock(slot.mutex);
   if (slot.key != key) return;
@@ -120,7 +120,7 @@ void post_ahead(Slot& slot, int64_t key, int64_t tag, const Tokens& run) {
   __atomic_store_n(slot.ahead, tag, __ATOMIC_RELEASE);
 }
 
-// What every thread reads.
+// Read by every thread.
 struct Shared {
   std::vector<std::unique_ptr<Slot>> slots;
   size_t mask_bytes;
@@ -142,7 +142,7 @@ struct Shared {
 class Worker {
  public:
   using News = std::function<void(Worker&)>;
-  // What a worker has, and another may take over.
+  // A worker's rows, which another may take over.
   struct Work {
     std::unordered_map<int64_t, Row> rows;
     std::deque<News> news;
@@ -182,7 +182,7 @@ class Worker {
 
   void ring() { leave({}); }
 
-  // Lets the thread end once it has done what it is at.
+  // Lets the thread end after its present work.
   void close() { leave({}, true); }
   bool over() const { return over_; }
 
@@ -238,7 +238,7 @@ class Worker {
     delete this;
   }
 
-  // Does what came as news, and answers every token that has come. Returns whether there was one.
+  // Carries out the news, and answers every new token. Returns whether there was one.
   bool answer() {
     while (at_ != kAbandoned && !work_.news.empty()) {
       const News one = std::move(work_.news.front());
@@ -262,8 +262,8 @@ class Worker {
     return std::any_of(rows.begin(), rows.end(), [](const auto& one) { return one.second.awaits; });
   }
 
-  // Answers every token that has come, and has the copies follow them; then rows look ahead, until another one comes.
-  // Returns whether there was one.
+  // Answers every new token, and advances the copies; then rows look ahead until another one arrives. Returns whether
+  // there was one.
   bool look() {
     const auto since = Clock::now();
     bool any = false;
@@ -273,7 +273,7 @@ class Worker {
       if (!count) continue;
       any = true;
       const Slot& slot = *row.slot;
-      // Copies: the device writes the next reply once the first of these masks is there.
+      // Copies: the device writes the next reply once the first of these masks is ready.
       const Tokens drafts{slot.drafts, slot.drafts + *slot.drafted};
       if (!go_on(row, {slot.tokens, slot.tokens + count}, drafts, since)) return any;
     }
@@ -286,7 +286,7 @@ class Worker {
     return any;
   }
 
-  // How many tokens have come that the row's matcher has not followed.
+  // The number of tokens that the row's matcher has not followed yet.
   int64_t news_of(const Row& row) const {
     const int64_t count = __atomic_load_n(row.slot->told, __ATOMIC_ACQUIRE) - row.tag();
     return count > 0 && count <= shared_->most ? count : 0;
@@ -317,8 +317,8 @@ class Worker {
     return true;
   }
 
-  // Has the copy follow what is settled, so that it has nothing to make up for: after the masks of all rows. Without one
-  // the row does not look ahead. Returns false when it took too long.
+  // Advances the copy by the settled tokens: after the masks of all rows. Without a copy the row does not look ahead.
+  // Returns false when it took too long.
   bool let_copy_follow(Row& row) {
     begin_at(row);
     if (advance_all(row, row.spare, std::exchange(row.settled, {}))) row.spare = {}, row.drafts = 0, row.ahead = false;
@@ -350,7 +350,7 @@ class Worker {
     Tokens run;
     bool quiet = true;
     if (go_ahead(row, run, quiet) || rollback(row, run.size())) {
-      // The guess has broken the matcher: the row goes on with the copy, and looks ahead no more.
+      // The guess has broken the matcher: the row continues with the copy, and looks ahead no more.
       row.now = std::exchange(row.spare, {});
       row.drafts = 0, quiet = true;
     }
@@ -364,8 +364,8 @@ class Worker {
     return nullptr;
   }
 
-  // Posts the masks after each draft, up to the first that may not come or after which nothing may. Then posts what is
-  // expected to come: these drafts, and the tokens after them as long as the form leaves one text. Returns what is wrong.
+  // Posts the masks after each draft, up to the first that is not allowed or ends the text. Then posts the expected
+  // tokens: these drafts, and the tokens after them as long as the form leaves one text. Returns the error.
   const char* go_ahead(Row& row, Tokens& run, bool& quiet) {
     const char* wrong = nullptr;
     {
@@ -398,7 +398,7 @@ class Worker {
                        [this](const auto& one) { return one.second.awaits && news_of(one.second); });
   }
 
-  // Has the matcher follow a token that may come, and makes the mask after it. Returns what is wrong.
+  // Advances the matcher by a possible token, and makes the mask after it. Returns the error.
   const char* follow(Row& row, int32_t token, Tokens& run) {
     if (const char* wrong = advance(row, row.now, static_cast<uint32_t>(token))) return wrong;
     run.push_back(token);
@@ -424,7 +424,7 @@ class Worker {
     return std::all_of(found.begin(), found.begin() + count, begins) ? *longest : -1;
   }
 
-  // These three are `grammar.matcher.FormMatcher`. They return what is wrong.
+  // These three are `grammar.matcher.FormMatcher`. They return the error.
   const char* advance(const Row& row, Follower& follower, uint32_t token) {
     const bool ends = std::find(row.ends.begin(), row.ends.end(), token) != row.ends.end();
     if (follower.ended || (ends && row.functions.accepts(follower.matcher.get()))) {
@@ -473,12 +473,12 @@ class Worker {
   std::thread thread_;
 };
 
-// Rows are spread over the threads by their lexers, of which a thread at a time uses one: a guess of one thread would
-// hold up the mask of another. A lexer that no row has goes to the thread with the fewest lexers of its form, whose masks
-// take alike, and of these to that with the fewest rows.
+// Rows are spread over the threads by their lexers; one thread at a time uses a lexer: a guess of one thread would
+// delay the mask of another. A lexer without rows goes to the thread with the fewest lexers of its form, whose masks
+// take equally long, and of these to the one with the fewest rows.
 class MaskThreads {
  public:
-  using Lexer = std::pair<size_t, size_t>;  // the number of its form, and its own among those of the form
+  using Lexer = std::pair<size_t, size_t>;  // the number of its form, and its own within the form
 
   // `mail` is its address, `records` the number of records and the bytes of one, `parts` the words of their parts.
   MaskThreads(int threads, size_t mail, const std::array<size_t, 11>& parts, std::pair<size_t, size_t> records,
@@ -499,7 +499,7 @@ class MaskThreads {
 
   ~MaskThreads() { close(); }
 
-  // Ends the threads; what they had is freed. Matchers that are at work are waited for, up to kCloses.
+  // Ends the threads and frees their rows. Working matchers are waited for, up to kCloses.
   void close() {
     py::gil_scoped_release release;
     for (auto& worker : workers_) worker->close();
@@ -562,8 +562,8 @@ class MaskThreads {
     of_row_.erase(key);
   }
 
-  // If the thread of this row has been at one matcher for so long, leaves it there and has another thread go on with
-  // its other rows. Returns the key of that matcher; else kNothing.
+  // If the thread of this row has been at one matcher for so long, leaves it there and gives its other rows to another
+  // thread. Returns the key of that matcher; else kNothing.
   int64_t give_up(int64_t key, double seconds) {
     auto left = of(key)->abandon(nanoseconds{static_cast<int64_t>(seconds * 1e9)});
     if (!left) return kNothing;
@@ -589,7 +589,7 @@ class MaskThreads {
   int64_t ns() const { return shared_->ns; }
 
  private:
-  // The rows that are served of a lexer, and by which worker.
+  // The served rows of a lexer, and their worker.
   struct Served {
     size_t worker, rows;
   };

@@ -34,10 +34,10 @@ ENGINES: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True, "max_num_seqs": 32, "block_size": 4},
 }  # fmt: skip
 ARMS = (
-    ("native", "roomy", "auto"), ("native", "tight", "1"), ("native", "tight", "8"), ("native", "by priority", "2"),
+    ("native", "tight", "4"), ("native", "roomy", "auto"), ("native", "tight", "1"), ("native", "by priority", "2"),
     ("native", "eager", "2"), ("torch", "roomy", "2"), ("torch", "tight", "2"), ("torch", "eager", "auto"),
 )  # fmt: skip
-"""(kernels, engine, depth) of each playback."""
+"""(kernels, engine, depth) of each playback, the sharpest first."""
 _SHARED = (
     "Question: A baker bakes 24 loaves on Monday and twice as many on Tuesday. She sells half of all the loaves. "
     "How many loaves are left?\nAnswer:"

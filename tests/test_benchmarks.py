@@ -1,0 +1,75 @@
+"""Every benchmark runs at its smallest size, so that none rots; the manual names those that are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+PAIR = "--kv-tier host:16MiB --kv-tier peer:16MiB"
+SMALLEST = {
+    "adapted_rows": ["--rows", "4", "--adapters", "2", "--rounds", "1"],
+    "depth": ["--batch", "2", "--prompt", "16", "--output", "16", "--rounds", "1"],
+    "front_cost": ["--streams", "2", "--tokens", "8", "--rounds", "1"],
+    "gpu_all": ["--help"],
+    "host_step": ["--chains", "--rows", "1", "--steps", "300"],
+    "kv_tiers_load": ["--part", "begins", "--part", "cold", "--host", "64MiB"],
+    "lanes": ["--rows", "2", "--asks", "top-k", "--output", "8", "--rounds", "1"],
+    "load_client": ["--concurrency", "2", "--tokens", "4", "--rounds", "1"],
+    "peer_models": ["--only", "tiny", "--out", "models"],
+    "peers": ["--out", "read", "--read", str(ROOT / "docs" / "measurements" / "peers-amx.json")],
+    "prefill_decode": ["--model", "demo", "--requests", "4", "--rounds", "1", "--rate", "20", "--shortest", "40",
+                       "--longest", "90", "--output", "8", "--pair", PAIR],
+    "prompts": ["--beside", "0", "--model", str(ROOT / "gapless/demo/weights"), "--prompts", "3", "--longest", "40",
+                "--max-model-len", "256"],
+    "san_cost": ["--rounds", "1", "--layers", "1", "--tokens", "4"],
+    "speculation": ["--works", "numbers", "--rows", "1", "--output", "16", "--rounds", "1"],
+    "structured": ["--rows", "2", "--prompt", "16", "--output", "8", "--rounds", "1"],
+}  # fmt: skip
+"""The arguments of each program. gpu_all needs a GPU; tests/lab/test_peers.py plays whole runs of peers."""
+PRINTED = {
+    "gpu_all": "usage:",
+    "kv_tiers_load": "begins,",
+    "load_client": "p99",
+    "peer_models": "",
+    "san_cost": "x off",
+}
+"""What a program prints that prints no table"""
+
+
+def programs() -> set[str]:
+    return {path.stem for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+
+
+def test_every_benchmark_has_its_smallest_size():
+    assert programs() == set(SMALLEST)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", sorted(SMALLEST))
+def test_benchmark_runs_at_its_smallest_size(name, tmp_path):
+    if name == "san_cost":
+        pytest.importorskip("transformers", reason="san_cost.py measures a program of transformers")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(BENCHMARKS))), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *SMALLEST[name]]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert PRINTED.get(name, "|") in done.stdout
+
+
+def test_manual_names_benchmarks_that_are_there():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (path.name, script)
+        for path in pages
+        if path.parent.name != "notes"
+        for script in re.findall(r"benchmarks/(\w+)\.py", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    assert not {one for one in named if not (BENCHMARKS / f"{one[1]}.py").is_file()}
