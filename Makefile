@@ -35,7 +35,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --noconftest tests/test_layers.py tests/test_one_room_waits.py tests/test_no_pickle.py
+	$(BIN)/python -m pytest --noconftest tests/test_layers.py tests/test_banned_names.py
 	@$(BIN)/python tests/test_layers.py
 
 # One thread of arithmetic a worker: two workers that both take every core slow each other down.

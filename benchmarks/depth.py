@@ -38,12 +38,12 @@ def drive(core: EngineCore, batch: int, prompt: int, output: int, seed: int, tem
     for index in range(batch):
         tokens = rng.integers(0, core.info.vocab_size, prompt).astype(np.int32)
         core.submit(Request(seed * 100_000 + index, tokens, params, index, (), 0, prompt + output))
-    first = max((record.step for record in core.records), default=0)
+    first = max((record.step for record in core.loop.records), default=0)
     begin = time.perf_counter()
     while core.has_work():
         core.step()
     seconds = time.perf_counter() - begin
-    steps = [record for record in core.records if record.step > first and not record.chunk_tokens]
+    steps = [record for record in core.loop.records if record.step > first and not record.chunk_tokens]
     gaps = [max(0, after.device_start - before.device_end) for before, after in pairwise(steps)]
     span = steps[-1].device_end - steps[0].device_start
     return Run(

@@ -92,7 +92,7 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
                 sent += 1
     seconds = time.perf_counter() - begin
     after = core.stats()
-    full = [r for r in core.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
+    full = [r for r in core.loop.records if r.decode_rows == load.rows and not r.chunk_tokens][2:-2]
     wall = after.wall_ns - before.wall_ns
     idle = {cause: (ns - before.idle_ns[cause]) / wall for cause, ns in after.idle_ns.items()}
     return Result(
@@ -109,7 +109,7 @@ def drive(core: EngineCore, load: Load, seed: int) -> Result:
 
 def timed_captures(core: EngineCore) -> list[float]:
     """A list that grows by the milliseconds of each capture from now on."""
-    took, device = [], core._device
+    took, device = [], core.loop.device
     capture = type(device).capture
 
     def timed(*args: Any) -> Any:
@@ -226,7 +226,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="engine,tests")
+    parser.add_argument("--cpu", action="store_true", help="one small load of the demo model on a CPU, and no more")
     options = parser.parse_args()
+    if options.cpu:
+        core = build_core(EngineConfig(model="demo", device="cpu", kv_cache_memory_bytes=64 << 20))
+        print(drive(core, Load(2, 16, 24), seed=0))
+        core.close()
+        return
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU here: nothing was run")
     chosen = options.only.split(",")

@@ -59,7 +59,7 @@ def jobs(machine: str, pythons: Sequence[str], tool: str, stubs: Path) -> Iterat
         target = compiling.Toolchain(tool, variants[-1].flags, compiling.headers(headers.strip()), links)
         for name, sources in (
             (cpu_native.STREAM_NAME, cpu_native.STREAM_SOURCES),
-            (mask_threads.NAME, mask_threads.SOURCES),
+            (mask_threads.MASKS_EXTENSION, mask_threads.MASKS_SOURCES),
         ):
             file = prebuilt.file_name(prebuilt.of_python(name, tag), release, variants[-1])
             yield Job(file, name, sources, target)

@@ -18,7 +18,7 @@ from gapless.kernels.tables import Tables
 from gapless.loop.loop import Loop
 from gapless.model.draft_model import DraftModel
 from gapless.model.seam import BatchShape, KVCache, StepInputs
-from gapless.step.speculation import PLAIN, Gate, Speculation, Verify
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Speculation, Verify
 from gapless.testing.checksum import PRIME, ChecksumModel, entry, next_token, weight
 
 
@@ -131,6 +131,6 @@ def numbers_at_random(seed: int, loop: Loop, speculation: Speculation) -> None:
     decide, sizes = gate.decide, (1, *speculation.sizes)
 
     def draw(decode: tuple[int, ...]) -> Verify:
-        return PLAIN if decide(decode) and not decode else Verify(rng.choice(sizes), drafts=True)
+        return WITHOUT_DRAFTS if decide(decode) and not decode else Verify(rng.choice(sizes), drafts=True)
 
     gate.decide = draw  # type: ignore[method-assign]

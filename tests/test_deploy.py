@@ -81,6 +81,7 @@ def test_a_wheel_is_whole_and_asks_for_the_torch_of_its_libraries(wheels: Module
     assert not any("/tests/" in name or name.endswith((".pyc", ".o")) for name in names)
 
 
+@pytest.mark.process
 def test_the_sdist_has_the_manual_and_no_tests(tmp_path: Path) -> None:
     stage = tmp_path / "stage"
     listed = subprocess.run(

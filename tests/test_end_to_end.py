@@ -101,6 +101,7 @@ async def test_the_async_client_streams_both(server):
         assert "".join([chunk.choices[0].text async for chunk in text])
 
 
+@pytest.mark.process
 async def test_200_requests_at_concurrency_32_all_answer(server):
     gate = asyncio.Semaphore(32)
 
@@ -139,13 +140,14 @@ async def test_50_disconnects_in_mid_stream_leave_nothing_behind(server):
 
 
 def wait_for_rest(server: Server) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + START_SECONDS
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "gapless:steps_in_flight")
     while any(server.metric(name) for name in names):
         assert time.monotonic() < end, server.get("/metrics")
         time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
     before = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=48)
     stream = client.chat.completions.create(
@@ -168,10 +170,11 @@ def test_a_killed_engine_is_replaced_and_answers_as_before(server, client):
     assert after.choices[0].message.content == before.choices[0].message.content
 
 
+@pytest.mark.process
 def test_a_router_knows_the_blocks_of_the_engine_that_came_after_the_killed_one(server, events):
     if events is None:
         pytest.skip("needs the extra events")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + START_SECONDS
     while not (found := events.replay(0)) or len(router(found)) != server.pages("cached"):
         assert time.monotonic() < deadline, (len(router(found)), server.pages("cached"))
         time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 import re
 import shutil
@@ -28,6 +27,9 @@ from gapless.server.config import ServerConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+MOST_WORDS, MOST_EVIDENCE_LINES = 40_000, 400
+MADE = re.compile(r"<!-- table: \S+ -->.*?<!-- end -->|^```diff\n.*?^```$", re.DOTALL | re.MULTILINE)
+"""Parts of a page that nobody reads as prose: generated tables, and diffs that tests apply"""
 FLAG = r"(?<![\w-])--(?:\[no-\])?([a-z][a-z0-9-]*)"
 
 
@@ -44,7 +46,8 @@ def tables() -> ModuleType:
     return script("tables")
 
 
-def test_the_manual_builds_without_a_warning(tmp_path):
+@pytest.mark.process
+def test_manual_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -53,16 +56,43 @@ def test_the_manual_builds_without_a_warning(tmp_path):
         assert words in (tmp_path / "site" / page / "index.html").read_text(encoding="utf-8"), page
 
 
-def test_the_reference_is_what_the_code_makes():
+def test_reference_pages_equal_the_generated_ones():
     for path, text in script("reference").written():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} has drifted: run python docs/_site/reference.py"
+
+
+def words(page: Path) -> int:
+    """The words of a page written by hand; signs alone, such as those of tables, are none."""
+    return len([word for word in MADE.sub("", page.read_text(encoding="utf-8")).split() if re.search(r"\w", word)])
+
+
+def test_manual_is_short():
+    other = {"reference", "measurements", "notes"}
+    pages = [page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in other]
+    count = sum(map(words, pages))
+    print(f"{count:,} words of {MOST_WORDS:,} in {len(pages)} pages")
+    assert count <= MOST_WORDS, "shorten a page, or move history to docs/notes"
+    lines = sum(page.read_text(encoding="utf-8").count("\n") for page in (DOCS / "evidence").rglob("*.md"))
+    assert lines <= MOST_EVIDENCE_LINES
+
+
+def test_causes_of_late_tokens_have_the_words_of_the_page():
+    page = (DOCS / "guides" / "late-token.md").read_text(encoding="utf-8")
+    ui = ROOT / "gapless" / "ui"
+    fields = r'key: "\w+", name: "([^"]+)", mark: "(.)", help: "([^"]+)", mend: "([^"]+)"'
+    causes = re.findall(fields, (ui / "causes.js").read_text(encoding="utf-8"))
+    assert len(causes) == 7
+    for name, mark, help_, mend in causes:
+        assert f"| {mark} | {name} | {help_} | {mend} |" in page
+    mends = re.findall(r'mend: "([^"]+)"', (ui / "why.js").read_text(encoding="utf-8"))
+    assert len(mends) > 4 and all(f"| {mend} |" in page for mend in mends)
 
 
 def reference(page: str) -> str:
     return (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
 
 
-def test_every_command_and_every_flag_is_in_the_reference():
+def test_commands_and_flags_are_in_the_reference():
     page = reference("commands") + reference("flags")
     for name in COMMANDS:
         assert f"\n## {name}\n" in page, f"the reference lacks gapless {name}"
@@ -75,7 +105,7 @@ def test_every_command_and_every_flag_is_in_the_reference():
         assert not missing, f"the reference lacks {missing}"
 
 
-def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command():
+def test_flags_in_the_manual_belong_to_their_commands():
     parts = re.split(r"\n## ([a-z]+)\n", reference("commands"))[1:]
     known = {name: set(re.findall(FLAG, text)) for name, text in zip(parts[::2], parts[1::2], strict=True)}
     assert known.keys() >= set(COMMANDS)
@@ -83,6 +113,7 @@ def test_every_flag_of_a_command_in_the_manual_is_one_of_that_command():
     commands = [
         (path, name, flags.partition("-- python")[0])
         for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
+        if path.parent.name != "notes"
         for block in re.findall(r"^```\w*\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         for name, flags in re.findall(r"(?:^|[ /])gapless ([a-z]+) (.*)", block.replace("\\\n", " "), re.MULTILINE)
     ]
@@ -98,7 +129,7 @@ def cells(page: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith("| ")).replace("\\|", "|")
 
 
-def test_every_line_of_the_troubleshooting_is_one_that_the_code_prints():
+def test_lines_of_the_troubleshooting_are_printed_by_the_code():
     source = "".join(path.read_text(encoding="utf-8") for path in code_in(ROOT / "gapless"))
     said = re.sub(r"\{[^{}\n]*\}|%s", "", re.sub(r'"\s*\n\s*f?"', "", source))
     lines = re.findall(r"^\| (?:[345]\d\d )?(`[^|]*?) \|", cells("guides/troubleshooting.md"), re.MULTILINE)
@@ -107,13 +138,13 @@ def test_every_line_of_the_troubleshooting_is_one_that_the_code_prints():
         assert line in said, f"no code prints {line!r}"
 
 
-def test_what_the_manual_says_is_missing_is_missing():
+def test_routes_listed_as_missing_are_missing():
     said = re.findall(r"[^|]* answer 404", cells("guides/not-supported.md"))
     named = re.findall("`(/[^`]*)`", " ".join(said))
     assert named and not set(named) - set(OTHER_KINDS)
 
 
-def test_routes_that_are_the_same_as_elsewhere_are_there():
+def test_routes_listed_as_the_same_are_there():
     routes = {entry.path for entry in ROUTES if entry.listed}
     for page in ("from-vllm", "from-sglang", "from-llama-cpp"):
         rows = re.findall(r"^\| ([^|]*) \| the same", cells(f"start/{page}.md"), re.MULTILINE)
@@ -121,7 +152,7 @@ def test_routes_that_are_the_same_as_elsewhere_are_there():
         assert named and not set(named) - routes, page
 
 
-def test_every_environment_variable_is_in_the_manual():
+def test_environment_variables_are_in_the_manual():
     page = reference("environment")
     for path in sorted((ROOT / "gapless").rglob("*")):
         if path.suffix == ".py":
@@ -133,14 +164,13 @@ def test_every_environment_variable_is_in_the_manual():
         assert not [name for name in named if name not in page and name != "GAPLESS_"], path
 
 
-def test_a_sampling_parameter_that_is_added_is_in_the_table(tables):
+def test_sampling_table_has_a_row_for_an_added_parameter(tables):
     entry = Param("penalty", float, 0.0, "for this test", -2.0, 2.0)
     assert tables.sampling((entry,))[-1] == "| `penalty` | float | -2.0 to 2.0 | 0.0 | for this test |"
 
 
-def test_every_table_is_what_the_measurements_and_registries_make(tables):
+def test_tables_equal_the_generated_ones(tables):
     pages = list(tables.pages())
-    assert {page.name for page in pages} >= {"README.md", "beside-peers.md", "gpu.md"}
     marked = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page.read_text(encoding="utf-8"))]
     assert sorted(marked) == sorted(tables.TABLES), "each table is shown once"
     for page in pages:
@@ -155,37 +185,29 @@ def test_the_dockerfile_passes_its_linter():
     subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
 
 
-def test_every_name_of_the_walks_is_in_the_code():
+def test_names_of_the_walks_are_in_the_code():
     text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
     rows = [line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)]
-    assert [len(walk) for walk in split_at_one(rows)] == [8, 8, 6]
+    assert [int(row[1]) for row in rows] == [*range(1, 9), *range(1, 9), *range(1, 7)]
+    anywhere = names_in(ROOT / "gapless")
+    modules = {path.stem for path in (ROOT / "gapless").rglob("*.py")}
     for row in rows:
-        named = re.findall(r"`([a-z_]+/[a-z_]*(?:\.py)?)`", row[2])
-        found = [path for name in named for path in code_in(ROOT / "gapless" / name)] or code_in(ROOT / "gapless")
-        source = "".join(path.read_text(encoding="utf-8") for path in found)
-        for name in re.findall(r"`([A-Za-z_.]+)`", row[2]):
-            assert all(defines(source, part) for part in name.split(".")), f"{name} is not in {named}"
+        files = re.findall(r"`([a-z_]+/[a-z_]*(?:\.py)?)`", row[2])
+        there = set().union(*(names_in(ROOT / "gapless" / file) for file in files)) or anywhere
+        assert not parts(row[2]) - there, files
+        assert not parts(row[3] + row[4]) - anywhere - modules
 
 
-def test_what_carries_a_thing_through_the_walks_is_in_the_code():
-    text = (DOCS / "concepts" / "walks.md").read_text(encoding="utf-8")
-    files = code_in(ROOT / "gapless")
-    source, modules = "".join(path.read_text(encoding="utf-8") for path in files), {path.stem for path in files}
-    for row in (line.split("|") for line in text.splitlines() if re.match(r"\| \d", line)):
-        for name in re.findall(r"`([A-Za-z_.]+)`", row[3] + row[4]):
-            assert all(part in modules or defines(source, part) for part in name.split(".")), f"{name} is nowhere"
+def parts(cell: str) -> set[str]:
+    """The names in `code`, each part of a dotted one."""
+    return {part for name in re.findall(r"`([A-Za-z_.]+)`", cell) for part in name.split(".")}
 
 
-def defines(source: str, name: str) -> bool:
-    """Whether a function, a class or a field has this name."""
-    return re.search(rf"\b(def|class) {name}\b|^    {name}: ", source, re.M) is not None
+def names_in(place: Path) -> set[str]:
+    """The names of functions, classes and fields."""
+    source = "".join(path.read_text(encoding="utf-8") for path in code_in(place))
+    return {one or other for one, other in re.findall(r"\b(?:def|class) (\w+)|^    (\w+): ", source, re.MULTILINE)}
 
 
 def code_in(place: Path) -> list[Path]:
     return list(place.rglob("*.py")) if place.is_dir() else [place]
-
-
-def split_at_one(rows: list[list[str]]) -> list[list[list[str]]]:
-    """Return the rows of each table: a table's first row has the number 1."""
-    starts = [place for place, row in enumerate(rows) if row[1].strip() == "1"] + [len(rows)]
-    return [rows[start:end] for start, end in itertools.pairwise(starts)]

@@ -1,6 +1,6 @@
 """Progress of a start: log records, and one line that is rewritten on a terminal.
 
-Any room announces what it begins with `tell`. In a program that uses the library these are INFO records of the logger
+Any room reports its work with `announce`. In a program that uses the library these are INFO records of the logger
 `gapless.start`, which print nothing unless logging is set up. Commands show them with `starting`, the server with its
 own log; the engine's process passes them to its parent.
 """
@@ -53,7 +53,7 @@ class Phase(NamedTuple):
         return f"{self.what}: {done} of {total}{rate}"
 
 
-def tell(what: str, total: int = 0, unit: str = "") -> Count:
+def announce(what: str, total: int = 0, unit: str = "") -> Count:
     """Say that `what` begins; the returned function is called with the amounts done of `total`."""
     began = told = lined = time.monotonic()
     done = 0

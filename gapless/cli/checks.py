@@ -209,11 +209,11 @@ def without_cpp() -> Check:
     """Report which dtype torch multiplies faster, if our own products are missing."""
     import torch
 
-    from gapless.kernels.dtypes import CLEAR, float32_gains
+    from gapless.kernels.dtypes import CLEAR_GAIN, float32_gains
 
     gain = float32_gains(torch.bfloat16)
     text = f"torch multiplies float32 {gain:.1f} x as fast as bfloat16"
-    return Check("cpu dtype", "warn", f"{text}: --dtype auto takes float32" if gain >= CLEAR else text)
+    return Check("cpu dtype", "warn", f"{text}: --dtype auto takes float32" if gain >= CLEAR_GAIN else text)
 
 
 def free_port(port: int) -> Iterator[Check]:

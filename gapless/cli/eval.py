@@ -23,7 +23,7 @@ from gapless.lab.eval_report import Comparison, EvalResult, read_result
 from gapless.lab.eval_run import DEMO_DATA, EvalFlags, ask_engine, ask_server
 from gapless.lab.http import with_client
 from gapless.lab.records import Sample
-from gapless.lab.target import Content
+from gapless.lab.target import PromptContent
 
 if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
@@ -92,7 +92,9 @@ def demo_seed(data: str) -> int | None:
     return int(seed or 0)
 
 
-def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> tuple[dict[str, Any], Sequence[Sample]]:
+def _ask(
+    settings: Settings, flags: EvalFlags, contents: Sequence[PromptContent]
+) -> tuple[dict[str, Any], Sequence[Sample]]:
     """The questions, and the answers."""
     engine = settings.given(EngineConfig)
     bar = progress("questions", len(contents), wanted=not flags.disable_tqdm)
@@ -113,7 +115,7 @@ def _ask(settings: Settings, flags: EvalFlags, contents: Sequence[Content]) -> t
 
 
 async def _in_process(
-    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], bar: AbstractContextManager[Any]
+    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[PromptContent], bar: AbstractContextManager[Any]
 ) -> Sequence[Sample]:
     """The answers; `bar` shows the questions once the engine runs."""
     async with AsyncExitStack() as stack:

@@ -14,7 +14,7 @@ def build_all() -> list[build.Outcome]:
     """Build missing parts; the outcomes for the CPU's streams, its kernels and the threads of masks."""
     with starting(), ThreadPoolExecutor() as pool:  # it may take half a minute
         list(pool.map(lambda load: load(), (cpu_native.load, native.load, mask_threads.load)))
-    return [build.outcomes[name] for name in (cpu_native.STREAM_NAME, native.NAME, mask_threads.NAME)]
+    return [build.outcomes[name] for name in (cpu_native.STREAM_NAME, native.NAME, mask_threads.MASKS_EXTENSION)]
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from gapless.lab.probe import list_models, stream_events
 from gapless.lab.reply import parse_event
 
 Messages = list[dict[str, str]]
-Question = str | Messages
+ChatInput = str | Messages
 """A text to continue, or a conversation to answer."""
 
 
@@ -31,10 +31,10 @@ TextParts = AsyncGenerator[TextPart]
 """An answer. Closing it before its end stops it; it raises GaplessError when it cannot come."""
 
 
-Answerer = Callable[[Question, dict[str, Any]], TextParts]
+Answerer = Callable[[ChatInput, dict[str, Any]], TextParts]
 
 
-async def answer_here(llm: gapless.AsyncLLM, question: Question, fields: dict[str, Any]) -> TextParts:
+async def answer_here(llm: gapless.AsyncLLM, question: ChatInput, fields: dict[str, Any]) -> TextParts:
     """Answer with an engine in this process, by sampling settings that bear the API's names."""
     prompt: Any = question if isinstance(question, str) else await llm.chat_prompt(question)
     params = llm.get_default_sampling_params(max_tokens=None).replace(**fields)
@@ -46,7 +46,7 @@ async def answer_here(llm: gapless.AsyncLLM, question: Question, fields: dict[st
             yield TextPart(delta.text, count)
 
 
-async def answer_there(client: Client, question: Question, fields: dict[str, Any]) -> TextParts:
+async def answer_there(client: Client, question: ChatInput, fields: dict[str, Any]) -> TextParts:
     """Answer as `answer_here` does, with the client's server; its first model stands for a target without one."""
     if not client.target.model:
         client.target = replace(client.target, model=(await list_models(client))[0].name)

@@ -31,7 +31,7 @@ import torch
 
 from gapless.base.errors import UserError
 from gapless.base.host import cache_folder
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.device import prebuilt
 from gapless.device.compiling import COMPILE_SECONDS, FLAGS, GLUE, UnfinishedError, compiler, here, levels, make, shown
 
@@ -248,7 +248,7 @@ def only_one(path: Path, seconds: float) -> Iterator[None]:
                 if time.monotonic() >= end:
                     raise UserError(_held(path, file.read(), seconds)) from None
                 if not told:
-                    tell(f"waiting for another process, which holds {path}")
+                    announce(f"waiting for another process, which holds {path}")
                 told = True
                 time.sleep(LOCK_LOOK_SECONDS)
         file.truncate(0)

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from gapless.base.bell import Bell
+from gapless.base.observe import Program as Program
 from gapless.device.fault import Fault
 from gapless.device.ring import Fence, Ring
-
-Program = Callable[..., None]
 
 STREAMS = ("compute", "token_out", "bulk_out", "bulk_in")
 ATTENDANT = "attendant"

@@ -1,4 +1,4 @@
-"""EngineConfig from keyword arguments, under our names and those of other engines."""
+"""EngineConfig from keyword arguments, under our names and other engines'."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gapless.engine.arguments import make_config
 from gapless.engine.backend import MessageBackend, dead
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
-from gapless.engine.inputs import Prompt, Resolver, check_adapter, check_request_id
+from gapless.engine.inputs import PromptInput, Resolver, check_adapter, check_request_id
 from gapless.engine.outputs import Delta, RequestOutput
 from gapless.engine.seam import AdapterChange, EngineInfo, OperatorOrder, Sink, Stats
 from gapless.engine.stream import OutputStream, TokenSink
@@ -156,7 +156,7 @@ class AsyncLLM:
 
     async def open(
         self,
-        prompt: Prompt,
+        prompt: PromptInput,
         params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -202,7 +202,7 @@ class AsyncLLM:
         return stream
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
+        self, prompt: PromptInput, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[Delta]:
         """Yield new text and tokens, completion by completion. Closing or cancelling the iterator aborts the
         request."""
@@ -215,7 +215,7 @@ class AsyncLLM:
             stream.close()
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
+        self, prompt: PromptInput, params: SamplingParams | None = None, request_id: str | None = None, **options: Any
     ) -> AsyncIterator[RequestOutput]:
         """Yield the whole output so far after each change; the last one is `finished`. A slow reader skips intermediate
         ones. Closing or cancelling the iterator aborts the request. `options` are priority, salt and adapter."""
@@ -284,7 +284,7 @@ class AsyncLLM:
         await self.backend.ask(partial(m.ChangeAdapter, change=change))
 
     async def update_weights(self, path: str) -> None:
-        """Replace the model's weights by those of a directory, of the same architecture, while the engine runs.
+        """Replace the model's weights by a directory's, of the same architecture, while the engine runs.
 
         Open requests end with the old weights, later ones wait for the new ones, and find no KV of the old. An update
         continues if its caller stops waiting. A restarted engine loads the new weights again; dtype, tokenizer,

@@ -17,7 +17,7 @@ def build_core(config: EngineConfig) -> EngineCore:
     """Return the core of a located config; errors as in `gapless.engine.core`."""
     began = time.monotonic()
     if "torch" not in sys.modules:
-        progress.tell("loading torch")
+        progress.announce("loading torch")
     from gapless.engine import core
 
     built = core.build_core(config, spent=[("torch", round(time.monotonic() - began, 3))])

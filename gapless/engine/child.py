@@ -28,7 +28,7 @@ log = logging.getLogger("gapless.engine.process")
 WORKER = ("gapless.engine.worker",)
 """Module of the engine's process, and its arguments."""
 SILENCE_SECONDS = 10.0
-"""Silence after which a process is taken for stopped or wedged, and killed. Heartbeats come each second."""
+"""A process silent for this long is taken for stopped or wedged, and killed. Heartbeats come each second."""
 MAX_UNSENT = 4_096
 MAX_TOGETHER = 64
 """Most messages of a frame: prompts may be long, and frames are bounded."""
@@ -80,7 +80,7 @@ class Child:
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent
             )
-        progress.tell("starting the engine's process")
+        progress.announce("starting the engine's process")
         assert process.stdin and process.stdout and process.stderr
         readers = (self._read_control(process.stdout), self._read_stderr(process.stderr))
         self._tasks = [asyncio.create_task(reader) for reader in readers]
@@ -204,11 +204,11 @@ class Child:
             async for line in pipe:
                 self._heard = time.monotonic()
                 if line.strip():
-                    self.hear(_on_control(line))
+                    self.take_control(_on_control(line))
         except ValueError as error:  # also for an endless line
             self.condemn(f"the engine process wrote no life sign to its control pipe: {error}")
 
-    def hear(self, message: m.OnControl) -> None:
+    def take_control(self, message: m.OnControl) -> None:
         """Take a message of the control pipe."""
         match message:
             case m.Died(kind, text):

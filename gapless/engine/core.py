@@ -22,7 +22,7 @@ from gapless.base.errors import (
     RequestError,
 )
 from gapless.base.params import MAX_LOGPROBS, SamplingParams
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.base.records import Request, Turn
 from gapless.device import Device, build, kind_of, open_device
 from gapless.engine import checkers
@@ -139,13 +139,13 @@ class EngineCore:
             answer(error)
 
         if self._changes is None:
-            done(RequestError("adapters of this engine are those of its start: start it with --lora-dir", "lora_name"))
+            done(RequestError("this engine loads no adapters after its start: start it with --lora-dir", "lora_name"))
         else:
             self._changes.begin(change, done)
 
     def update_weights(self, path: str, answer: Answer) -> None:
         if self.pauses.keeps and self.loop.requests:
-            text = "a pause keeps requests, which are to end with the old weights: resume or abort them first"
+            text = "a pause holds requests that must end with the old weights: resume or abort them first"
             answer(RequestError(text, "model_path"))
         else:
             self.updates.begin(path, answer)
@@ -452,7 +452,7 @@ def _warm_up(loop: Loop, sizes: Sizes, largest: bool) -> None:
 def _timed(spent: list[tuple[str, float]], what: str, text: str = "") -> Iterator[None]:
     """Add the seconds of a part of the start, and show `text`; without it, the code inside reports progress."""
     if text:
-        tell(text)
+        announce(text)
     begin = time.perf_counter()
     yield
     spent.append((what, round(time.perf_counter() - begin, 3)))

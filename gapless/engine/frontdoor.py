@@ -89,7 +89,7 @@ def _look(config: EngineConfig) -> tuple[Located, list[Repo]]:
 def _look_for_model(config: EngineConfig) -> tuple[Located, Repo | None]:
     tokenizer, on_hub = config.tokenizer, is_hub_name(config.model)
     if config.revision is not None and not on_hub:
-        raise ConfigError(f"revision: {config.model!r} is no name on the hub, so it has none: leave out --revision")
+        raise ConfigError(f"revision: {config.model!r} is no hub name and has no revisions: leave out --revision")
     if tokenizer is not None and is_hub_name(tokenizer):
         revision = config.revision if tokenizer == config.model else None
         tokenizer = str(fetch_tokenizer(tokenizer, revision, config.download_dir))

@@ -15,7 +15,7 @@ from gapless.base.records import NO_TRANSFER, Int32s, KVTransfer, Request
 from gapless.engine.frontdoor import ModelAssets
 from gapless.engine.seam import EngineInfo
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
+PromptInput = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text}, or {"prompt_token_ids": ids} (optionally with "prompt" as its text)."""
 
 MAX_ID_CHARS = 128
@@ -48,13 +48,13 @@ class Resolver:
         self._draws: Iterator[int] = itertools.count(1)
 
     def resolve(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
+        self, prompt: PromptInput, params: SamplingParams, *, priority: int = 0, salt: str = "", adapter: str = "",
         transfer: KVTransfer = NO_TRANSFER, prompt_only: bool = False,
     ) -> Resolved:  # fmt: skip
         """Raises RequestError naming the field. Text is tokenised here, after a cheap length test."""
         _check_kinds(params, priority, salt)
         if params.stop and not params.detokenize:
-            raise RequestError("stop strings are looked for in the text: detokenize must be true", "stop")
+            raise RequestError("stop strings need the text: set detokenize to true", "stop")
         text, ids = _split(prompt)
         vocab, context = self._info.vocab_size, self._info.max_model_len
         tokens = _token_ids(self.encode(text or "") if ids is None else ids, vocab)
@@ -197,7 +197,7 @@ def _check_kinds(params: object, priority: object, salt: object) -> None:
         raise RequestError(f"salt must be a string, got {type(salt).__name__}", "salt")
 
 
-def _split(prompt: Prompt) -> tuple[str | None, Any]:
+def _split(prompt: PromptInput) -> tuple[str | None, Any]:
     """Return (text, token ids) of a prompt, one of them given."""
     if isinstance(prompt, str):
         return prompt, None
@@ -231,7 +231,7 @@ def _check_budget(params: SamplingParams) -> None:
     form = params.structured_outputs
     if params.thinking_token_budget is not None and not (form and form.thinking and form.thinking.budget is not None):
         name = "thinking_token_budget"
-        raise RequestError(f"{name} is for chats, whose template says how the model writes its reasoning", name)
+        raise RequestError(f"{name} needs a chat, whose template has the form of reasoning", name)
 
 
 def _truncated(tokens: Int32s, params: SamplingParams, context: int, asked: int | None) -> Int32s:

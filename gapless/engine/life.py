@@ -18,7 +18,7 @@ EXIT_FAILED = 1
 EXIT_STALLED = 3
 EXIT_ORPHANED = 4
 BEAT_SECONDS = 1.0
-GRACE_SECONDS = 5.0
+WATCHDOG_GRACE_SECONDS = 5.0
 """Delay of this watchdog behind the core's own."""
 
 
@@ -48,9 +48,9 @@ class Pulse:
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def arm(self, watchdog_seconds: float) -> None:
-        """Limit one turn to this time and GRACE_SECONDS; 0: no limit."""
+        """Limit one turn to this time and WATCHDOG_GRACE_SECONDS; 0: no limit."""
         if watchdog_seconds:
-            self._limit = watchdog_seconds + GRACE_SECONDS
+            self._limit = watchdog_seconds + WATCHDOG_GRACE_SECONDS
             self.watchdog = Watchdog(self._limit, lambda: self.turn_began, lambda: self.turn_began > 0, self._give_up)
             self.watchdog.start()
 

@@ -22,7 +22,7 @@ from gapless.engine.arguments import make_config
 from gapless.engine.async_llm import chat_prompt
 from gapless.engine.build import build_core
 from gapless.engine.frontdoor import ModelAssets, locate, open_assets
-from gapless.engine.inputs import Prompt, Resolved, Resolver, check_adapter
+from gapless.engine.inputs import PromptInput, Resolved, Resolver, check_adapter
 from gapless.engine.outputs import RequestOutput, taken_apart
 from gapless.engine.progress import progress
 from gapless.engine.seam import Core, EngineInfo, OperatorOrder, Stats
@@ -32,7 +32,7 @@ from gapless.text.replies import ReplyForms
 from gapless.text.tokenizer import Tokenizer
 from gapless.text.tools import check_tools, formed
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -70,7 +70,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -100,7 +100,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
@@ -285,7 +285,7 @@ def _naming_prompt(index: int, count: int) -> Iterator[None]:
         raise RequestError(f"prompts[{index}]: {error}", error.param, error.code) from error
 
 
-def _as_prompts(prompts: Any) -> list[Prompt]:
+def _as_prompts(prompts: Any) -> list[PromptInput]:
     """Return a list of prompts. A string, an object and a list of whole numbers are one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]

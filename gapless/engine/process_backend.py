@@ -22,7 +22,7 @@ CRASH_WINDOW = 600.0
 MAX_CRASHES = 3
 MAX_BACKOFF = 60.0
 SAME_WEIGHTS = 0
-"""Number of the backend's own update, in which a new process loads its predecessor's weights. Others are larger."""
+"""Number of the backend's own update, which gives a new process its predecessor's weights. Others are larger."""
 
 
 class ProcessBackend(MessageBackend):

@@ -14,7 +14,7 @@ from gapless.device import Device
 from gapless.engine.on_device import on_device
 from gapless.kernels.layout import ADJUST_SLOT, LENGTH
 from gapless.kernels.tables import Adjustments, Tables
-from gapless.step.processors import ROWS, Function, Processor, ProcessorTables
+from gapless.step.processors import CALL_ROWS, LogitsFunction, Processor, ProcessorTables
 from gapless.step.program import StepProgram
 
 
@@ -26,7 +26,7 @@ def import_processors(paths: Mapping[str, str], device: Device) -> tuple[Process
     return tuple(Processor(name, on_device(device, partial(_made, path, device))) for name, path in paths.items())
 
 
-def _made(path: str, device: Device) -> Function:
+def _made(path: str, device: Device) -> LogitsFunction:
     try:
         found = pkgutil.resolve_name(path)
         function = found(device.torch_device) if isinstance(found, type) else found
@@ -50,7 +50,7 @@ def try_out(program: StepProgram, device: Device, exact: bool = False) -> None:
     rehearsal = on_device(device, lambda: Rehearsal(program, exact))
     for number, processor in enumerate(program.processors):
         on_device(device, partial(rehearsal.run, number, processor))
-        given = on_device(device, partial(rehearsal.given, number, ROWS[1], 2))
+        given = on_device(device, partial(rehearsal.given, number, CALL_ROWS[1], 2))
         try:  # the error has the line that would make the host wait
             device.capture(processor.name, processor, given)  # type: ignore[arg-type]
         except CaptureError as error:
@@ -63,7 +63,7 @@ class Rehearsal:
     def __init__(self, program: StepProgram, exact: bool) -> None:
         self._tolerance = 0.0 if exact else 1e-3
         vocab, at = program.model.vocab_size, program.tables.state.device
-        rows, longest = 2 * ROWS[-1], program.tables.history.shape[1]
+        rows, longest = 2 * CALL_ROWS[-1], program.tables.history.shape[1]
         self._tables, self._slots = Tables.new(rows, longest, 1, at), Adjustments.new(rows, vocab, at)
         random = torch.Generator().manual_seed(0)
         self._slots.adjusted.copy_(torch.randn(1, rows + 1, vocab, generator=random))
@@ -75,7 +75,7 @@ class Rehearsal:
         """Call the processor on 1, 4 and 16 rows. Raises ConfigError for its faults."""
         try:
             alone = processor(*self.given(number, 1, 2))[0].nan_to_num()
-            for rows in ROWS:
+            for rows in CALL_ROWS:
                 first, again = (processor(*self.given(number, rows, at))[0].nan_to_num() for at in (2, 2 + rows))
                 near = torch.allclose(first, alone, rtol=self._tolerance, atol=self._tolerance)
                 if not (near and torch.equal(first, again)):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import IO
 
 REDRAW_SECONDS = 0.5
-LINE_SECONDS = 10.0
+PRINT_SECONDS = 10.0
 Advance = Callable[[int], None]
 """Called with the number done so far."""
 
@@ -25,7 +25,7 @@ def progress(what: str, total: int, wanted: bool = True, stream: IO[str] | None 
         with _bar(what, total, stream) as draw:
             yield _now_and_then(draw, REDRAW_SECONDS)
     else:
-        yield _now_and_then(lambda done: print(f"{what}: {done} of {total}", file=stream, flush=True), LINE_SECONDS)
+        yield _now_and_then(lambda done: print(f"{what}: {done} of {total}", file=stream, flush=True), PRINT_SECONDS)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class EngineInfo(NamedTuple):
     adapters: tuple[str, ...] = ()
     """Names of the available adapters."""
     processors: tuple[str, ...] = ()
-    """Names of the available logits processors, in the order in which they run."""
+    """Names of the available logits processors, in their running order."""
     tiers: tuple[str, ...] = ()
     """Kinds of the tiers below the host tier, in order"""
     kv_bytes: int = 0
@@ -175,7 +175,7 @@ class Stats(NamedTuple):
     steps_mixed: int = 0
     step_tokens_sum: int = 0
     step_tokens: tuple[int, ...] = ()
-    """Steps by their tokens: entry b counts those of more than 2**(b - 1) and at most 2**b."""
+    """Steps by number of tokens: entry b counts steps of more than 2**(b - 1) and at most 2**b."""
     grammars_compiled: int = 0
     grammars_ns: int = 0
     """Time of compiling them."""

@@ -10,9 +10,9 @@ import torch
 from gapless.base import host
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.device import Device
-from gapless.kernels.dtypes import CLEAR, float32_gains
+from gapless.kernels.dtypes import CLEAR_GAIN, float32_gains
 from gapless.kernels.layout import mask_words
 from gapless.kernels.scores import PIECE_BYTES
 from gapless.kernels.tables import slot_bytes
@@ -140,9 +140,9 @@ def settle_dtype(config: EngineConfig, model: ModelConfig, kind: str) -> EngineC
     if config.dtype != "auto" or kind != "cpu" or 2 * parameters(model) * torch.float32.itemsize > host.memory()[0]:
         return config
     gain = float32_gains(dtype_of(config, model))
-    if gain < CLEAR:
+    if gain < CLEAR_GAIN:
         return config
-    tell(f"computing in float32, {gain:.1f} x as fast here as {model.dtype}: --dtype {model.dtype} keeps that")
+    announce(f"computing in float32, {gain:.1f} x as fast here as {model.dtype}: --dtype {model.dtype} keeps that")
     return replace(config, dtype="float32")
 
 

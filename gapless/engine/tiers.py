@@ -21,7 +21,7 @@ from gapless.tiers.plugins import factory_of
 from gapless.tiers.seam import Namespace, TierSetup
 from gapless.tiers.worker import TierWorker
 
-FORMAT = 2
+PAGE_FORMAT = 2
 """Version of the pages' bytes and checksums in a host tier"""
 
 
@@ -45,7 +45,7 @@ class EngineTiers:
         self.kinds = [kind for kind in config.tiers if kind != "host"]
         asked = sum(tier.nbytes for kind, tier in config.tiers.items() if kind in ("host", "peer"))
         if asked > (most := memory()[1]):
-            raise ConfigError(f"kv_tiers: host and peer ask for {asked:,} bytes of this machine's {most:,}: give less")
+            raise ConfigError(f"kv_tiers: host and peer need {asked:,} bytes, this machine has {most:,}: give less")
         plan = config.peer_plan
         self._config, self._peers = config, with_key(plan, config.kv_peer_key_file) if plan else plan
         self._namespace, self._weights = Namespace(""), ""
@@ -76,7 +76,7 @@ class EngineTiers:
             raise ConfigError("model: its files changed while they were loaded; start again when they are complete")
         self._namespace = Namespace.of(
             {
-                "format": FORMAT,
+                "format": PAGE_FORMAT,
                 "model": model_config.architecture,
                 "layers": model_config.layers,
                 "config": sha256(f"{model_config} {model_length(config, model_config)}".encode()).hexdigest(),

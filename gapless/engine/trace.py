@@ -25,11 +25,11 @@ from gapless.loop.timeline import Gap as Gap
 from gapless.loop.timeline import all_gaps as all_gaps
 from gapless.loop.timeline import idle_parts
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 ENGINE, REQUESTS = 1, 2
-HOST, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
-LANES = {HOST: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
+HOST_LANE, COMPUTE, IDLE, COPY_OUT, LOADS, STORES = 1, 2, 3, 4, 5, 6
+LANES = {HOST_LANE: "host", COMPUTE: "compute", IDLE: "idle, by cause", COPY_OUT: "copy out"}
 LANES |= {LOADS: "pages from the host tier", STORES: "pages to the host tier"}
 MAX_ARROWS = 20_000
 """Most arrows of a request. With more steps, they lead to its prompt chunks, first and last step, and some in
@@ -37,8 +37,8 @@ between."""
 RATE_WINDOW_NS = 100_000_000
 KEPT_REQUESTS = 500
 """Ended requests kept."""
-FORMAT = "gapless 3"
-"""Version of the arguments from which a file is read back."""
+TRACE_FORMAT = "gapless 3"
+"""Version of a file's arguments, checked when it is read back."""
 
 
 class RequestRecord(NamedTuple):
@@ -83,7 +83,7 @@ def chrome_trace(recording: Recording) -> bytes:
         if "dur" in event:
             event["dur"] /= 1e3
     members = [list(keys) for keys in groups]
-    other = {"format": FORMAT, "base_ns": base, "columns": COLUMNS, "groups": members}
+    other = {"format": TRACE_FORMAT, "base_ns": base, "columns": COLUMNS, "groups": members}
     whole = {"displayTimeUnit": "ns", "otherData": other, "traceEvents": [*_names(recording), *events]}
     return msgspec.json.encode(whole)
 
@@ -99,7 +99,7 @@ def _groups(steps: StepTable) -> dict[tuple[int, ...], int]:
     return groups
 
 
-def _names(recording: Recording) -> Iterator[Event]:
+def _names(recording: Recording) -> Iterator[TraceEvent]:
     yield _name("process_name", ENGINE, 0, "engine")
     for tid, lane in LANES.items():
         yield _name("thread_name", ENGINE, tid, lane)
@@ -109,22 +109,22 @@ def _names(recording: Recording) -> Iterator[Event]:
         yield _name("thread_name", REQUESTS, tid, request.id)
 
 
-def _name(what: str, pid: int, tid: int, name: str) -> Event:
+def _name(what: str, pid: int, tid: int, name: str) -> TraceEvent:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: int = ENGINE) -> Event:
+def _span(tid: int, name: str, start: int, end: int, args: dict[str, Any], pid: int = ENGINE) -> TraceEvent:
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": start, "dur": max(0, end - start), "args": args}
 
 
-def _host(steps: StepTable) -> Iterator[Event]:
+def _host(steps: StepTable) -> Iterator[TraceEvent]:
     for step in steps:
         args = {"step": step.step}
-        yield _span(HOST, "plan", step.planning_at, step.planned_at, args)
-        yield _span(HOST, "pack", step.planned_at, step.packed_at, args)
-        yield _span(HOST, "launch", step.packed_at, step.launched_at, args)
-        yield _span(HOST, "observe", step.observing_at, step.observed_at, {**args, "waited": step.waited})
-        yield _span(HOST, "commit", step.observed_at, step.committed_at, args)
+        yield _span(HOST_LANE, "plan", step.planning_at, step.planned_at, args)
+        yield _span(HOST_LANE, "pack", step.planned_at, step.packed_at, args)
+        yield _span(HOST_LANE, "launch", step.packed_at, step.launched_at, args)
+        yield _span(HOST_LANE, "observe", step.observing_at, step.observed_at, {**args, "waited": step.waited})
+        yield _span(HOST_LANE, "commit", step.observed_at, step.committed_at, args)
 
 
 def kind_of(step: StepRecord) -> str:
@@ -133,7 +133,7 @@ def kind_of(step: StepRecord) -> str:
     return "mixed" if step.decode_rows else "prefill"
 
 
-def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Event]:
+def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[TraceEvent]:
     ended = copied = 0
     for step, numbers in zip(steps, steps.rows.tolist(), strict=True):
         args = {
@@ -160,7 +160,7 @@ def _device(steps: StepTable, groups: dict[tuple[int, ...], int]) -> Iterator[Ev
         yield _span(IDLE, gap.cause, gap.start, gap.end, {"step": gap.step})
 
 
-def _counters(steps: StepTable) -> Iterator[Event]:
+def _counters(steps: StepTable) -> Iterator[TraceEvent]:
     tokens, since = 0, steps[0].device_start if steps else 0
     for step in steps:
         rows = {"decode": step.decode_rows, "prefill": len(step.chunks)}
@@ -172,11 +172,11 @@ def _counters(steps: StepTable) -> Iterator[Event]:
             tokens, since = 0, step.device_end
 
 
-def _counter(name: str, at: int, values: dict[str, Any]) -> Event:
+def _counter(name: str, at: int, values: dict[str, Any]) -> TraceEvent:
     return {"ph": "C", "pid": ENGINE, "tid": 0, "name": name, "ts": at, "args": values}
 
 
-def _requests(recording: Recording) -> Iterator[Event]:
+def _requests(recording: Recording) -> Iterator[TraceEvent]:
     taken = steps_of(recording)
     total = sum(len(steps) for steps in taken)
     keep = max(4, MAX_ARROWS // max(1, len(taken))) if total > MAX_ARROWS else total
@@ -186,7 +186,7 @@ def _requests(recording: Recording) -> Iterator[Event]:
         yield from _flow(tid, request, _thinned(steps, keep))
 
 
-def _request_spans(tid: int, request: RequestRecord, end: int) -> Iterator[Event]:
+def _request_spans(tid: int, request: RequestRecord, end: int) -> Iterator[TraceEvent]:
     done = request.state == "done"
     until = max(request.last_token, request.arrival) if done else max(end, request.last_token, request.arrival)
     yield _span(tid, request.id, request.arrival, until, request._asdict(), REQUESTS)
@@ -217,7 +217,7 @@ def _thinned(steps: list[StepRecord], keep: int) -> list[StepRecord]:
     return [step for at, step in enumerate(steps) if at % every == 0 or at == last or step.chunks]
 
 
-def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator[Event]:
+def _flow(tid: int, request: RequestRecord, steps: list[StepRecord]) -> Iterator[TraceEvent]:
     if not steps or steps[0].device_start < request.arrival:
         return
     flow = {"cat": "request", "name": "request", "id": tid}

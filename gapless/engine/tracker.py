@@ -237,7 +237,7 @@ class Completion:
         return stopped
 
     def _push_last(self, token: int, flag: int) -> None:
-        """Append the token with which the engine ended the completion."""
+        """Append the last token of a completion ended by the engine."""
         if flag == _INERT:
             return
         if flag == _ERROR:

@@ -14,7 +14,7 @@ from gapless.engine.seam import EngineView
 from gapless.loop.records import StepRing, StepTable
 
 LOG_STEPS = 4096
-LOOK_SECONDS = 10.0
+VIEW_SECONDS = 10.0
 """Time limit for an engine's view; a busy engine answers between two steps."""
 
 
@@ -56,11 +56,11 @@ class StepWatcher:
         Raises EngineDeadError if the engine does not answer.
         """
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(VIEW_SECONDS):
                 view: EngineView = await self._backend.ask(partial(m.Look, since=since))
                 return view
         except TimeoutError:
-            raise EngineDeadError(f"the engine did not answer a status request within {LOOK_SECONDS:g} s") from None
+            raise EngineDeadError(f"the engine did not answer a status request within {VIEW_SECONDS:g} s") from None
 
     def on_steps(self, steps: StepTable) -> None:
         """Take steps from the backend."""

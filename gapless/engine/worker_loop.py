@@ -32,7 +32,7 @@ def serve(number: int, settings: bytes, control: Control, pulse: Pulse, build: C
         gc.collect()
         gc.freeze()  # collections need not walk start-up's objects
         driver.run()
-        # Not after a failure: a failed core may hang in close, and the last words have to come first.
+        # Not after a failure: a failed core may hang in close, and the last words must go first.
         core.close()
         port.close()
     except Exception as error:

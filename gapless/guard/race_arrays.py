@@ -9,10 +9,10 @@ import numpy as np
 
 from .race_buffers import region_of_array
 from .race_report import READ, WRITE
-from .race_shadow import Layout, Region
+from .race_shadow import Extent, Layout
 
 Array = np.ndarray[Any, Any]
-Note = Callable[[Region, int], None]
+Note = Callable[[Extent, int], None]
 """Takes an access: its place and its kind."""
 
 _PARTS_FOLLOWED = 64
@@ -140,7 +140,7 @@ def _is_view(part: Array, whole: Array) -> bool:
     return part.size == 0 or bool(np.may_share_memory(part, whole))
 
 
-def _region(part: Array) -> Region:
+def _region(part: Array) -> Extent:
     low, high = region_of_array(part)[:2]
     if part.flags.c_contiguous or any(stride < 0 for stride in part.strides):
         return low, high, None, None

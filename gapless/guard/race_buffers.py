@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import marks
 from .race_agents import Agent
-from .race_shadow import Layout, Ranges, Region, Rows, Shadow
+from .race_shadow import Extent, Layout, Ranges, Rows, Shadow
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class Buffer:
     """The stream of its allocation, if that was seen."""
 
 
-def region_of(tensor: Tensor) -> Region | None:
+def region_of(tensor: Tensor) -> Extent | None:
     """Return an access to all of a tensor; None for one without memory of its own. This runs at every operator."""
     try:
         low = tensor.data_ptr()
@@ -54,14 +54,14 @@ def region_of(tensor: Tensor) -> Region | None:
     return _with_gaps(tensor, low) if tensor.numel() else None
 
 
-def _with_gaps(tensor: Tensor, low: int) -> Region:
+def _with_gaps(tensor: Tensor, low: int) -> Extent:
     itemsize = tensor.element_size()
     dims = [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     high = low + itemsize + sum((size - 1) * stride for size, stride in dims)
     return low, high, Layout(tuple(d[0] for d in dims), tuple(d[1] for d in dims), itemsize), None
 
 
-def region_of_array(memory: np.ndarray[Any, Any]) -> Region:
+def region_of_array(memory: np.ndarray[Any, Any]) -> Extent:
     """Return an access to all of an array. Gaps count as part of it."""
     low = high = int(memory.__array_interface__["data"][0])
     if memory.flags.c_contiguous:
@@ -77,7 +77,7 @@ class Checksum:
 
     __slots__ = ("_memory", "_value", "_writes", "buffer", "part")
 
-    def __init__(self, buffer: Buffer, region: Region) -> None:
+    def __init__(self, buffer: Buffer, region: Extent) -> None:
         low, high = max(region[0], buffer.start), min(region[1], buffer.end)
         self.buffer = buffer
         self.part = f"bytes {low - buffer.start}..{high - buffer.start}"
@@ -106,7 +106,7 @@ class WatchedBuffers:
         self._mine = object()
         """Distinguishes the storages that these buffers watch from earlier checkers' storages."""
 
-    def add(self, name: str, group: str, region: Region, granularity: int, keep: Any, host: bool) -> None:
+    def add(self, name: str, group: str, region: Extent, granularity: int, keep: Any, host: bool) -> None:
         """Watch this memory; `granularity` is bytes a row, 0 for exact ranges. Raises ValueError."""
         if name in self.by_name:
             raise ValueError(f"a buffer named {name!r} is registered already: give each its own name")
@@ -136,7 +136,7 @@ class WatchedBuffers:
             last += 1
         return buffers[first:last]
 
-    def place(self, tensor: Tensor, site: int) -> tuple[Buffer, Region] | None:
+    def place(self, tensor: Tensor, site: int) -> tuple[Buffer, Extent] | None:
         """The buffer that stands for this tensor's storage, and its place there; None if it has no memory.
 
         torch keeps the storage's object, and what is set on it, for as long as there is the storage: the memory's next
@@ -149,7 +149,7 @@ class WatchedBuffers:
             return None
         if tensor.is_contiguous():
             high = low + tensor.nbytes
-            region: Region = low, high, None, None
+            region: Extent = low, high, None, None
         else:
             region = _with_gaps(tensor, low)
             high = region[1]

@@ -15,7 +15,7 @@ from .race_buffers import Buffer, Checksum, region_of, region_of_array
 from .race_cuda import CudaWatch
 from .race_index import IndexUnknown, choose, named_rows, rows_of
 from .race_report import FREE, READ, WRITE
-from .race_shadow import PARTS_KEPT, Region, Rows
+from .race_shadow import PARTS_KEPT, Extent, Rows
 from .race_state import RaceState
 
 Uses = list[tuple[Tensor, int]]
@@ -166,7 +166,7 @@ class RaceChecker(RaceState):
             self.raise_pending()
         return site, stream
 
-    def _hold(self, actor: Actor, buffer: Buffer, region: Region, tensor: Tensor, site: int) -> None:
+    def _hold(self, actor: Actor, buffer: Buffer, region: Extent, tensor: Tensor, site: int) -> None:
         """A stream may read this memory later: if it is the host's, unseen writes must wait for it."""
         cuda = self.cuda
         if cuda is None or not (isinstance(actor, Agent) and actor.is_stream):
@@ -186,7 +186,7 @@ class RaceChecker(RaceState):
         return None
 
     def _use_named(
-        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Region, site: int,
+        self, actor: Actor, buffer: Buffer, tensor: Tensor, kind: int, region: Extent, site: int,
         plan: race_ops.OperatorPlan, args: Sequence[Any], stated: Touched | None,
     ) -> bool:  # fmt: skip
         """An operator is about to use this tensor, which shares memory with a registered buffer."""
@@ -248,12 +248,12 @@ class RaceChecker(RaceState):
         if region is not None:
             self._reach(what, (*region[:3], rows), kind)
 
-    def reach_part(self, tensor: Tensor, region: Region, kind: int) -> None:
+    def reach_part(self, tensor: Tensor, region: Extent, kind: int) -> None:
         """Note an access of the calling thread to a part of a tensor's memory, by numpy."""
         if self.active:
             self._reach(tensor, region, kind, clips=False)
 
-    def _reach(self, what: Any, region: Region, kind: int, clips: bool = True) -> None:
+    def _reach(self, what: Any, region: Extent, kind: int, clips: bool = True) -> None:
         """Note an access to the buffers that hold the region; `clips`: to those that hold a part of it too."""
         actor = self.agents.here()
         site = self.sites.here(3, actor.label)
@@ -295,14 +295,14 @@ class RaceChecker(RaceState):
 
     # Private steps.
 
-    def _buffers_of(self, what: Any, region: Region, site: int) -> list[Buffer]:
+    def _buffers_of(self, what: Any, region: Extent, site: int) -> list[Buffer]:
         found = self.buffers.find(region[0], region[1])
         if not found and self.everything and isinstance(what, Tensor):
             place = self.buffers.place(what, site)
             return [] if place is None else [place[0]]
         return found
 
-    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Region, site: int, what: Any) -> bool:
+    def _put(self, actor: Actor, buffer: Buffer, kind: int, region: Extent, site: int, what: Any) -> bool:
         """Note one access to one buffer, under the lock; returns whether it is a race that was not seen before."""
         if buffer.pool is not None and buffer.pool.index != actor.index and self.cuda is not None:
             self.cuda.pools.lent(buffer, buffer.pool, what)
@@ -312,11 +312,11 @@ class RaceChecker(RaceState):
         return bool(conflicts) and any([self.note_race(actor, buffer, kind, site, one) for one in conflicts])
 
 
-def _region(what: Any) -> Region | None:
+def _region(what: Any) -> Extent | None:
     return region_of(what) if isinstance(what, Tensor) else region_of_array(what)
 
 
-def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Region:
+def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Extent) -> Extent:
     """Return what an operator chooses of args[0], which is in `region`. Raises IndexUnknown."""
     low, high, layout, _ = region
     shadow = buffer.shadow
@@ -329,7 +329,7 @@ def _chosen(buffer: Buffer, way: int, args: Sequence[Any], region: Region) -> Re
     return low, high, layout, rows if inside else shadow.inside(rows)
 
 
-def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Region) -> Region:
+def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Extent) -> Extent:
     """Return what an operator that is not torch's own touches of `tensor`. Raises IndexUnknown."""
     indexes = next((indexes for other, indexes in stated if other is tensor), None)
     if indexes is not None:
@@ -340,7 +340,7 @@ def _stated(buffer: Buffer, tensor: Tensor, stated: Touched, region: Region) -> 
     return region
 
 
-def _clipped(region: Region, buffer: Buffer) -> Region:
+def _clipped(region: Extent, buffer: Buffer) -> Extent:
     low, high, _, chosen = region
     if low < buffer.start or high > buffer.end:
         return max(low, buffer.start), min(high, buffer.end), None, chosen

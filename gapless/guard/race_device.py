@@ -12,7 +12,7 @@ from .race_checker import RaceChecker
 from .race_mode import mode
 from .race_report import READ, TAKE, WRITE
 
-Program = Callable[..., None]
+StreamWork = Callable[..., None]
 
 
 class FencePoint(NamedTuple):
@@ -32,7 +32,7 @@ class Scheduled:
     """Replaces a program on its stream, and runs it as that stream."""
 
     checker: RaceChecker
-    program: Program
+    program: StreamWork
     launched: Launched
     checksums: tuple[Checksum, ...]
     reads: Sequence[Any]
@@ -61,7 +61,7 @@ class DeviceWatch:
         self._checker = checker
         self._agents = checker.agents
 
-    def launched(self, stream: Any, program: Program, args: Sequence[Any], reads: Sequence[Any]) -> Program:
+    def launched(self, stream: Any, program: StreamWork, args: Sequence[Any], reads: Sequence[Any]) -> StreamWork:
         """A program is enqueued; the returned one is to run in its place."""
         checker = self._checker
         checker.raise_pending()
@@ -110,6 +110,6 @@ class DeviceWatch:
             return Launched(agent, name, self._checker.sites.here())
 
 
-def _name_of(program: Program) -> str:
+def _name_of(program: StreamWork) -> str:
     named = getattr(program, "func", program)
     return str(getattr(named, "__qualname__", type(named).__name__))

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import (
 from .patches import holding, leave_uncompiled
 from .race_checker import RaceChecker
 from .race_ops import OperatorPlan
-from .sync_ops import Run, SyncOps
+from .sync_ops import RunOp, SyncOps
 
 
 class RaceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ def _dispatch(
     return _watched(self.checker, _run, func, args, kwargs or {})
 
 
-def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
+def _watched(checker: RaceChecker, run: RunOp, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Run an operator, reported to the checker before and after it."""
     plan = checker.plans.get(id(func)) or checker.plan(func)
     if not checker.active or plan.is_idle:
@@ -57,7 +57,7 @@ def _watched(checker: RaceChecker, run: Run, func: Any, args: Sequence[Any], kwa
     return result
 
 
-def _quietly(checker: RaceChecker, plan: OperatorPlan, run: Run, args: Sequence[Any], kwargs: Any) -> Any:
+def _quietly(checker: RaceChecker, plan: OperatorPlan, run: RunOp, args: Sequence[Any], kwargs: Any) -> Any:
     """Report with function modes off: asking a tensor for its address must not pass through one."""
     with torch._C.DisableTorchFunction():
         site, actor = checker.saw(plan, args, kwargs)

@@ -8,13 +8,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .race_agents import Actor
-from .race_index import parts_of
+from .race_index import Ints, parts_of
 from .race_report import CONFLICTS
-
-Ints = npt.NDArray[Any]
 
 PARTS_KEPT = 256
 """The distinct parts of a buffer that are remembered for one agent and kind. A forgotten one is a missed race."""
@@ -37,7 +34,7 @@ class Layout(NamedTuple):
     itemsize: int
 
 
-Region = tuple[int, int, Layout | None, Any]
+Extent = tuple[int, int, Layout | None, Any]
 """The reach of an access: addresses `low` to `high`; with gaps when there is a layout; of them only the chosen ones.
 
 That is `Chosen` bytes, or row numbers for a buffer that is watched by rows. A plain tuple: it is made at every access.
@@ -62,19 +59,19 @@ class Shadow:
     """First address of the buffer."""
     owner: int
     """The only agent that was ever here: nothing of its own is in its way. 0 before the first, -1 for several."""
-    log: dict[tuple[int, Region], tuple[int, int]]
+    log: dict[tuple[int, Extent], tuple[int, int]]
     """The owner's accesses: time and note, by kind and region."""
     _times: dict[int, int]
     """The time of the last access, by agent and kind."""
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
+    def touch(self, actor: Actor, kind: int, region: Extent, note: int) -> Sequence[MemoryAccess]:
         """Note an access; returns the earlier ones that it races with. Raises IndexError for rows out of range."""
         raise NotImplementedError
 
-    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+    def pick(self, kind: int, region: Extent, time: int, note: int) -> None:
         raise NotImplementedError
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
+    def conflicts(self, actor: Actor, kind: int, region: Extent) -> list[MemoryAccess]:
         """The earlier accesses that this one would race with."""
         clock, me, against = actor.clock, actor.index, CONFLICTS[kind]
         found: list[MemoryAccess] = []
@@ -84,12 +81,12 @@ class Shadow:
                 found += self._unordered(key, clock.get(agent, 0), region)
         return found
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
+    def _unordered(self, key: int, known: int, region: Extent) -> Iterator[MemoryAccess]:
         """The agent's accesses to a part of this region that are later than the known time."""
         raise NotImplementedError
 
 
-class _Parts(dict[Region, tuple[int, int]]):
+class _Parts(dict[Extent, tuple[int, int]]):
     """Time and note of one agent's last access to each part, for one kind, the oldest first."""
 
     __slots__ = ("narrow",)
@@ -98,7 +95,7 @@ class _Parts(dict[Region, tuple[int, int]]):
         self.narrow = 1 << 63
         """A lower bound of the parts' widths in bytes."""
 
-    def add(self, time: int, region: Region, note: int) -> None:
+    def add(self, time: int, region: Extent, note: int) -> None:
         # A later access of the same agent replaces the earlier one: to know of it is to know of both.
         self.pop(region, None)
         width = region[1] - region[0]
@@ -112,7 +109,7 @@ class _Parts(dict[Region, tuple[int, int]]):
             self.narrow = width
         self[region] = time, note
 
-    def _drop_covered(self, by: Region) -> None:
+    def _drop_covered(self, by: Extent) -> None:
         low, high = by[:2]
         for region in [r for r in self if low <= r[0] and r[1] <= high]:
             del self[region]
@@ -132,11 +129,11 @@ class Ranges(Shadow):
         self.start = start
         self.owner = 0
         self.log = {}
-        self._picked: defaultdict[int, deque[tuple[Region, int, int]]] | None = None
+        self._picked: defaultdict[int, deque[tuple[Extent, int, int]]] | None = None
         """The owner's accesses by index: time and note, by kind, the oldest first."""
         self._seen: dict[int, _Parts]
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
+    def touch(self, actor: Actor, kind: int, region: Extent, note: int) -> Sequence[MemoryAccess]:
         me = actor.index
         if not self.owner or (me == self.owner and len(self.log) < PARTS_KEPT):
             self.owner = me
@@ -151,20 +148,20 @@ class Ranges(Shadow):
         self._add(me << KIND_BITS | kind, actor.time, region, note)
         return found
 
-    def pick(self, kind: int, region: Region, time: int, note: int) -> None:
+    def pick(self, kind: int, region: Extent, time: int, note: int) -> None:
         """The owner used a part that an index chose. There may be many such parts, hardly two of them equal."""
         if self._picked is None:
             self._picked = defaultdict(partial(deque, maxlen=PARTS_KEPT))
         self._picked[kind].append((region, time, note))
 
-    def conflicts(self, actor: Actor, kind: int, region: Region) -> list[MemoryAccess]:
+    def conflicts(self, actor: Actor, kind: int, region: Extent) -> list[MemoryAccess]:
         if self.owner in (0, actor.index):
             return []
         if self.owner != -1:
             self._share()
         return super().conflicts(actor, kind, region)
 
-    def _add(self, key: int, time: int, region: Region, note: int) -> None:
+    def _add(self, key: int, time: int, region: Extent, note: int) -> None:
         parts = self._seen.get(key)
         if parts is None:
             parts = self._seen[key] = _Parts()
@@ -182,7 +179,7 @@ class Ranges(Shadow):
         self.log.clear()
         self._picked = None
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
+    def _unordered(self, key: int, known: int, region: Extent) -> Iterator[MemoryAccess]:
         agent, kind = key >> KIND_BITS, key & KIND_MASK
         low, high = region[:2]
         for other, (time, note) in self._seen[key].items():
@@ -191,7 +188,7 @@ class Ranges(Shadow):
                 yield MemoryAccess(agent, time, kind, note, part)
 
 
-def _meet(one: Region, other: Region) -> bool:
+def _meet(one: Extent, other: Extent) -> bool:
     """Return whether two parts whose hulls overlap share a byte. Only views with gaps and indexes need a search."""
     if one[2:] == other[2:] == (None, None):
         return True
@@ -201,7 +198,7 @@ def _meet(one: Region, other: Region) -> bool:
     return bool((_marked(high - low, one, low) & _marked(high - low, other, low)).any())
 
 
-def _marked(size: int, region: Region, base: int) -> Ints:
+def _marked(size: int, region: Extent, base: int) -> Ints:
     """Return which of the `size` bytes from `base` on belong to the region."""
     low, high, layout, chosen = region
     marks, start = np.zeros(size, np.bool_), low - base
@@ -232,7 +229,7 @@ class Rows(Shadow):
         """One agent's last access of one kind to each row: its time in the upper half, its note in the lower."""
         self._times = {}
 
-    def _unordered(self, key: int, known: int, region: Region) -> Iterator[MemoryAccess]:
+    def _unordered(self, key: int, known: int, region: Extent) -> Iterator[MemoryAccess]:
         cells = self._cells[key]
         rows = self.rows(region)
         late = np.unique(rows[cells[rows] >= (known + 1) << NOTE_BITS])
@@ -241,7 +238,7 @@ class Rows(Shadow):
             time, note = divmod(int(cells[late[0]]), 1 << NOTE_BITS)
             yield MemoryAccess(agent, time, kind, note, f"rows {spans(late)}")
 
-    def touch(self, actor: Actor, kind: int, region: Region, note: int) -> Sequence[MemoryAccess]:
+    def touch(self, actor: Actor, kind: int, region: Extent, note: int) -> Sequence[MemoryAccess]:
         key = actor.index << KIND_BITS | kind
         cells = self._cells.get(key)
         if cells is None:
@@ -255,11 +252,11 @@ class Rows(Shadow):
         """Return the existing rows among these."""
         return rows[(rows >= 0) & (rows < self.count)]
 
-    def rows(self, region: Region) -> Ints:
+    def rows(self, region: Extent) -> Ints:
         """Return the numbers of the rows that a region has a part of."""
         return self._numbers[self._place(region)]
 
-    def _place(self, region: Region) -> Ints | slice:
+    def _place(self, region: Extent) -> Ints | slice:
         low, high, layout, chosen = region
         if chosen is not None:
             rows: Ints = chosen

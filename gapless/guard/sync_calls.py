@@ -26,7 +26,7 @@ from .sync_ops import SyncOps, copy_rule, read_rule
 from .watch import ThreadState, TorchCall, function_name
 from .watched import TALLY
 
-Handler = Callable[[ThreadState, TorchCall], Any]
+CallHandler = Callable[[ThreadState, TorchCall], Any]
 """Checks one call and makes it; returns its result."""
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def _argument(call: TorchCall, at: int, name: str, default: Any = None) -> Any:
     return call.args[at] if len(call.args) > at else call.kwargs.get(name, default)
 
 
-def _reader(rule: str) -> Handler:
+def _reader(rule: str) -> CallHandler:
     """Return the handler of a read of the first argument's values on the host."""
 
     def read(watch: ThreadState, call: TorchCall) -> Any:
@@ -306,7 +306,7 @@ def _sparse(watch: ThreadState, call: TorchCall) -> Any:
     return _placed(watch, call)
 
 
-def _asked(answer: Callable[[torch.device], Any]) -> Handler:
+def _asked(answer: Callable[[torch.device], Any]) -> CallHandler:
     """Return the handler of a question about the place of a tensor."""
     return lambda watch, call: answer(_device_of(watch, call.args[0]))
 
@@ -326,7 +326,7 @@ _READERS = {
     "copy-to-host": (Tensor.numpy, Tensor.__array__, Tensor.__reduce_ex__),
 }  # fmt: skip
 
-_HANDLERS: dict[Any, Handler] = {
+_HANDLERS: dict[Any, CallHandler] = {
     **{func: _reader(rule) for rule, funcs in _READERS.items() for func in funcs},
     Tensor.to: _to,
     Tensor.cpu: lambda watch, call: _download(watch, call, "copy-to-host"),

@@ -16,9 +16,9 @@ from .watch import ThreadState
 from .watched import TALLY
 
 Args = Sequence[Any]
-Run = Callable[[Any, Args, dict[str, Any]], Any]
+RunOp = Callable[[Any, Args, dict[str, Any]], Any]
 """Runs an operator on its arguments."""
-Check = Callable[[ThreadState, Args, dict[str, Any]], str | None]
+OpCheck = Callable[[ThreadState, Args, dict[str, Any]], str | None]
 """Sees the arguments of an operation with a device tensor among them; returns the rule that it breaks."""
 
 _INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
@@ -49,7 +49,7 @@ def _only_a_cpu_check(func: Any, args: Args, kwargs: dict[str, Any]) -> bool:
     return func in _CPU_CHECKS_ITSELF
 
 
-def _always(rule: str) -> Check:
+def _always(rule: str) -> OpCheck:
     return lambda watch, args, kwargs: rule
 
 
@@ -66,7 +66,7 @@ def _histc(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | None
     return "counted-size" if low == high else None
 
 
-def _tensor_value(at: int) -> Check:
+def _tensor_value(at: int) -> OpCheck:
     """Return a check of fills, whose value, the argument `at`, is read on the host when it is a device tensor."""
     return lambda watch, args, kwargs: "host-read" if watch.is_device(args[at]) else None
 
@@ -137,7 +137,7 @@ def _to_copy(watch: ThreadState, args: Args, kwargs: dict[str, Any]) -> str | No
     return "pinned-alloc" if kwargs.get("non_blocking") else "copy-to-host"
 
 
-_CHECKS: dict[str, Check] = {f"aten::{name}": check for check, names in (
+_CHECKS: dict[str, OpCheck] = {f"aten::{name}": check for check, names in (
     (_always("host-read"), "equal is_nonzero allclose _linalg_check_errors"),
     # These check their results inside of one operator.
     (_always("host-read"), "_linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq linalg_pinv"),
@@ -176,7 +176,7 @@ _PLAIN = """
 class Op(NamedTuple):
     """Facts about one operation."""
 
-    check: Check | None
+    check: OpCheck | None
     """The check of its arguments; with None, only a host operand beside a device operand is wrong."""
     fresh: bool
     """Whether the results are new tensors, neither views nor arguments."""
@@ -228,7 +228,7 @@ class SyncOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: ThreadState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
-        self.around: Callable[[Run, Any, Args, dict[str, Any]], Any] | None = None
+        self.around: Callable[[RunOp, Any, Args, dict[str, Any]], Any] | None = None
         """A function around each operation, in place of a mode, which would cost more than its work."""
         self.checker: Any = None
         """The checker of races that `around` reports to."""

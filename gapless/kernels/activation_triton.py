@@ -12,7 +12,7 @@ from triton.language.extra import cuda
 from gapless.kernels.adapt_fused_triton import first_of, inner_strides, with_lines
 from gapless.kernels.library_triton import launch_options, operator
 
-BLOCK = 512
+ACTIVATION_BLOCK = 512
 """Columns a program: small, so that one row alone still spreads over several multiprocessors."""
 
 
@@ -58,9 +58,9 @@ def silu_mul(
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     rank = 0 if lines is None else lines.shape[1]
-    silu_mul_kernel[(rows, triton.cdiv(width, BLOCK))](
-        gate_up, out, inner, adapters, lines, width, gate_up.stride(0), rank, *inner_strides(inner), early, BLOCK,
-        num_warps=4 if rank else 2, **launch_options(early),
+    silu_mul_kernel[(rows, triton.cdiv(width, ACTIVATION_BLOCK))](
+        gate_up, out, inner, adapters, lines, width, gate_up.stride(0), rank, *inner_strides(inner), early,
+        ACTIVATION_BLOCK, num_warps=4 if rank else 2, **launch_options(early),
     )  # fmt: skip
     return out
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TOKENS = 64
+GATHERED_TOKENS = 64
 """Tokens whose adapters are gathered at a time: this bounds the memory for copies of them."""
 
 
@@ -53,8 +53,8 @@ class Joint(NamedTuple):
 
 def adapt(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> None:
     """See `Kernels.adapt`. Rows of slot 0 get zeros added."""
-    for first in range(0, len(x), TOKENS):
-        piece = slice(first, first + TOKENS)
+    for first in range(0, len(x), GATHERED_TOKENS):
+        piece = slice(first, first + GATHERED_TOKENS)
         own = slots[piece]
         inner = torch.bmm(part.down.index_select(0, own), x[piece, :, None]).mT  # [t, 1, projections * rank]
         up, begin = part.up.index_select(0, own), 0

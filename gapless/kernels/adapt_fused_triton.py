@@ -39,10 +39,10 @@ HELD_UPPER = 65536
 FEW = tl.constexpr(8)
 """Most rows with an adapter whose lines further programs of the norm share: with more, the next product would find too
 few multiprocessors to prefetch its weight."""
-PIECE = tl.constexpr(128)
+NORM_PIECE = tl.constexpr(128)
 """Columns read by half a warp of the norm at a time."""
 MOST_HELD = 64
-"""Most rows for which a program of the norm holds the lines of all projections, alone on its multiprocessor."""
+"""A program of the norm holds the lines of all projections, alone on its multiprocessor, for up to this many rows."""
 NORM_WARPS = 8
 
 
@@ -237,7 +237,7 @@ def adapted_norm_kernel(
     slot = tl.load(slots + row)
     if LINES > 0:
         slot = tl.where(low < end, slot, 0)
-    WIDE: tl.constexpr = min(PIECE, BLOCK)
+    WIDE: tl.constexpr = min(NORM_PIECE, BLOCK)
     column = tl.arange(0, BLOCK // WIDE)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
     inside = column < WIDTH
     own = inside & (column * 0 + slot > 0)

@@ -23,7 +23,7 @@ MANY_BLOCK_T = {2: 64, 4: 16}
 """Tokens of a block in batches of MANY_TOKENS and more, by the bytes of a number: wider ones would spill."""
 BLOCK_K = 128
 BLOCK_N = 128
-LEAST_DEPTH = 256
+LEAST_SHARE_DEPTH = 256
 """Least inputs of one share of the first product."""
 MOST_SHARES = 16
 """Most shares of the inputs, each summed by its own program for few tokens."""
@@ -97,7 +97,7 @@ def _adapt(x: Tensor, y: Tensor, slots: Tensor, down: Tensor, up: Tensor, ends: 
     high = MANY_BLOCK_T[x.element_size()] if tokens >= MANY_TOKENS else BLOCK_T
     blocks = triton.cdiv(tokens, high)
     # Many tokens make enough programs.
-    shares = 1 if tokens >= MANY_TOKENS else max(1, min(MOST_SHARES, depth // LEAST_DEPTH))
+    shares = 1 if tokens >= MANY_TOKENS else max(1, min(MOST_SHARES, depth // LEAST_SHARE_DEPTH))
     share = triton.cdiv(triton.cdiv(depth, shares), BLOCK_K) * BLOCK_K
     parts = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
     down_kernel[blocks * (used - 1), width // rank, shares](

@@ -165,7 +165,7 @@ def adjust_kernel(
         _adjust(logits, history, length, param, wishes, counts, adjusted, place, first, VOCAB)
 
 
-BLOCK = 256
+ADJUST_BLOCK = 256
 """Tokens of a history read by a program at once"""
 
 
@@ -182,7 +182,7 @@ def _adjust_logits(
     for drafts, places in ((0, 1), (1, logits.shape[0] // batch - 1)):
         if places:
             adjust_kernel[(index.shape[0], tiles, places)](
-                *given, batch, adjusted.shape[1], vocab, history.shape[1], BLOCK, drafts, num_warps=4
+                *given, batch, adjusted.shape[1], vocab, history.shape[1], ADJUST_BLOCK, drafts, num_warps=4
             )
 
 

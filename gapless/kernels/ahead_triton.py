@@ -33,12 +33,12 @@ log = logging.getLogger("gapless.kernels")
 
 MOST_WORKERS = 16
 """Most compiling processes, and loading threads"""
-COMPILE_SECONDS = 60.0
+FORKED_SECONDS = 60.0
 """Time limit of the processes; threads here compile the rest."""
 REAP_SECONDS = 1.0
 WITNESSES = 3
 """Kernels looked up to see whether Triton's cache is filled."""
-SWITCH_SECONDS = 5e-3
+COMPILING_SWITCH_SECONDS = 5e-3
 
 
 @contextmanager
@@ -106,10 +106,10 @@ def fill_cache(jobs: list[Callable[[], Any]]) -> None:
     if all(map(is_cached, jobs[:: max(1, len(jobs) // WITNESSES)])):
         return
     children: list[int] = []
-    end = time.monotonic() + COMPILE_SECONDS
+    end = time.monotonic() + FORKED_SECONDS
     try:
         # The machine may refuse pipes or processes. A child forked while another thread held a lock hangs until
-        # COMPILE_SECONDS.
+        # FORKED_SECONDS.
         with warnings.catch_warnings(), suppress(OSError):
             warnings.simplefilter("ignore", DeprecationWarning)
             fork_all(jobs, children)
@@ -117,7 +117,7 @@ def fill_cache(jobs: list[Callable[[], Any]]) -> None:
             while runs(child) and time.monotonic() < end:
                 time.sleep(5e-3)
             if time.monotonic() >= end:
-                log.warning("processes have compiled kernels for %g s and are ended", COMPILE_SECONDS)
+                log.warning("processes have compiled kernels for %g s and are ended", FORKED_SECONDS)
                 break
             children.remove(child)
     finally:
@@ -137,7 +137,7 @@ def fork_all(jobs: list[Callable[[], Any]], children: list[int]) -> None:
 
 
 def forked_worker(todo: int, jobs: list[Callable[[], Any]]) -> int:
-    """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs those jobs."""
+    """Fork a process that reads numbers of jobs from the pipe `todo`, a byte each, and runs the jobs."""
     child = os.fork()
     if child:
         return child
@@ -164,7 +164,7 @@ def _leave_parent(kept: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, COMPILE_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, FORKED_SECONDS)
 
 
 def runs(child: int) -> bool:
@@ -201,7 +201,7 @@ def _long_turns() -> Iterator[None]:
     """Let computing threads hold the interpreter's lock for Python's default interval: a running engine's short one
     makes them twice as slow."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    sys.setswitchinterval(COMPILING_SWITCH_SECONDS)
     try:
         yield
     finally:

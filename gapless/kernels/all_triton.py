@@ -28,7 +28,7 @@ from gapless.kernels.score_triton import score
 from gapless.kernels.seam import Kernels
 from gapless.kernels.suffixes_triton import recall, remember
 
-KERNELS = Kernels(
+TRITON_KERNELS = Kernels(
     name="triton",
     linear=TorchLinear,
     rms_norm=triton_rms_norm,
@@ -55,9 +55,11 @@ KERNELS = Kernels(
     stores_on_host=True,
     ahead=ahead,
 )
-HALF_KERNELS = KERNELS._replace(linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS, joined_rows=JOINED_ROWS)
+HALF_KERNELS = TRITON_KERNELS._replace(
+    linear=FewRowsLinear, few_rows=FEW_ROWS, many_rows=MANY_ROWS, joined_rows=JOINED_ROWS
+)
 """The kernels for models of 16-bit numbers"""
-INVARIANT_KERNELS = KERNELS._replace(
+INVARIANT_KERNELS = TRITON_KERNELS._replace(
     linear=InvariantLinear,
     decode_attention=unpack.decode_attention(triton_invariant_decode),
     prefill_attention=unpack.prefill_attention(triton_invariant_prefill),

@@ -22,12 +22,12 @@ def choose(kind: str, dtype: torch.dtype = torch.float32, batch_invariant: bool 
     """
     if batch_invariant:
         return _invariant(kind)
-    if kind == "cpu" and dtype in native.DTYPES:
+    if kind == "cpu" and dtype in native.NATIVE_DTYPES:
         return native.load() or plain.KERNELS
     if kind == "cuda" and find_spec("triton") is not None:
         from gapless.kernels import all_triton  # needs Triton, which comes with torch for CUDA
 
-        return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.KERNELS
+        return all_triton.HALF_KERNELS if dtype.itemsize == 2 else all_triton.TRITON_KERNELS
     return plain.KERNELS
 
 

@@ -28,10 +28,10 @@ from gapless.kernels import layout as L
 from gapless.kernels.library_triton import is_hopper, launch_options, operator
 from gapless.kernels.unpack import unpacked
 
-FEW_ROWS, FEW_ROWS_TILE, TILE = 4, 1024, 2048
+CUT_FEW_ROWS, FEW_ROWS_TILE, CUT_TILE = 4, 1024, 2048
 """Tokens of a program: few rows need many programs each to fill a GPU, many rows do not."""
 EARLY_TO = 4
-"""Most rows for which an early launch pays."""
+"""An early launch pays for up to this many rows."""
 COUNT_REGISTERS = 80
 """Register limit of a thread of `count_kernel`: its last program alone could use more, and then fewer would run at
 once."""
@@ -159,7 +159,7 @@ def _units(x, top, temperature):
 
 @triton.jit
 def _top_key(tops, LANES: tl.constexpr):
-    """The key of a row's best token, of those that its programs found."""
+    """Return the key of a row's best token among its programs' results."""
     lane, splits = tl.arange(0, LANES), tl.num_programs(1)
     each = tl.load(tops + tl.program_id(0) * splits + lane, mask=lane < splits, other=0)
     return tl.max(each, axis=0).to(tl.uint32)
@@ -173,7 +173,7 @@ def _read(words):
 
 @triton.jit
 def _reached(amount, wanted, DIGITS: tl.constexpr):
-    """Return the digit at which the sum from the largest on reaches `wanted`, and the wanted part of that digit."""
+    """Return the digit where the sum from the largest on reaches `wanted`, and the wanted part of that digit."""
     digit, sums = tl.arange(0, DIGITS), tl.cumsum(amount, axis=0, reverse=True)
     found = tl.maximum(tl.sum((sums >= wanted).to(tl.int32), axis=0) - 1, 0)
     return found.to(tl.uint32), wanted - tl.sum(tl.where(digit == found, sums - amount, 0), axis=0)
@@ -376,7 +376,7 @@ def count_kernel(logits, index, rows, state, settings, masks, batch, search, top
         part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         tl.store(parts + part * _COUNTS + tl.arange(0, _COUNTS), count.to(tl.int16))
     if level == slots - 1:
-        # All threads have added and stored before one of them says so.
+        # All threads have added and stored before one of them signals it.
         tl.debug_barrier()
         if used & (tl.atomic_add(own + _ENDED, 1, sem="acq_rel") == tl.num_programs(1) - 1):
             logits += sample * VOCAB
@@ -394,7 +394,7 @@ def _cut(
     """Launch 2 kernels for 16-bit logits, 4 with top-p, 5 with both; top-k begins with a memset."""
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     entries, vocab = index.shape[0], logits.shape[1]
-    tile = FEW_ROWS_TILE if entries <= FEW_ROWS else TILE
+    tile = FEW_ROWS_TILE if entries <= CUT_FEW_ROWS else CUT_TILE
     splits, bits = triton.cdiv(vocab, tile), 8 * logits.element_size()
     lanes = max(4, triton.next_power_of_2(splits))
     counts = bits // COUNT_BITS if top_k else 0

@@ -13,7 +13,7 @@ from gapless.kernels import layout as L
 from gapless.kernels.library_triton import lanes, operator
 from gapless.kernels.unpack import unpacked
 
-BLOCK = 1024
+MATCH_BLOCK = 1024
 """Tokens of a history read by a program at once."""
 
 _ACTIVE, _LENGTH, _DRAFTED = tl.constexpr(L.ACTIVE), tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
@@ -103,7 +103,7 @@ def _look_up(
     matches = torch.empty_like(rows)
     if rows.shape[0]:
         look_up_kernel[(rows.shape[0],)](
-            rows, state, params, history, matches, history.shape[1], most, shortest, longest, BLOCK, num_warps=4
+            rows, state, params, history, matches, history.shape[1], most, shortest, longest, MATCH_BLOCK, num_warps=4
         )
     return matches
 

@@ -10,9 +10,9 @@ import torch
 from gapless.kernels import native
 from gapless.kernels.linear import TorchLinear
 
-ROWS = (1, 128)
+DTYPE_ROWS = (1, 128)
 SIZE, TURNS = 1024, 3
-CLEAR = 1.5
+CLEAR_GAIN = 1.5
 """float32 is chosen if the checkpoint's dtype takes this many times as long: it needs twice the memory, and a busy
 moment must not change a model's results."""
 
@@ -25,7 +25,7 @@ def float32_gains(dtype: torch.dtype) -> float:
     """
     if dtype == torch.float32 or native.load() is not None:
         return 1.0
-    own, wide = ([product_seconds(kind, rows) for rows in ROWS] for kind in (dtype, torch.float32))
+    own, wide = ([product_seconds(kind, rows) for rows in DTYPE_ROWS] for kind in (dtype, torch.float32))
     return math.sqrt(math.prod(a / b for a, b in zip(own, wide, strict=True)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gapless.kernels.adapt import AdapterPart, Shrunk
 from gapless.kernels.adapt_fused_triton import AdapterWork, adapted_norm, shares_of
 from gapless.kernels.attention_triton import rotated_decode
-from gapless.kernels.few_rows_triton import MOST_ROWS, MOST_WEIGHT, launch
+from gapless.kernels.few_rows_triton import MOST_FEW_ROWS, MOST_FEW_WEIGHT, launch
 from gapless.kernels.library_triton import operator
 from gapless.kernels.linear import TorchLinear, weights
 from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
@@ -74,7 +74,7 @@ class FewRowsLinear(TorchLinear):
 
 
 def _serves(linear: Linear) -> bool:
-    return weights(linear)[0].numel() <= MOST_WEIGHT
+    return weights(linear)[0].numel() <= MOST_FEW_WEIGHT
 
 
 def _first(x: Tensor, norm: Tensor, eps: float) -> Normable:
@@ -121,5 +121,5 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
 
 ADAPTED_ROWS = AdaptedRows(norm_with_adapters, partial(_adapted, False), None, partial(_adapted, True), _adapted_add)
 FEW_ROWS = FusedRows(
-    MOST_ROWS, _serves, _first, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
+    MOST_FEW_ROWS, _serves, _first, partial(_normed, False), partial(_normed, True), _add, _decode, ADAPTED_ROWS
 )

@@ -26,13 +26,13 @@ from gapless.kernels.adapt_fused_triton import NO_ADAPTERS, AdapterWork, expande
 from gapless.kernels.library_triton import counters, has_large_blocks, has_wgmma, is_hopper, launch_options, prefetch
 from gapless.kernels.norm_triton import rms_norm
 
-MOST_ROWS = 32
+MOST_FEW_ROWS = 32
 """Most rows of these kernels."""
 PAIR_WEIGHT = 8 << 20
-"""Most elements of a matrix for which two rows are multiplied one after the other, and not on the tensor cores"""
-MOST_WEIGHT = 64 << 20
-"""Most elements of a matrix for which several rows take less time here than in torch's product, with separate launches
-of norm and activation: measured for Qwen3 of 1.7B, 4B and 8B."""
+"""Two rows are multiplied one after the other, and not on the tensor cores, by matrices of up to this many elements"""
+MOST_FEW_WEIGHT = 64 << 20
+"""Several rows take less time here than in torch's product, with separate launches of norm and activation, for matrices
+of up to this many elements: measured for Qwen3 of 1.7B, 4B and 8B."""
 ONCE = 128
 """Programs that run at once if one fills a multiprocessor's shared memory with weights."""
 MOST_SPLIT_BLOCKS = 4096
@@ -348,7 +348,7 @@ def launch(
     tiles and early (see `launch_options`) are for measuring. beside: work for the rows' adapters.
     """
     (rows, depth), columns = x.shape, weight.shape[0]
-    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_ROWS
+    assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous() and 1 <= rows <= MOST_FEW_ROWS
     adapted = beside is not None and not add
     tiles = tiles or tiles_for(rows, columns, depth, has_large_blocks(x.device), has_wgmma(x.device), adapted)
     early = is_hopper(x.device) if early is None else early

@@ -24,13 +24,13 @@ from gapless.kernels.library_triton import counters, has_warpgroups, operator
 
 PROGRAMS = 192
 """Target number of programs of a product of few rows: enough to load the weight at the memory's full speed."""
-MOST_SEGMENTS = 8
-LEAST_DEPTH = 256
+MOST_DEPTH_SEGMENTS = 8
+LEAST_SEGMENT_DEPTH = 256
 """Inputs below which a segment is not cut further."""
 FEW_BLOCKS = 64
 """Blocks of results below which each segment has its own program: this bounds the memory of the parts."""
-FEW_ROWS = 256
-"""Rows up to which a block is 64 rows high. It is 128 beyond: the same instruction, in twice the warps."""
+LOW_BLOCK_ROWS = 256
+"""Most rows of batches with blocks of 64 rows. Larger batches have 128: the same instruction, in twice the warps."""
 ROW_BLOCKS = tl.constexpr(8)
 """Blocks of rows that share their weights in the L2 cache."""
 
@@ -53,9 +53,9 @@ def tiles_for(rows: int, columns: int, depth: int, itemsize: int, warpgroups: bo
     warpgroups: see `has_warpgroups`; elsewhere sums take twice the registers.
     """
     high, wide, deep, warps, stages = (64, 128, 64, 4 if warpgroups else 8, 4) if itemsize == 2 else (32, 64, 32, 4, 2)
-    if itemsize == 2 and rows > FEW_ROWS:
+    if itemsize == 2 and rows > LOW_BLOCK_ROWS:
         high, warps = 2 * high, 8
-    wanted = min(PROGRAMS // triton.cdiv(columns, wide), MOST_SEGMENTS, depth // LEAST_DEPTH)
+    wanted = min(PROGRAMS // triton.cdiv(columns, wide), MOST_DEPTH_SEGMENTS, depth // LEAST_SEGMENT_DEPTH)
     segment = triton.cdiv(triton.cdiv(depth, max(1, wanted)), deep) * deep
     return ProductTiles(high, wide, deep, segment, warps, stages)
 

@@ -43,7 +43,7 @@ SUFFIX_LENGTHS = (SHORTEST_MATCH, 4, 8)
 OWN_TENANT, DIGEST, NEXT, SEEN, SAME, CLAIM = range(6)
 SUFFIX_WORDS = CLAIM + 1
 SEEN_MOST = 64
-"""SEEN at which the counts of an entry are halved: old occurrences count less"""
+"""The counts of an entry are halved when SEEN reaches this: old occurrences count less"""
 DIGEST_BEGIN, DIGEST_MIX, DIGEST_SHIFT = 0x85EBCA6B, 0x9E3779B1, 15
 """A digest is 32 bits: the tenant's number times the first; then for each token, the last one first, (digest ^ token)
 times the second, and that ^ itself shifted right."""

@@ -8,7 +8,7 @@ from torch.nn.functional import linear, pad
 
 from gapless.kernels.seam import Linear
 
-SIZES = 4
+SIZES_A_DOUBLING = 4
 """Row counts between a power of two and the next that oneDNN sees. It keeps a quarter to half a megabyte for each of
 them and each shape of a weight: without padding, short streams on the demo took a gigabyte."""
 
@@ -51,8 +51,8 @@ class TorchLinear:
 
 
 def filled_up(rows: int) -> int:
-    """Round up to a power of two, or to one of the SIZES numbers from there to the next."""
-    step = max(1, (1 << (rows - 1).bit_length()) // (2 * SIZES))
+    """Round up to a power of two, or to one of the SIZES_A_DOUBLING numbers from there to the next."""
+    step = max(1, (1 << (rows - 1).bit_length()) // (2 * SIZES_A_DOUBLING))
     return -(-rows // step) * step
 
 

@@ -13,7 +13,7 @@ from gapless.kernels.attention_triton import triton_decode_attention
 from gapless.kernels.few_rows import norm_with_adapters
 from gapless.kernels.library_triton import has_large_blocks, is_hopper, operator
 from gapless.kernels.linear import weights
-from gapless.kernels.many_rows_triton import MOST_ROWS, Following, launch, tiles_for
+from gapless.kernels.many_rows_triton import MOST_MANY_ROWS, Following, launch, tiles_for
 from gapless.kernels.norm_triton import triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
 from gapless.kernels.seam import AdaptedRows, FusedRows, Linear, Normable
@@ -111,4 +111,4 @@ def _adapted_add(x: Tensor, y: Tensor, linear: Linear, slots: Tensor, part: Adap
 
 
 MANY_ADAPTED = AdaptedRows(norm_with_adapters, _bare_linear, _rotate, _adapted_silu_mul, _adapted_add)
-MANY_ROWS = FusedRows(MOST_ROWS, _serves, _first, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)
+MANY_ROWS = FusedRows(MOST_MANY_ROWS, _serves, _first, _linear, _silu_mul, _add, _decode, MANY_ADAPTED)

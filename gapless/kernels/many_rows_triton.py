@@ -23,10 +23,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from gapless.kernels.adapt_fused_triton import AdapterWork, shrink
 from gapless.kernels.library_triton import is_hopper, launch_options
 
-MOST_ROWS = 256
+MOST_MANY_ROWS = 256
 """Most rows of these kernels."""
 MOST_NARROW = 4096
-"""Most columns for which narrow tiles of a product run all at once"""
+"""Narrow tiles of a product run all at once for up to this many columns"""
 LINE = tl.constexpr(64)
 """Elements of 16 bits in a line of the cache."""
 
@@ -180,7 +180,7 @@ def launch(
     )  # fmt: skip
 
 
-MOST_WEIGHT = 8 << 20
+MOST_MANY_WEIGHT = 8 << 20
 """Elements of a matrix beyond which its tiles no longer run all at once: torch's product is faster there."""
 LEAST_DEPTH = 128
 """Inputs held by a tile at a time."""
@@ -190,5 +190,8 @@ def serves(weight: Tensor) -> bool:
     """Return whether the copy engine can read such a matrix [N, K], and its tiles run all at once."""
     depth, aligned = weight.shape[1], weight.data_ptr() % 16 == 0
     return (
-        aligned and weight.numel() <= MOST_WEIGHT and depth >= LEAST_DEPTH and depth * weight.element_size() % 16 == 0
+        aligned
+        and weight.numel() <= MOST_MANY_WEIGHT
+        and depth >= LEAST_DEPTH
+        and depth * weight.element_size() % 16 == 0
     )

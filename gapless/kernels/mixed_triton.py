@@ -21,7 +21,7 @@ _LENGTH, _DRAFTED = tl.constexpr(L.LENGTH), tl.constexpr(L.DRAFTED)
 _STATE, _PARAMS = tl.constexpr(L.STATE_COLUMNS), tl.constexpr(L.PARAM_COLUMNS)
 _HEADER, _PAGE_WORDS = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PAGE_WORDS)
 
-BLOCK = 256
+MIXED_BLOCK = 256
 """Tokens or page writes handled by one program."""
 SPLITS = 8
 """Most programs that share the tokens of one row."""
@@ -114,18 +114,27 @@ def _begin_mixed(
     assert history.is_contiguous() and pages.is_contiguous()
     columns = L.STATE_COLUMNS + L.PARAM_COLUMNS
     if writes or admissions:
-        grid = (admissions + triton.cdiv(writes, BLOCK),)
+        grid = (admissions + triton.cdiv(writes, MIXED_BLOCK),)
         apply_kernel[grid](
-            words, count, writes, admissions, state, params, pages, BLOCK, triton.next_power_of_2(columns), num_warps=2
+            words,
+            count,
+            writes,
+            admissions,
+            state,
+            params,
+            pages,
+            MIXED_BLOCK,
+            triton.next_power_of_2(columns),
+            num_warps=2,
         )
     batch = count + decode * (places - 1)
     by_row = torch.empty(4, batch + 1, dtype=torch.int64, device=words.device)
     by_token = torch.empty(3, tokens, dtype=torch.int64, device=words.device)
     sent = L.HEADER_WORDS + 2 * count + L.PAGE_WORDS * writes + (1 + columns) * admissions
-    splits = min(SPLITS, triton.cdiv(tokens, BLOCK))
+    splits = min(SPLITS, triton.cdiv(tokens, MIXED_BLOCK))
     gather_kernel[batch + 1, splits](
         words, count, decode, tokens, sent, splits, state, history, pages, by_row, by_token, history.shape[1],
-        pages.shape[1], page_size, BLOCK, max(ROWS, triton.next_power_of_2(count)), places, num_warps=2,
+        pages.shape[1], page_size, MIXED_BLOCK, max(ROWS, triton.next_power_of_2(count)), places, num_warps=2,
     )  # fmt: skip
     return by_row, by_token
 

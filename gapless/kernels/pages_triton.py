@@ -15,7 +15,7 @@ from torch import Tensor
 from gapless.kernels import pages
 from gapless.kernels.library_triton import operator
 
-TILE = 4096
+COPY_TILE = 4096
 """Words copied by a program at a time"""
 LOADING, STORING = 8, 2
 """Programs of one launch. Their writes to the host queue up at the bus, before the writes of steps: on an H100, 16
@@ -42,7 +42,7 @@ def copy_kernel(src, dst, places, sums, count, words, src_stride, dst_stride, TI
 def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
     programs = LOADING if dst.is_cuda else STORING
     copy_kernel[(programs,)](
-        src, dst, places, sums, sums.shape[0], src.shape[1], src.stride(0), dst.stride(0), TILE, num_warps=8
+        src, dst, places, sums, sums.shape[0], src.shape[1], src.stride(0), dst.stride(0), COPY_TILE, num_warps=8
     )
 
 

@@ -98,7 +98,7 @@ def finish(
     next_header(words, lines.shape[0])
 
 
-class Given(NamedTuple):
+class TakenTokens(NamedTuple):
     """Tokens taken by N sampled rows. All int32."""
 
     tokens: Tensor
@@ -109,7 +109,7 @@ class Given(NamedTuple):
     """[N]"""
 
 
-def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
+def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> TakenTokens:
     """Return the tokens that each row takes, by its state `line` before the step."""
     active = line[:, L.ACTIVE].bool()
     places = line[:, L.LENGTH, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
@@ -126,10 +126,10 @@ def take(tokens: Tensor, finite: Tensor, line: Tensor, params: Tensor) -> Given:
     flags = torch.where(counts == 0, int(Flag.HELD), flags)
     flags = torch.where(finite, flags, int(Flag.ERROR))
     flags = torch.where(active, flags, int(Flag.INERT)).int()
-    return Given(torch.where(taken, tokens, tokens.clamp(max=L.NO_TOKEN)).int(), counts, flags)
+    return TakenTokens(torch.where(taken, tokens, tokens.clamp(max=L.NO_TOKEN)).int(), counts, flags)
 
 
-def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: Given, tables: Tables) -> None:
+def advance(rows: Tensor, line: Tensor, sizes: Tensor | None, given: TakenTokens, tables: Tables) -> None:
     """Append tokens, move lengths, and make finished rows inert. `line` is the rows' state, and used up."""
     count, active = len(given.tokens), line[:, L.ACTIVE].clone()
     line[:, L.COMPUTED] += active if sizes is None else active * sizes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Words = tuple[Tensor, Tensor, Tensor, Tensor]
+PhiloxWords = tuple[Tensor, Tensor, Tensor, Tensor]
 
 _MULTIPLY = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -17,7 +17,7 @@ _WORD = 0xFFFFFFFF
 _BELOW_ONE = 1.0 - 2.0**-24
 
 
-def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
+def philox(counter: PhiloxWords, key: tuple[Tensor, Tensor]) -> PhiloxWords:
     """Apply the cipher: four words of output for four of counter and two of key.
 
     All are uint32 held in int64, of any shapes that broadcast.
@@ -49,7 +49,7 @@ def gumbel(ids: Tensor | None, vocab: int, position: Tensor, seed: Tensor) -> Te
     return -torch.log(-torch.log1p(-uniform))
 
 
-def _draw(block: Tensor, position: Tensor, seed: Tensor) -> Words:
+def _draw(block: Tensor, position: Tensor, seed: Tensor) -> PhiloxWords:
     zero = torch.zeros_like(block)
     key = (seed[:, :1].long() & _WORD, seed[:, 1:].long() & _WORD)
     return philox((block, position, zero, zero), key)

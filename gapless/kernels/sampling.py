@@ -101,7 +101,7 @@ def _leave_masked_of_few(
 
 
 def reach_by_bits(key: Tensor, amount: Tensor, target: Tensor) -> Tensor:
-    """Return int64 [F, 1], the key down to which the amounts, largest key first, add up to `target`: by bisection."""
+    """Return int64 [F, 1], the key where the sum of amounts, largest key first, reaches `target`: by bisection."""
     low = torch.zeros_like(target)
     for bit in reversed(range(32 + _bits(key.shape[1]))):
         enough = torch.where(key >= low + (1 << bit), amount, 0).sum(-1, keepdim=True) >= target

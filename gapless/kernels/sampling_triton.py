@@ -18,7 +18,7 @@ from gapless.kernels.cut_triton import load_allowed
 from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
-BLOCK = 1024
+SAMPLING_BLOCK = 1024
 """Tokens read by a program at once."""
 CHUNKS = ((8, 1), (64, 4))
 """(rows, blocks a program): few rows need many programs each to fill a GPU, many rows do not."""
@@ -175,7 +175,7 @@ def _sample(
     assert logits.is_contiguous() and state.is_contiguous() and params.is_contiguous() and masks.is_contiguous()
     samples, vocab = logits.shape
     blocks = _blocks(samples)
-    splits = triton.cdiv(vocab, blocks * BLOCK)
+    splits = triton.cdiv(vocab, blocks * SAMPLING_BLOCK)
     # A power of two keeps every part aligned alike, so that one kernel serves all shapes.
     lanes = max(4, triton.next_power_of_2(splits))
     values = torch.empty(2, samples, lanes, dtype=torch.float32, device=logits.device)
@@ -188,8 +188,8 @@ def _sample(
     batch = max(1, rows.shape[0])
     given, grid = (logits, adjusted, adjusted.shape[1], rows, state, params, masks, batch, best), (samples, splits)
     room = masks.shape[1]
-    best_kernel[grid](*given, best_ids, vocab, room, blocks, BLOCK, lanes)
-    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, room, splits, blocks, BLOCK, lanes)
+    best_kernel[grid](*given, best_ids, vocab, room, blocks, SAMPLING_BLOCK, lanes)
+    drawn_kernel[grid](*given, noisy, noisy_ids, vocab, room, splits, blocks, SAMPLING_BLOCK, lanes)
     choose_kernel[(samples,)](
         rows, params, batch, best, best_ids, noisy, noisy_ids, tokens, finite, vocab, splits, lanes, num_warps=1
     )

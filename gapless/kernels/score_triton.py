@@ -18,7 +18,7 @@ from gapless.kernels import layout as L
 from gapless.kernels.library_triton import operator
 from gapless.kernels.unpack import unpacked
 
-TILE = 2048
+SCORE_TILE = 2048
 """Tokens held by a program in registers."""
 
 _GENERATION, _LENGTH, _STATE = tl.constexpr(L.GENERATION), tl.constexpr(L.LENGTH), tl.constexpr(L.STATE_COLUMNS)
@@ -26,7 +26,7 @@ _ROWS, _SLOT, _NO_TOKEN = tl.constexpr(L.HEADER_WORDS), tl.constexpr(L.PACKET_SL
 _ROW, _LINE_GENERATION, _POSITION = (tl.constexpr(at) for at in (L.SCORE_ROW, L.SCORE_GENERATION, L.SCORE_POSITION))
 _LOGPROB, _TOP = tl.constexpr(L.SCORE_LOGPROB), tl.constexpr(L.SCORE_TOP)
 _NONE = tl.constexpr(-(2**63))
-"""A key below those of all tokens; _NONE_16 for logits of 16 bits."""
+"""A key below all tokens' keys; _NONE_16 for logits of 16 bits."""
 _NONE_16 = tl.constexpr(-(2**31))
 _ANY_ID = tl.constexpr(2**31 - 1)
 
@@ -153,14 +153,14 @@ def _score(
     for table in (logits, index, words, tokens, state):
         assert table.is_contiguous()
     entries, vocab, columns = index.shape[0], logits.shape[1], tokens.shape[1]
-    line, splits, device = L.score_words(width), triton.cdiv(vocab, TILE), logits.device
+    line, splits, device = L.score_words(width), triton.cdiv(vocab, SCORE_TILE), logits.device
     assert outboxes.stride(1) == 1 and outboxes.shape[1] >= start + entries * line
     sums = torch.empty(entries, splits, 2, dtype=torch.float32, device=device)
     before = torch.empty(entries, splits, dtype=torch.int32, device=device)
     best = torch.empty(entries, splits, width, dtype=torch.int64, device=device)
     parts = (sums, before, best)
     batch = tokens.shape[0]
-    spread_kernel[(entries, splits)](logits, index, tokens, batch, *parts, columns, vocab, TILE, splits, width)
+    spread_kernel[(entries, splits)](logits, index, tokens, batch, *parts, columns, vocab, SCORE_TILE, splits, width)
     line_kernel[(entries,)](
         logits, index, words, tokens, state, batch, *parts, outboxes, outboxes.shape[0], outboxes.stride(0), start,
         columns, vocab, splits, width, line, triton.next_power_of_2(splits),

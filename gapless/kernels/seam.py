@@ -104,7 +104,7 @@ class FusedRows(NamedTuple):
     """
 
     most: int
-    """Most rows for which this is faster"""
+    """Most rows of this faster way"""
     serves: Callable[[Linear], bool]
     """Whether it computes this linear layer, and fast. A single row of few takes this way in any case."""
     first: Callable[[Tensor, Tensor, float], Normable]
@@ -128,7 +128,7 @@ class JoinedRows(NamedTuple):
     are stored below these, so that the products include the adapters' first half."""
 
     most: int
-    """Most rows for which this is faster"""
+    """Most rows of this faster way"""
     serves: Callable[[Linear], bool]
     """Whether models with this linear layer use it"""
     linear: Callable[[Tensor, Linear, Tensor, AdapterPart], Joint]
@@ -272,5 +272,5 @@ class Kernels(NamedTuple):
     joined_rows: JoinedRows | None = None
     """A faster way for decode batches with adapters and large matrices. None: they run as any other."""
     ahead: Callable[[], AbstractContextManager[None]] | None = None
-    """A context in which programs only compile their kernels, in parallel, finished at its end. None: there is nothing
-    to compile."""
+    """A context whose programs only compile their kernels, in parallel, finished at its end. None: there is nothing to
+    compile."""

@@ -27,8 +27,8 @@ GRID_PER_SM = 8
 MOST_SPLITS = 64
 """All splits of a row are combined in one tile."""
 MANY_FROM = 5
-"""Least rows for which a rotating decode is cut into more and smaller programs, which all run at once, combines its
-splits itself, and lets the next kernel begin after its sums: earlier, that kernel would slow it down."""
+"""Least rows of a batch whose rotating decode is cut into more and smaller programs, which all run at once, combines
+its splits itself, and lets the next kernel begin after its sums: earlier, that kernel would slow it down."""
 MANY_PER_SM = 3
 """Target number of programs with work of such a launch."""
 AT_ONCE_PER_SM = 4

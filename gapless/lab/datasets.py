@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gapless.base.errors import ConfigError
 from gapless.lab.probe import Codec
-from gapless.lab.target import Content
+from gapless.lab.target import PromptContent
 
 MADE_UP = ("random", "shared_prefix", "multi_turn")
 FROM_FILES = ("custom", "sharegpt", "timed_trace")
@@ -30,7 +30,7 @@ class Prompt(NamedTuple):
 
     place: int
     """Number of the prompt in the data set, from 0."""
-    content: Content
+    content: PromptContent
     input_len: int
     """Tokens that the content should have; 0 if unknown."""
     output_len: int
@@ -58,7 +58,7 @@ class Source(NamedTuple):
     def draw(self, rng: random.Random, tokens: int) -> tuple[Any, ...]:
         return tuple(rng.choices(self.units, k=max(1, round(tokens / self.tokens_per_unit)) if tokens else 0))
 
-    def content(self, units: Sequence[Any]) -> Content:
+    def content(self, units: Sequence[Any]) -> PromptContent:
         return " ".join(units) if isinstance(self.units[0], str) else tuple(units)
 
 
@@ -229,7 +229,7 @@ def _custom(value: Mapping[str, Any], where: str, output_len: int) -> Prompt:
     return Prompt(0, content, len(content) if isinstance(content, tuple) and "prompt" in value else 0, length)
 
 
-def _content(value: Mapping[str, Any], where: str) -> Content:
+def _content(value: Mapping[str, Any], where: str) -> PromptContent:
     if ("prompt" in value) == ("messages" in value):
         raise ConfigError(f'{where}: expected {{"prompt": ...}} or {{"messages": [...]}}')
     if "messages" in value:

@@ -15,7 +15,7 @@ from gapless.base.errors import ConfigError
 from gapless.lab.eval_questions import EXTRACTION_RULES, MATCHES, Question, find, is_right
 from gapless.lab.eval_run import EvalFlags, prompt_hash
 from gapless.lab.records import Sample
-from gapless.lab.target import Content
+from gapless.lab.target import PromptContent
 
 KIND = "gapless-eval"
 Z95 = 1.959963984540054
@@ -59,7 +59,11 @@ class EvalResult:
     """One evaluation: its questions and their answers, marked. An answer with an error is wrong."""
 
     def __init__(
-        self, flags: EvalFlags, questions: Sequence[Question], contents: Sequence[Content], answers: Sequence[Sample]
+        self,
+        flags: EvalFlags,
+        questions: Sequence[Question],
+        contents: Sequence[PromptContent],
+        answers: Sequence[Sample],
     ) -> None:
         self.flags = flags
         self.match = flags.match
@@ -137,7 +141,7 @@ def _line(name: str, width: int, share: Share, beside: Share) -> str:
     return f"{name:<{width}}  {share.n:>6}  {numbers}  {100 * beside.accuracy:>8.2f}%"
 
 
-def _record(question: Question, content: Content, answer: Sample, match: str) -> dict[str, Any]:
+def _record(question: Question, content: PromptContent, answer: Sample, match: str) -> dict[str, Any]:
     found = find(question, "" if answer.error else answer.text)
     return {
         "id": question.id,

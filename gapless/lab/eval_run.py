@@ -20,7 +20,7 @@ from gapless.lab.eval_questions import MATCHES, Question, chat_messages, complet
 from gapless.lab.http import Client
 from gapless.lab.load import run_load
 from gapless.lab.records import Sample
-from gapless.lab.target import BACKENDS, Content, RequestFlags, Target, result_flag, server_flag
+from gapless.lab.target import BACKENDS, PromptContent, RequestFlags, Target, result_flag, server_flag
 
 if TYPE_CHECKING:
     from gapless.engine.async_llm import AsyncLLM
@@ -66,19 +66,19 @@ class EvalFlags(RequestFlags):
     def stop(self) -> tuple[str, ...]:
         return () if self.chat else STOP
 
-    def content(self, question: Question, pool: Sequence[Question]) -> Content:
+    def content(self, question: Question, pool: Sequence[Question]) -> PromptContent:
         """The prompt of a question."""
         shots = examples_for(question, pool, self.shots)
         return chat_messages(question, shots, self.shots_as_turns) if self.chat else completion_prompt(question, shots)
 
 
-def prompt_hash(content: Content) -> str:
+def prompt_hash(content: PromptContent) -> str:
     """SHA-256 of the prompt's JSON, in hex: equal hashes were asked the same."""
     return hashlib.sha256(json.dumps(content, ensure_ascii=True).encode()).hexdigest()
 
 
 async def ask_server(
-    client: Client, flags: EvalFlags, contents: Sequence[Content], advance: Advance
+    client: Client, flags: EvalFlags, contents: Sequence[PromptContent], advance: Advance
 ) -> tuple[Target, Sequence[Sample]]:
     """The target with its model's name, and an answer to each prompt in order, after a cancellation to prompts that had
     ended. Nothing is asked twice.
@@ -96,12 +96,14 @@ async def ask_server(
     return target, run.samples
 
 
-async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content], advance: Advance) -> list[Sample]:
+async def ask_engine(
+    llm: AsyncLLM, flags: EvalFlags, contents: Sequence[PromptContent], advance: Advance
+) -> list[Sample]:
     """An answer to each prompt in order, at most `flags.concurrency` under way. Raises EngineError when it dies."""
     params = SamplingParams(temperature=flags.temperature, max_tokens=flags.max_tokens, stop=flags.stop)
     gate, done = asyncio.Semaphore(flags.concurrency), 0
 
-    async def one(content: Content) -> Sample:
+    async def one(content: PromptContent) -> Sample:
         nonlocal done
         async with gate:
             answered = await _answer(llm, content, params)
@@ -112,7 +114,7 @@ async def ask_engine(llm: AsyncLLM, flags: EvalFlags, contents: Sequence[Content
     return list(await asyncio.gather(*map(one, contents)))
 
 
-async def _answer(llm: AsyncLLM, content: Content, params: SamplingParams) -> Sample:
+async def _answer(llm: AsyncLLM, content: PromptContent, params: SamplingParams) -> Sample:
     texts, tokens, finish = list[str](), 0, ""
     try:
         prompt = content if isinstance(content, str) else await llm.chat_prompt([dict(m) for m in content])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from gapless.base.http import HttpAnswer, Piece
 from gapless.lab.http import Client, with_client
 from gapless.lab.records import Sample
 from gapless.lab.reply import EventReader, error_text, read_reply
-from gapless.lab.target import Content, Target
+from gapless.lab.target import PromptContent, Target
 
 READY_POLL_SECONDS = 0.5
 SILENT_SECONDS = 600.0
@@ -141,13 +141,13 @@ async def wait_ready(client: Client, seconds: float) -> None:
         await asyncio.sleep(READY_POLL_SECONDS)
 
 
-async def one_reply(client: Client, content: Content, output_len: int) -> tuple[HttpAnswer, Sample]:
+async def one_reply(client: Client, content: PromptContent, output_len: int) -> tuple[HttpAnswer, Sample]:
     """Make one generation request that is not part of a run. Raises ServerError."""
     answer = await client.send(client.target.generation(content, output_len))
     return answer, read_reply(answer)
 
 
-async def try_fields(client: Client, content: Content, output_len: int) -> Target:
+async def try_fields(client: Client, content: PromptContent, output_len: int) -> Target:
     """Find a target without the optional fields that its server refuses. Raises ServerError when none works."""
     target = client.target
     tries: list[tuple[str, ...]] = [(), ("stream_options",), ("ignore_eos",), ("stream_options", "ignore_eos")]

@@ -21,7 +21,7 @@ DEFAULT_URL = "http://localhost:8000"
 
 server_flag, request_flag, result_flag = (partial(flag, group=group) for group in ("Server", "Requests", "Results"))
 
-Content = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
+PromptContent = str | tuple[int, ...] | tuple[Mapping[str, Any], ...]
 """A prompt: text, token ids, or chat messages."""
 
 
@@ -82,7 +82,7 @@ class Target:
         tls = parts.scheme == "https"
         return Address(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/").removesuffix("/v1"))
 
-    def body(self, content: Content, output_len: int) -> bytes:
+    def body(self, content: PromptContent, output_len: int) -> bytes:
         """Return the JSON of one streaming request for `output_len` tokens."""
         fields: dict[str, Any] = {
             "model": self.model,
@@ -110,16 +110,16 @@ class Target:
         ]
         return "\r\n".join((*lines, "", "")).encode() + body
 
-    def generation(self, content: Content, output_len: int) -> bytes:
+    def generation(self, content: PromptContent, output_len: int) -> bytes:
         """Return the whole HTTP request for one generation."""
         return self.request("POST", self.endpoint or ENDPOINTS[self.backend], self.body(content, output_len))
 
 
-def _as_messages(content: Content) -> Any:
+def _as_messages(content: PromptContent) -> Any:
     return [{"role": "user", "content": content}] if isinstance(content, str) else content
 
 
-def _as_prompt(content: Content) -> Any:
+def _as_prompt(content: PromptContent) -> Any:
     """Join messages to one text: an answer continues its question's line, each question begins a new one."""
     if isinstance(content, str) or not content or not isinstance(content[0], Mapping):
         return content

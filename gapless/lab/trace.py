@@ -21,7 +21,7 @@ import numpy as np
 from gapless.base.errors import ConfigError
 from gapless.engine.trace import (
     COLUMNS,
-    FORMAT,
+    TRACE_FORMAT,
     ChunkRecord,
     Gap,
     Recording,
@@ -124,8 +124,8 @@ def read_raw(data: bytes, where: str) -> Recording:
 def read_chrome(data: bytes, where: str) -> Recording:
     """Read the text of `chrome_trace`, from its events' arguments. Raises ConfigError for another program's file."""
     whole = _decode(data, _Chrome, where)
-    if whole.otherData.format != FORMAT:
-        raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({FORMAT})")
+    if whole.otherData.format != TRACE_FORMAT:
+        raise ConfigError(f"{where}: a Chrome trace, but not one that this version of gapless wrote ({TRACE_FORMAT})")
     steps, requests, known = [], [], RequestRecord._field_defaults
     for event in whole.traceEvents:
         args = event.get("args")

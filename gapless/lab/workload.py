@@ -13,7 +13,7 @@ from gapless.base.errors import ConfigError
 from gapless.lab import probe
 from gapless.lab.datasets import Lengths, Prompt, Source, Workload, random_prompts
 from gapless.lab.http import Client
-from gapless.lab.target import Content
+from gapless.lab.target import PromptContent
 
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -33,7 +33,7 @@ MADE_UP_WORDS = tuple(_TEXT.split())
 SAFE_IDS = range(100, 1000)
 """Ids that any tokenizer of a language model has."""
 ENOUGH_WORDS = 32
-Count = Callable[[str], Awaitable[int | None]]
+TokenCounter = Callable[[str], Awaitable[int | None]]
 """Tokens of a text, or None if unknown."""
 
 WARM_UP_SEED = 1 << 40
@@ -109,7 +109,7 @@ async def word_source(client: Client, tokenizer: str | None) -> Source:
     return Source(MADE_UP_WORDS, scale, f"prompts are words of {scale:.2f} tokens on average: lengths are not exact")
 
 
-async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> Content:
+async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> PromptContent:
     assert isinstance(prompt.content, str)
     rng, want = random.Random(f"cut {prompt.place}"), prompt.input_len
     longer = " ".join([prompt.content, *rng.choices(MADE_UP_WORDS, k=8 + want // 8)])
@@ -122,7 +122,7 @@ async def _cut(codec: probe.Codec, client: Client, prompt: Prompt) -> Content:
     return prompt.content
 
 
-async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
+async def single_tokens(count: TokenCounter, words: Sequence[str]) -> list[str]:
     """Return the words that are one token each, both at the beginning of a text and after another word."""
     if not words:
         return []
@@ -138,7 +138,7 @@ async def single_tokens(count: Count, words: Sequence[str]) -> list[str]:
     return [*await single_tokens(count, words[:half]), *await single_tokens(count, words[half:])]
 
 
-async def _tokens_per_word(count: Count) -> float | None:
+async def _tokens_per_word(count: TokenCounter) -> float | None:
     """Tokens per word, from the difference of two texts, so that what a chat template adds cancels out."""
     rng = random.Random(0)
     short, long = rng.choices(MADE_UP_WORDS, k=40), rng.choices(MADE_UP_WORDS, k=240)

@@ -12,7 +12,7 @@ from gapless.kernels.choose import choose
 from gapless.kernels.layout import PAGE_WORDS, WISH_WORDS
 from gapless.kernels.seam import Kernels
 from gapless.kernels.tables import Tables
-from gapless.loop.beside import Beside
+from gapless.loop.chunk_limit import ChunkLimit
 from gapless.loop.depth import Depth
 from gapless.loop.loop import Loop
 from gapless.loop.masks import Masks
@@ -69,7 +69,7 @@ class HostSizes(NamedTuple):
     least_tokens: int = LEAST_TOKENS
     """Least tokens of a load."""
     late_ns: int = LATE_NS
-    """Wait for a load after which a request computes its prompt."""
+    """Longest wait for a load before a request computes its prompt."""
     weighs: bool = False
     """Whether a load begins only if it takes no longer than computing, by measured rates"""
     given: int = 0
@@ -159,7 +159,7 @@ def build_loop(
     masked = shared and follow is None and program.width == 1
     masks = Masks(device, executor.mail, rows) if masked else None
     loader = AdapterLoader(device, adapters, rows, ledger) if adapters else None
-    bounds = Beside(max_itl_ns) if bounds_stalls or max_itl_ns else None
+    bounds = ChunkLimit(max_itl_ns) if bounds_stalls or max_itl_ns else None
     transfers = None
     if host is not None and index is not None:
         assert follow is None, "pages of several devices would have to move together"
@@ -182,7 +182,7 @@ def _host_tier(
     """Return the tier that copies pages to the host and back. Raises ConfigError if none fits."""
     slots = (host.nbytes + host.given) // page_bytes
     if not slots:
-        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page, which takes {page_bytes:,} bytes")
+        raise ConfigError(f"kv_tiers: host:{host.nbytes} holds no page of {page_bytes:,} bytes: give more")
     # Half of a step's budget: decoding rows take their part of it.
     gate = LoadGate(host.weighs, min(host.least_tokens, step_tokens // 2))
     return HostTier(pools, ledger, slots, device.clock, host.least_tokens, host.late_ns, gate)

@@ -15,7 +15,7 @@ from gapless.base.bell import Bell
 from gapless.base.errors import DeviceError, RequestError
 from gapless.base.records import Admission, Flag, Request, StepPlan, StepTokens, Turn
 from gapless.device import Device
-from gapless.loop.beside import Beside
+from gapless.loop.chunk_limit import ChunkLimit
 from gapless.loop.depth import Depth
 from gapless.loop.masks import Masks
 from gapless.loop.records import ChunkRecord, StepRing
@@ -52,10 +52,10 @@ class Loop:
 
     def __init__(
         self, device: Device, launcher: Launcher, planner: Planner, pools: Pools[PagePool], rows: RowTable,
-        ledger: Ledger, depth: Depth, beside: Beside | None = None, masks: Masks | None = None,
+        ledger: Ledger, depth: Depth, chunk_limit: ChunkLimit | None = None, masks: Masks | None = None,
         adapters: AdapterLoader | None = None, transfers: Transfers | None = None,
     ) -> None:  # fmt: skip
-        """`beside` bounds the prompt tokens of steps with decoding rows; None: only the step's budget does.
+        """`chunk_limit` bounds the prompt tokens of steps with decoding rows; None: only the step's budget does.
 
         Without `masks`, requests with matchers are refused.
         """
@@ -71,12 +71,12 @@ class Loop:
         self.ledger = ledger
         self._depth = depth
         self.masks = masks
-        self._beside = beside
+        self._chunk_limit = chunk_limit
         self.adapters = adapters
         self.transfers = transfers
         """Copies of KV pages in host memory, if any."""
-        if beside is not None:
-            planner.beside = beside.tokens
+        if chunk_limit is not None:
+            planner.chunk_limit = chunk_limit.tokens
         self._warns = False
         """Whether the next step over a user's bound gets a warning: set when the start ends, cleared by the warning."""
         self.flights: deque[Flight] = deque()
@@ -386,13 +386,13 @@ class Loop:
         if self.launcher.gate is not None and not scores:
             ns = max(measured.device, self._depth.host_ns(measured.host))
             self.launcher.gate.learn(flight.decision.kind, flight.batch, ns, measured.held)
-        if self._beside is not None:
-            self._weigh(self._beside, flight.plan, measured.device, learns=not scores)
+        if self._chunk_limit is not None:
+            self._weigh(self._chunk_limit, flight.plan, measured.device, learns=not scores)
 
-    def _weigh(self, beside: Beside, plan: StepPlan, ns: int, learns: bool) -> None:
+    def _weigh(self, chunk_limit: ChunkLimit, plan: StepPlan, ns: int, learns: bool) -> None:
         """Take in a step of `ns`. Prompts with scored tokens take longer than others, and are not learnt from."""
         rows, chunk_tokens = len(plan.decode), plan.chunk_tokens
-        cause = beside.over(rows, chunk_tokens, ns)
+        cause = chunk_limit.over(rows, chunk_tokens, ns)
         if cause is not None:
             self.log.over_max_itl(cause)
             if self._warns:
@@ -400,10 +400,10 @@ class Loop:
                 log.warning(
                     "a step of %d decoding rows and %d prompt tokens took %.0f ms, and max_itl is %g (cause: %s); "
                     "further ones are only counted, by gapless:steps_over_max_itl_total",
-                    rows, chunk_tokens, ns / 1e6, beside.most_ns / 1e6, cause,
+                    rows, chunk_tokens, ns / 1e6, chunk_limit.most_ns / 1e6, cause,
                 )  # fmt: skip
         if learns:
-            beside.learn(rows, chunk_tokens, ns)
+            chunk_limit.learn(rows, chunk_tokens, ns)
 
     # Commit.
 

@@ -11,8 +11,8 @@ from gapless.device import build
 from gapless.kernels import layout
 from gapless.step.mail import MOST_TOKENS, Mail
 
-NAME = "gapless_masks"
-SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
+MASKS_EXTENSION = "gapless_masks"
+MASKS_SOURCES = sorted((Path(__file__).parent / "native").glob("*.cpp"))
 MAX_THREADS = 8
 CORES_A_THREAD = 2
 """Cores of the machine per thread"""
@@ -20,7 +20,7 @@ CORES_A_THREAD = 2
 
 def load() -> ModuleType | None:
     """Return the extension, built at the first call on this machine; None if it cannot be built."""
-    return build.module(NAME, SOURCES)
+    return build.module(MASKS_EXTENSION, MASKS_SOURCES)
 
 
 def start(mail: Mail, polls: bool) -> Any:

@@ -29,7 +29,7 @@ from gapless.step.speculation import most_drafts
 
 log = logging.getLogger("gapless.loop")
 
-NOTHING = -(2**62)
+NO_TAG = -(2**62)
 """Tag of a row without a Python matcher"""
 NARROW = 16
 """Most tokens of a mask that are compared for a common text"""
@@ -94,7 +94,7 @@ class Masks:
         """The loop's, by key."""
         self._serving: dict[int, MaskedRow] = {}
         """The attendant's, by row of the tables. A failed request stays until it ends, or its row is reused."""
-        self._followed = np.full(len(mail.told), NOTHING, np.int64)
+        self._followed = np.full(len(mail.told), NO_TAG, np.int64)
         """The attendant's: for each row of the tables, the tag of the last token that its matcher followed"""
         self._words = mail.new_mask()
         """The attendant's: the mask being made"""
@@ -365,7 +365,7 @@ class Masks:
         if self._serving.get(row.slot) is row:
             del self._serving[row.slot]
             self._ahead.pop(row.slot, None)
-            self._followed[row.slot] = NOTHING
+            self._followed[row.slot] = NO_TAG
 
 
 def allows_some(words: Int32s) -> bool:

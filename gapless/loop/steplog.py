@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gapless.device import Fence
-from gapless.loop.beside import Cause
+from gapless.loop.chunk_limit import OverrunCause
 from gapless.loop.records import NO_COPIES, ChunkRecord, StepRing
 from gapless.loop.timeline import Timeline
 from gapless.step.launcher import Flight
@@ -126,7 +126,7 @@ class StepLog:
         return self._clock() - passed if passed > self._observing_at else None
 
     def interrupted(self) -> None:
-        """Count a wait in which no step ended."""
+        """Count a wait without an ended step."""
         self.timeline.wait += self._clock() - self._observing_at
 
     def waited_for_news(self, copies: bool) -> None:
@@ -154,7 +154,7 @@ class StepLog:
         self._held_rows = rows
         self._in_vain = in_vain
 
-    def over_max_itl(self, cause: Cause) -> None:
+    def over_max_itl(self, cause: OverrunCause) -> None:
         """Count a step with decoding rows over the user's bound."""
         name = f"over_itl_{cause}"
         setattr(self.counters, name, getattr(self.counters, name) + 1)

@@ -3,14 +3,15 @@
 Idle time runs from the end of a step on the device to the start of the next. It is cut, in this order, into at most
 four parts, any of which may be empty:
 
-1. `no_work`: until the loop got work that could run. Such idle time is not a bubble. 2. `copy_wait`: until the host had
-the tokens of the step that the depth limit made this one wait for. The device had ended that step, and only the copy of
-its tokens kept the host from going on. Or until a transfer of pages ended, where nothing else could run. 3. `depth`,
-`graph_miss` or `host_late`: until the host had enqueued the step. `depth` when there was work, and the limit made the
-step wait for the very step whose end began the gap: one more in flight would have filled it. `graph_miss` when the step
-was enqueued kernel by kernel because its shape was not captured. `host_late` in all other cases: the host could have
-come in time and did not; the pause of a capture counts there too. 4. `launch`: the step was enqueued and the device had
-not begun it; a stream's own time between two steps.
+1. `no_work`: until the loop got work that could run. Such idle time is not a bubble.
+2. `copy_wait`: until the host had the tokens of the step that the depth limit made this one wait for. The device had
+   ended that step, and only the copy of its tokens kept the host waiting. Or until a transfer of pages ended, if
+   nothing else could run.
+3. `depth`, `graph_miss` or `host_late`: until the host had enqueued the step. `depth` if there was work, and the limit
+   made the step wait for the very step whose end began the gap: one more in flight would have filled it. `graph_miss`
+   if the step was enqueued kernel by kernel because its shape was not captured. `host_late` in all other cases: the
+   host could have come in time and did not; the pause of a capture counts there too.
+4. `launch`: the step was enqueued and the device had not begun it; a stream's own time between two steps.
 
 A step whose rows all lacked masks counts as idle with the cause `grammar`. Any other counts as busy from its first to
 its last event. If the host enqueues a step kernel by kernel while it runs, the device may have waited inside it, which

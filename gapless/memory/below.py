@@ -27,7 +27,7 @@ JOB_PAGES, JOB_BYTES, JOB_NS = 32, 8 << 20, 8_000_000
 """Bounds of a job: 8 MiB, or the tier's 8 ms if that is more, and at most 32 pages: a tier answers no question during a
 job."""
 LEASE_NS = 5_000_000_000
-"""Time after which unread borrowed pages are returned: half of the longest lease that a peer gives."""
+"""Unread borrowed pages are returned after this time: half of the longest lease that a peer gives."""
 MOST_WAITING = 8192
 """Most copies waiting for their store to one tier; they hold no slot."""
 BRAKE_SECONDS = 4.0
@@ -89,7 +89,7 @@ class LowerTiers:
         late_ns: int, lookup_ns: int, gate: LoadGate,
     ) -> None:  # fmt: skip
         """`lines` take the orders and return the results of one tier each, without waiting. `slot` returns the memory
-        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` learns the times of
+        of a group's slot. A load is late after `late_ns`, an answer after `lookup_ns`. `gate` takes in the times of
         loads."""
         self.lines: Sequence[TierWorker] = lines
         self.counts = [LowerCounts() for _ in lines]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-HOST = -1
+HOST_SOURCE = -1
 """Source number of the host tier; the tiers below it have theirs from 0."""
 _WEIGHT = 1 / 8
 TRIALS = 1 / 32
@@ -60,7 +60,7 @@ class LoadGate:
     def _longer_ns(self, tokens: int, pages: int, below_ns: float) -> float:
         if not (self.weighs and self._token_ns):
             return 0.0
-        return pages * self.page_ns(HOST) + below_ns - tokens * self._token_ns
+        return pages * self.page_ns(HOST_SOURCE) + below_ns - tokens * self._token_ns
 
 
 def _mean(before: float | None, value: float) -> float:

@@ -23,7 +23,7 @@ from gapless.tiers.worker import TierWorker
 LEAST_TOKENS = 256
 """Least tokens of a load: fewer are recomputed in less time than it takes to notice the end of a load."""
 LATE_NS = 1_000_000_000
-"""Time without an ended load after which a waiting request computes its prompt."""
+"""A waiting request computes its prompt after this time without an ended load."""
 BATCH_PAGES = 32
 """Usual pages of one transfer"""
 

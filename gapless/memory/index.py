@@ -21,7 +21,7 @@ Gaps = dict[PagePool, list[bytes]]
 Also = Callable[[PagePool, bytes], bool]
 """Tells whether a page missing in the pool is available elsewhere."""
 
-Tables = Sequence[list[int]]
+PageLists = Sequence[list[int]]
 """Pages of a sequence, a list a group, by entry; the null page for a missing one."""
 
 
@@ -126,7 +126,7 @@ class PrefixIndex:
             found.append([NULL_PAGE] * first + [page for page in pages if page is not None])
         return found
 
-    def publish(self, chain: PrefixChain, tokens: Int32s, held: Tables, first: int, end: int, step: int) -> None:
+    def publish(self, chain: PrefixChain, tokens: Int32s, held: PageLists, first: int, end: int, step: int) -> None:
         """Publish pages first..end of a sequence with these tokens, full once `step` has run."""
         digests = chain.reach(end, tokens)
         for pool, pages in zip(self._pools, held, strict=True):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gapless.base.records import PageGroup
 from gapless.memory.ledger import At, Clock, Ledger
 
-PASSED: At = (Clock.COMPUTE, 0)
+ALREADY_PASSED: At = (Clock.COMPUTE, 0)
 """A number passed since the start: no step or transfer can touch the page any more."""
 NULL_PAGE = 0
 """Target of inert rows. It has no owner and is never handed out."""
@@ -122,7 +122,7 @@ class PagePool:
         self.pins[page] += 1
         self._kinds[kind][page] += 1
 
-    def unpin(self, pages: Sequence[int], at: At = PASSED, kind: Pin = Pin.REQUEST) -> None:
+    def unpin(self, pages: Sequence[int], at: At = ALREADY_PASSED, kind: Pin = Pin.REQUEST) -> None:
         """Remove a pin of each page; others may use it once `at`, the last access under this pin, has passed."""
         pins, of_kind, fences = self.pins, self._kinds[kind], self.fences
         for page in pages:

@@ -26,7 +26,7 @@ from gapless.model.rope import rope_table
 from gapless.model.seam import BatchShape, KVCache, StepInputs
 
 
-class Taps(NamedTuple):
+class LayerTaps(NamedTuple):
     """Copies hidden states inside a model's forward."""
 
     layers: tuple[int, ...]
@@ -40,7 +40,7 @@ class Taps(NamedTuple):
             self.states.view(len(x), len(self.layers), -1)[:, self.layers.index(layers)].copy_(x)
 
 
-NO_TAPS = Taps((), torch.empty(0))
+NO_TAPS = LayerTaps((), torch.empty(0))
 
 
 class Block(NamedTuple):
@@ -133,7 +133,7 @@ class DenseModel:
         """Host decisions for this batch, from bounds alone."""
         return plan_attention(shape, self.config.kv_heads * self.config.head_dim)
 
-    def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: Taps = NO_TAPS) -> Tensor:
+    def forward(self, inputs: StepInputs, plan: AttentionPlan, cache: KVCache, taps: LayerTaps = NO_TAPS) -> Tensor:
         """Hidden states [T, hidden] after the last norm; writes the KV of all T tokens. `taps` copy some."""
         kernels, eps = self.kernels, self.config.norm_eps
         x = self.embed(inputs.ids)
@@ -157,7 +157,7 @@ class DenseModel:
             taps.pass_by(i + 1, x)
         return y
 
-    def _fused_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+    def _fused_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
         """Run the forward in fewer launches, for rows of one token each: a product finishes the norm before it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         decode = fused.decode if inputs.places == 1 else self._decode
@@ -171,7 +171,7 @@ class DenseModel:
             taps.pass_by(i + 1, x)
         return self.kernels.rms_norm(x, self.blocks[-1].next_norm, eps)
 
-    def _adapted_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+    def _adapted_rows(self, fused: FusedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
         """Do `_fused_rows` where rows have adapters: what these add to the residual comes with the norm after it."""
         config, eps, batch, tokens = self.config, self.config.norm_eps, inputs.batch, inputs.tokens
         assert inputs.adapters is not None and self.adapters is not None
@@ -196,7 +196,7 @@ class DenseModel:
         taps.pass_by(len(self.blocks), x)
         return y
 
-    def _joined_rows(self, ways: JoinedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: Taps) -> Tensor:
+    def _joined_rows(self, ways: JoinedRows, x: Tensor, inputs: StepInputs, cache: KVCache, taps: LayerTaps) -> Tensor:
         """Do `_adapted_rows` where matrices are large."""
         config, eps, slots = self.config, self.config.norm_eps, inputs.adapters
         assert slots is not None and self.adapters is not None

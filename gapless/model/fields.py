@@ -13,7 +13,7 @@ from gapless.base.files import read_json
 from gapless.base.progress import warn
 
 T = TypeVar("T")
-Known = Mapping[str, tuple[Any, ...]]
+KnownFields = Mapping[str, tuple[Any, ...]]
 """Fields that nothing reads, by full name, with their neutral values; none listed stands for any."""
 WAS_READ, SILENT, UNUSED = "read", "changes nothing", "not used"
 
@@ -51,13 +51,13 @@ class Fields:
     path: Path
     values: dict[str, Any]
     prefix: str = ""
-    known: Known = field(default_factory=dict)
+    known: KnownFields = field(default_factory=dict)
     _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _unused: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _parts: dict[str, Fields] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
-    def of_file(cls, path: Path, known: Known | None = None) -> Fields:
+    def of_file(cls, path: Path, known: KnownFields | None = None) -> Fields:
         values = read_json(path)
         if values is None:
             raise CheckpointError(f"{path}: no such file; is this the directory of a Hugging Face checkpoint?")

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from gapless.base.host import cache_folder, usable_cores
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 
 HASH_BLOCK, READ_BYTES = 64 << 20, 1 << 20
 """Bytes that one thread digests at a time, and reads at a time"""
@@ -83,7 +83,7 @@ def _read(path: Path) -> str:
     """Return a digest of a file, whose blocks several threads read."""
     with path.open("rb") as file, ThreadPoolExecutor(min(usable_cores(), MOST_THREADS)) as threads:
         size = os.fstat(file.fileno()).st_size
-        count = tell(f"hashing {path.name} to identify its KV pages", size, "bytes") if size >= LARGE else None
+        count = announce(f"hashing {path.name} to identify its KV pages", size, "bytes") if size >= LARGE else None
         digest, left = sha256(f"{size} ".encode()), size
         for block in threads.map(partial(_block, file.fileno()), range(0, size, HASH_BLOCK)):
             digest.update(block)

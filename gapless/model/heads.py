@@ -26,7 +26,7 @@ from gapless.kernels.tables import Tables
 from gapless.kernels.views import KV, Rotation, RowBatch, TokenBatch
 from gapless.model.attention import AttentionPlan
 from gapless.model.config import ModelConfig
-from gapless.model.dense import NO_TAPS, DenseModel, Taps, block_of
+from gapless.model.dense import NO_TAPS, DenseModel, LayerTaps, block_of
 from gapless.model.drafting import Draws, PlaceTokens
 from gapless.model.params import Layer
 from gapless.model.seam import KVCache, StepInputs
@@ -115,7 +115,9 @@ class RecurrentHead:
         if inputs.places > 1:
             self._draft(inputs, decode, tables, cache)
         taps = self.layer.taps
-        states = Taps(taps, self.kept.new_empty(len(inputs.ids), len(taps) * self.kept.shape[1])) if taps else NO_TAPS
+        states = (
+            LayerTaps(taps, self.kept.new_empty(len(inputs.ids), len(taps) * self.kept.shape[1])) if taps else NO_TAPS
+        )
         hidden = self.model.forward(inputs, plan, cache, states)
         fused = self.layer.fuse(states.states if taps else hidden)
         kv = KV(cache.data, self.kv_layer, inputs.page_table)

@@ -8,7 +8,7 @@ import torch
 
 from gapless.base.config import DEMO_MODEL, EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.kernels import plain
 from gapless.kernels.seam import Kernels
 from gapless.model.adapters import AdapterTables, lines_below
@@ -42,7 +42,7 @@ def load_model(config: EngineConfig, device: torch.device, kernels: Kernels = pl
     adapted, count, rank = bool(config.lora_modules or config.lora_dir), config.max_loras, config.max_lora_rank
     below = lines_below(model, count, rank) if adapted and kernels.joined_rows is not None else 0
     params = _filled(allocate(model, dtype_of(config, model), device, below), config, directory, model)
-    tell("arranging weights for the kernels")
+    announce("arranging weights for the kernels")
     tables = AdapterTables(model, count, rank, params, below > 0) if adapted else None
     return DenseModel(model, params, length, kernels, tables, spare)
 
@@ -56,7 +56,7 @@ def _with_own_head(config: EngineConfig, directory: Path, model: ModelConfig, dt
 
 def _filled(params: Params, config: EngineConfig, directory: Path, model: ModelConfig) -> Params:
     if config.load_format == "dummy":
-        tell("making dummy weights")
+        announce("making dummy weights")
         fill_dummy(params, config.base_seed)
     else:
         unused = of_mtp_layers(tensor_names(directory))

@@ -19,7 +19,7 @@ import torch
 
 from gapless.base.errors import CheckpointError
 from gapless.base.files import INDEX, SINGLE, read_json
-from gapless.base.progress import Count, tell, warn
+from gapless.base.progress import Count, announce, warn
 from gapless.model.config import ModelConfig
 from gapless.model.params import allocate, shape_of
 from gapless.model.params import slots as slots_of
@@ -92,7 +92,7 @@ def load_weights(directory: Path, slots: dict[str, torch.Tensor], unused: Collec
     slots, homes, headers = _find(directory, slots, unused)
     wanted = [headers[name][tensor] for name, tensors in homes.items() for tensor in tensors]
     nbytes = sum(math.prod(entry.shape) * ALL_BYTES[entry.dtype] for entry in wanted)
-    count = tell("reading weights", nbytes, "bytes")
+    count = announce("reading weights", nbytes, "bytes")
     for name, tensors in homes.items():
         _copy(directory / name, tensors, slots, count)
 

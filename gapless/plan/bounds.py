@@ -8,12 +8,11 @@ import numpy.typing as npt
 from gapless.base.records import Int64s
 from gapless.memory.rows import NULL_ROW, RowTable
 
-NEVER = np.iinfo(np.int64).max // 2
+UNREACHABLE = np.iinfo(np.int64).max // 2
 PUBLISHED_TOKENS = 128
-"""Sampled tokens of a row after which its full pages are published together: one by one takes the loop twice as long.
-"""
+"""A row's full pages are published after this many sampled tokens: one by one takes the loop twice as long."""
 
-Rows = npt.NDArray[np.int32] | Int64s
+RowNumbers = npt.NDArray[np.int32] | Int64s
 
 
 class Bounds:
@@ -35,15 +34,15 @@ class Bounds:
         self.promised = 0
         """Most tokens of all rows together: the sum of their limits."""
         self.quiet = 0
-        """Steps after which no row of the set starts a page or finishes."""
+        """Further steps in which no row of the set starts a page or finishes."""
         self._page_size = page_size
         self._run = max(1, min(PUBLISHED_TOKENS, window or PUBLISHED_TOKENS) // page_size)
         columns = np.zeros((9, len(length)), np.int64)
         self.low, self._high, self.limit, self.in_flight, self.room, self.prompt, self.shared, *others = columns
         self.member, self._next = others
         self.high = self.low if least == most else self._high
-        # NEVER for rows that a comparison must not select.
-        self._ends, self._fills = np.full((2, len(length)), NEVER)
+        # UNREACHABLE for rows that a comparison must not select.
+        self._ends, self._fills = np.full((2, len(length)), UNREACHABLE)
         self._resumes = np.zeros_like(length)
 
     def begin(self, row: int, prompt: int, shared: int, limit: int, held: bool = False) -> None:
@@ -67,7 +66,7 @@ class Bounds:
         """Mark the row as free."""
         self.promised -= int(self.limit[row])
         self.limit[row] = self.room[row] = self.in_flight[row] = self._resumes[row] = 0
-        self._fills[row] = NEVER
+        self._fills[row] = UNREACHABLE
         if self.least[row] != self._least:
             self.least[row] = self._least
             self._held -= 1
@@ -84,7 +83,7 @@ class Bounds:
         """Count the row's last chunk, a step that samples."""
         self.in_flight[row] += 1
 
-    def has_pages(self, rows: int | Rows, pages: int | Int64s) -> None:
+    def has_pages(self, rows: int | RowNumbers, pages: int | Int64s) -> None:
         """Set the number of pages of a row, or of each of several."""
         self.room[rows] = pages * self._page_size + 1
 
@@ -94,7 +93,7 @@ class Bounds:
 
     def publishes(self, row: int) -> bool:
         """Return whether all settled tokens of the row but the last have KV."""
-        return bool(self._fills[row] != NEVER)
+        return bool(self._fills[row] != UNREACHABLE)
 
     def filled(self) -> list[tuple[int, int]]:
         """Return rows with full pages to publish, and the number of their tokens with KV: all settled ones but the
@@ -152,7 +151,7 @@ class Bounds:
         self.member[row], self._ends[row], self.quiet = 1, self.limit[row], 0
 
     def leave(self, row: int) -> None:
-        self.member[row], self._ends[row], self.quiet = 0, NEVER, 0
+        self.member[row], self._ends[row], self.quiet = 0, UNREACHABLE, 0
 
     def ends(self, row: int, ends: bool) -> None:
         """Set whether the row waits outside the set for its last tokens."""
@@ -190,7 +189,7 @@ class Bounds:
         np.add(self.in_flight, self.member, out=self.in_flight)
         self.quiet -= self.quiet > 0
 
-    def observe(self, rows: Rows | None) -> None:
+    def observe(self, rows: RowNumbers | None) -> None:
         """Count an observed step of these rows; None: of the whole set."""
         if rows is None:
             np.subtract(self.in_flight, self.member, out=self.in_flight)

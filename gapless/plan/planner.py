@@ -15,7 +15,7 @@ from gapless.memory.index import PrefixIndex, first_entry
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import NULL_PAGE, PagePool
 from gapless.memory.rows import RowTable
-from gapless.plan.bounds import Bounds, Rows
+from gapless.plan.bounds import Bounds, RowNumbers
 from gapless.plan.limits import Limits
 from gapless.plan.prefill import Prefill
 from gapless.plan.queue import WaitingQueue
@@ -43,7 +43,7 @@ class Planner:
         self.by_row: list[Sequence | None] = [None] * (rows.size + 1)
         self.by_key: dict[int, Sequence] = {}
         self.preemptions = 0
-        self.beside: Callable[[int, int], int] | None = None
+        self.chunk_limit: Callable[[int, int], int] | None = None
         """Limit of prompt tokens in a step with decoding rows, which get none before it ends: from the number of these
         rows and of the prompt tokens that could run."""
         self.index = index
@@ -74,7 +74,7 @@ class Planner:
         """Pages available and the index's version when the head of the queue last did not fit."""
         self.room = Room(pools, index, self.bounds, limits.tokens)
 
-    # What happens to sequences between steps.
+    # Sequences between steps.
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence. Raises QueueFullError."""
@@ -105,7 +105,7 @@ class Planner:
                     pool.hide(pages)
         self._end(seq)
 
-    def commit(self, plan: StepPlan, rows: Rows) -> None:
+    def commit(self, plan: StepPlan, rows: RowNumbers) -> None:
         """Take in an observed step: lines of these rows, whose tokens the row table now has.
 
         Ended rows are finished afterwards.
@@ -159,9 +159,9 @@ class Planner:
         joining = self.queued and self._rows.available()  # including preempted ones
         if self.prefill or joining:
             budget = self._limits.tokens - len(self.decode)
-            if self.decode and self.beside:
+            if self.decode and self.chunk_limit:
                 waiting = self.prefill.tokens() + self.waiting.tokens(self._rows.available())
-                budget = min(budget, self.beside(len(self.decode), waiting))
+                budget = min(budget, self.chunk_limit(len(self.decode), waiting))
             budget = self.prefill.begin(budget, joining > 0)
             # Running rows get pages first: a step that preempts, or starves a row, admits no request.
             starved = self.entering or self.leaving or self._starved or self.preemptions > preemptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gapless.base.records import Chunk
 from gapless.plan.sequence import Sequence
 
-Run = Callable[[Sequence, int, bool], int]
+PlanTokens = Callable[[Sequence, int, bool], int]
 """Plans up to N more tokens of a row, with or without preemption; returns the planned number."""
 
 
@@ -17,7 +17,7 @@ class Prefill:
     So a short prompt gets its first token soon; the unused budget goes to the first in rank.
     """
 
-    def __init__(self, rank: Callable[[Sequence], tuple[int, int]], run: Run) -> None:
+    def __init__(self, rank: Callable[[Sequence], tuple[int, int]], run: PlanTokens) -> None:
         self.begun: dict[Sequence, int] = {}
         """Rows with a chunk in the step being planned, and the chunk's start."""
         self._rows: dict[int, Sequence] = {}

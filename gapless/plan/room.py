@@ -339,7 +339,7 @@ def check_fits(request: Request, pool: PagePool, rows: RowTable) -> None:
     """Raise RequestError if the request has no prompt, leaves no room for a token, or exceeds pages or rows."""
     if not 0 < len(request.tokens) < request.max_len:
         raise RequestError(
-            f"the prompt has {len(request.tokens)} tokens: at least one is needed, and fewer than the "
+            f"the prompt has {len(request.tokens)} tokens: it must have at least one, and fewer than the "
             f"{request.max_len} of prompt and output together", "prompt")  # fmt: skip
     pages = -(-(request.max_len - 1) // pool.page_size)
     if pages > pool.size or request.max_len > rows.tokens.shape[1]:

@@ -78,7 +78,7 @@ class Sequence:
     """Least `released` of this pool, beside `reserve`, at which the sequence may fit."""
     reserve: int = 0
     refused_at: int = 0
-    """Row changes at which the reserve was computed."""
+    """Row changes when the reserve was computed."""
     coming: bytes | None = None
     """Digest of the page it computes next, in prefill."""
     to_score: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from gapless.base.errors import RequestError
-from gapless.engine.inputs import Prompt
+from gapless.engine.inputs import PromptInput
 from gapless.server.endpoint import HttpCall
 from gapless.server.event_stream import openai_answer
 from gapless.server.generation import Job, Progress
@@ -44,7 +44,7 @@ async def completions(call: HttpCall) -> ASGIApp:
     return openai_answer(job, CompletionChunks, partial(_writer, job, echo), choice, echo=echo)
 
 
-async def _without_special(call: HttpCall, prompt: str | list[int]) -> Prompt:
+async def _without_special(call: HttpCall, prompt: str | list[int]) -> PromptInput:
     """Return the prompt with the tokens of its text alone."""
     if not isinstance(prompt, str):
         return prompt

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gapless.base.errors import EngineError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
-from gapless.engine.inputs import Prompt
+from gapless.engine.inputs import PromptInput
 from gapless.engine.outputs import Delta, TokenLogprobs
 from gapless.engine.stream import OutputStream, TokenSink
 from gapless.server.endpoint import HttpCall
@@ -57,7 +57,7 @@ class Job:
         self,
         call: HttpCall,
         request: GenerationRequest,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptInput],
         params: SamplingParams,
         prompt_only: bool = False,
     ) -> None:

@@ -15,7 +15,7 @@ _HERE = r"\*|0\.0\.0\.0|\[::\]|localhost|127(?:\.\d+){3}|\[::1\]"
 _ENDPOINT = re.compile(rf"ipc://.+|tcp://(?:{_HERE}|\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{{1,5}})")
 _LISTENS = re.compile(rf"ipc://.+|tcp://(?:{_HERE}):\d+")
 
-Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+PositiveCount = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,11 +28,11 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on, or that of a subscriber on another machine, to connect to"""
     replay_endpoint: str | None = None
     """Address to listen on for receivers that have missed batches; none by default"""
-    buffer_steps: Count = 10_000
+    buffer_steps: PositiveCount = 10_000
     """Batches kept for them"""
-    hwm: Count = 100_000
+    hwm: PositiveCount = 100_000
     """Batches kept for a subscriber that does not read"""
-    max_queue_size: Count = 100_000
+    max_queue_size: PositiveCount = 100_000
     """Batches that wait for the publisher's thread"""
     topic: str = ""
 

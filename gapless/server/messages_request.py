@@ -37,12 +37,12 @@ class ContentBlock(msgspec.Struct):
     is_error: bool | None = None
 
 
-Content = str | list[ContentBlock]
+MessageContent = str | list[ContentBlock]
 
 
 class MessageParam(msgspec.Struct):
     role: str
-    content: Content | None = None
+    content: MessageContent | None = None
 
 
 class ClientTool(msgspec.Struct):
@@ -87,7 +87,7 @@ class TranslatedChat(ChatRequest):
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     model: str
     messages: list[MessageParam]
-    system: Content | None = None
+    system: MessageContent | None = None
     tools: list[ClientTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
@@ -181,7 +181,7 @@ def _turns(messages: Sequence[MessageParam]) -> list[_Turn]:
     return turns
 
 
-def _blocks(content: Content, where: str) -> list[tuple[str, ContentBlock]]:
+def _blocks(content: MessageContent, where: str) -> list[tuple[str, ContentBlock]]:
     if isinstance(content, str):
         return [(where, ContentBlock("text", text=content))]
     return [(f"{where}.{i}", block) for i, block in enumerate(content)]
@@ -236,7 +236,7 @@ def _result(block: ContentBlock, where: str, called: Mapping[str, str]) -> dict[
     return {"role": "tool", "tool_call_id": call, "name": called.get(call), "content": text}
 
 
-def _joined(content: Content, where: str) -> str:
+def _joined(content: MessageContent, where: str) -> str:
     return "\n".join(_text(block, field) for field, block in _blocks(content, where))
 
 

@@ -34,7 +34,7 @@ _TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
 _COUNTS = (1, 2, 5, 10, 20, 64)
 _STEP_TOKENS = tuple(2**power for power in range(15))
 COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
-Kind = type[CounterMetricFamily | GaugeMetricFamily]
+MetricFamily = type[CounterMetricFamily | GaugeMetricFamily]
 _FIELDS = {
     "vllm:num_requests_running": ("running", "Requests in a batch now."),
     "vllm:num_requests_waiting": ("waiting", "Requests in the queue."),
@@ -385,13 +385,13 @@ class _Page(Collector):
         """Return the fields of Stats whose names begin and end so, by their ends."""
         return {end: getattr(self._stats, f"{start}_{end}") for end in ends}
 
-    def _one(self, kind: Kind, name: str, text: str, value: float) -> Metric:
+    def _one(self, kind: MetricFamily, name: str, text: str, value: float) -> Metric:
         """Return a family with one value. The page appends `_total` to the names of counters."""
         family = kind(name, text, labels=self._names)
         family.add_metric(self._values, value)
         return family
 
-    def _by(self, label: str, kind: Kind, name: str, text: str, values: Mapping[str, float]) -> Metric:
+    def _by(self, label: str, kind: MetricFamily, name: str, text: str, values: Mapping[str, float]) -> Metric:
         """Return a family with one value for each key, which `label` holds."""
         family = kind(name, text, labels=[*self._names, label])
         for key, value in sorted(values.items()):
@@ -399,5 +399,5 @@ class _Page(Collector):
         return family
 
 
-def _kind(field: str) -> Kind:
+def _kind(field: str) -> MetricFamily:
     return GAUGE if field in GAUGES else COUNTER

@@ -17,7 +17,7 @@ from gapless.server.endpoint import HttpCall
 from gapless.server.errors import ApiError
 from gapless.server.event_stream import StreamedAnswer
 from gapless.server.generation import Job, whole_answer
-from gapless.server.responses_items import Event, Fields, Output
+from gapless.server.responses_items import ItemFields, Output, ResponseEvent
 from gapless.server.responses_request import ResponsesRequest, own_names
 from gapless.server.responses_scores import ReplyScores
 from gapless.text.replies import ReplyForms
@@ -61,7 +61,7 @@ def _tool_use(request: ResponsesRequest, replies: ReplyForms) -> ToolUse:
     return use._replace(fields={name: use.fields[name].replace("function.parameters", own[name]) for name in own})
 
 
-def _frame(job: Job, request: ResponsesRequest) -> Fields:
+def _frame(job: Job, request: ResponsesRequest) -> ItemFields:
     """Return the response object as it is at first."""
     params = job.params
     effort = request.reasoning.effort if request.reasoning else None
@@ -96,7 +96,7 @@ def _frame(job: Job, request: ResponsesRequest) -> Fields:
 class ResponseAnswer(StreamedAnswer):
     """The ASGI app that runs one job and answers with a response object, or with the events of one."""
 
-    def __init__(self, job: Job, frame: Fields, output: Output) -> None:
+    def __init__(self, job: Job, frame: ItemFields, output: Output) -> None:
         super().__init__(job, plain=False)
         self._frame = frame
         self._output = output
@@ -129,8 +129,8 @@ class ResponseAnswer(StreamedAnswer):
         response = {**self._frame, **failed, "output": self._output.records}
         return self._encoded([*events, ("response.failed", {"response": response})])
 
-    def _take(self, choice: int, delta: Delta) -> list[Event]:
-        events: list[Event] = []
+    def _take(self, choice: int, delta: Delta) -> list[ResponseEvent]:
+        events: list[ResponseEvent] = []
         for tokens, text in self._pieces(delta):
             events += self._given(self._job.events_of(choice, Delta(choice, text, tokens)))
         if delta.finish_reason is not None:
@@ -147,10 +147,10 @@ class ResponseAnswer(StreamedAnswer):
             self._scores = ReplyScores(job.state.llm.tokenizer, job.params, job.stream_of(0), self._reader)
         return self._scores.split(delta)
 
-    def _given(self, said: Sequence[ReplyEvent], ended: bool = False) -> Iterable[Event]:
+    def _given(self, said: Sequence[ReplyEvent], ended: bool = False) -> Iterable[ResponseEvent]:
         return self._output.take(said, self._scores.of(said, ended) if self._scores else repeat(()))
 
-    def _ended(self) -> Fields:
+    def _ended(self) -> ItemFields:
         whole = self._job.choices[0].finish_reason != "length"
         ended = {"status": "completed", "completed_at": int(time.time())}
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -169,7 +169,7 @@ class ResponseAnswer(StreamedAnswer):
             "total_tokens": used["total_tokens"],
         }
 
-    def _encoded(self, events: Iterable[Event]) -> bytes:
+    def _encoded(self, events: Iterable[ResponseEvent]) -> bytes:
         data = b""
         for kind, fields in events:
             body = _json({"type": kind, "sequence_number": self._sent, **fields})

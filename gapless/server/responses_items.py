@@ -12,8 +12,8 @@ from gapless.server.logprobs import ChatTokenLogprob
 from gapless.text.replies import call_id
 from gapless.text.reply_parser import CallArguments, CallBegun, Content, Reasoning, ReplyEvent
 
-Fields = dict[str, Any]
-Event = tuple[str, Fields]
+ItemFields = dict[str, Any]
+ResponseEvent = tuple[str, ItemFields]
 """The type of an event, and its fields but for its number."""
 
 
@@ -42,14 +42,16 @@ class Output:
 
     def __init__(self, customs: Collection[str] = ()) -> None:
         self._customs = customs
-        self.records: list[Fields] = []
+        self.records: list[ItemFields] = []
         """The items as they are now; the last has no content before its end."""
         self._kind = MESSAGE
         """The last item's kind. Its text and log-probabilities follow."""
         self._text: list[str] = []
         self._scores: list[ChatTokenLogprob] = []
 
-    def take(self, events: Iterable[ReplyEvent], scores: Iterable[Sequence[ChatTokenLogprob]]) -> Iterator[Event]:
+    def take(
+        self, events: Iterable[ReplyEvent], scores: Iterable[Sequence[ChatTokenLogprob]]
+    ) -> Iterator[ResponseEvent]:
         """Yield the events of the stream for these of the reply, each with the log-probabilities of its text."""
         for event, scored in zip(events, scores, strict=False):
             if isinstance(event, Content):
@@ -62,18 +64,20 @@ class Output:
             elif isinstance(event, CallArguments):
                 yield from self._add(event.text, [])
 
-    def finish(self, status: str) -> Iterator[Event]:
+    def finish(self, status: str) -> Iterator[ResponseEvent]:
         """Yield the last events. `status` is the last item's: completed or incomplete."""
         if not self.records:
             yield from self._open(MESSAGE, {"role": "assistant"})
         yield from self._close(status)
 
-    def _say(self, kind: ItemKind, text: str, fields: Fields, scores: Sequence[ChatTokenLogprob]) -> Iterator[Event]:
+    def _say(
+        self, kind: ItemKind, text: str, fields: ItemFields, scores: Sequence[ChatTokenLogprob]
+    ) -> Iterator[ResponseEvent]:
         if not self.records or self._kind is not kind:
             yield from self._open(kind, fields)
         yield from self._add(text, scores)
 
-    def _open(self, kind: ItemKind, fields: Fields) -> Iterator[Event]:
+    def _open(self, kind: ItemKind, fields: ItemFields) -> Iterator[ResponseEvent]:
         if self.records:
             yield from self._close("completed")
         self._kind, self._text, self._scores = kind, [], []
@@ -83,20 +87,20 @@ class Output:
         if kind.part:
             yield "response.content_part.added", {**self._place(), "part": self._part("")}
 
-    def _add(self, text: str, scores: Sequence[ChatTokenLogprob]) -> Iterator[Event]:
+    def _add(self, text: str, scores: Sequence[ChatTokenLogprob]) -> Iterator[ResponseEvent]:
         """Note new text; yields its event, if it is one that clients can read already."""
         self._text.append(text)
         self._scores += scores
         if self._kind is not CUSTOM:
             yield self._event("delta", scores, delta=text)
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _close(self, status: str) -> Iterator[ResponseEvent]:
         kind, item, said = self._kind, self.records[-1], "".join(self._text)
         if kind is CUSTOM and (said := _input_of(said)):
             yield self._event("delta", [], delta=said)
         name = {"name": item["name"]} if kind is FUNCTION else {}
         yield self._event("done", self._scores, **name, **{kind.field: said})
-        ended: Fields = {"status": status, kind.field: said}
+        ended: ItemFields = {"status": status, kind.field: said}
         if kind.part:
             part = self._part(said)
             yield "response.content_part.done", {**self._place(), "part": part}
@@ -104,19 +108,19 @@ class Output:
         item |= ended
         yield self._item("done")
 
-    def _item(self, end: str) -> Event:
+    def _item(self, end: str) -> ResponseEvent:
         return f"response.output_item.{end}", {"output_index": len(self.records) - 1, "item": {**self.records[-1]}}
 
-    def _event(self, end: str, scores: Sequence[ChatTokenLogprob], **fields: Any) -> Event:
+    def _event(self, end: str, scores: Sequence[ChatTokenLogprob], **fields: Any) -> ResponseEvent:
         scored = {"logprobs": scores} if self._kind is MESSAGE else {}
         return f"response.{self._kind.stem}.{end}", {**self._place(), **fields, **scored}
 
-    def _place(self) -> Fields:
+    def _place(self) -> ItemFields:
         content = {"content_index": 0} if self._kind.part else {}
         return {"item_id": self.records[-1]["id"], "output_index": len(self.records) - 1, **content}
 
-    def _part(self, text: str) -> Fields:
-        more: Fields = {"annotations": [], "logprobs": [*self._scores]} if self._kind is MESSAGE else {}
+    def _part(self, text: str) -> ItemFields:
+        more: ItemFields = {"annotations": [], "logprobs": [*self._scores]} if self._kind is MESSAGE else {}
         return {"type": self._kind.part, "text": text, **more}
 
 

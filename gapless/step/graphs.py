@@ -16,7 +16,7 @@ from math import inf
 from operator import ge
 from typing import NamedTuple
 
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.kernels.views import Filters
 from gapless.model.seam import BatchShape
 from gapless.step.keys import (
@@ -41,8 +41,8 @@ CHUNK_COUNTS = (1, 4, 16, 64)
 CHUNK_TOKENS = (32, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Decode rows, chunks and prompt tokens of captured steps with chunks. Longer steps keep a GPU busy while they are
 launched."""
-SHORT = tuple(range(8, 129, 8))
-"""Prompt tokens of steps with one chunk alone, for which much padding costs more than launching."""
+SHORT_TOKENS = tuple(range(8, 129, 8))
+"""Prompt tokens of steps with one chunk alone: much padding would cost more than launching."""
 STAND_INS = (256, 512, 1024, 2048, 3072, 4096)
 """Prompt tokens of the graphs captured at start to serve every step with chunks."""
 BESIDE_STAND_INS = 256
@@ -67,7 +67,7 @@ ALL_FILTERS = Filters(top_k=True, top_p=True)
 
 
 class MixedSizes(NamedTuple):
-    """Sizes to which steps with chunks are padded."""
+    """Padded sizes of steps with chunks."""
 
     beside: tuple[int, ...]
     """Decode rows, besides none and the largest bucket; empty if such steps have none"""
@@ -78,7 +78,7 @@ class MixedSizes(NamedTuple):
 
 
 ON_GPU = MixedSizes(BESIDE_ROWS, CHUNK_COUNTS, CHUNK_TOKENS, STAND_INS)
-ALONE = MixedSizes((), (1,), SHORT)
+ALONE = MixedSizes((), (1,), SHORT_TOKENS)
 
 
 class GraphShapes(NamedTuple):
@@ -241,7 +241,7 @@ class StepGraphs:
         last. The others are captured when they are missed, and so are forwards that depend on a bound of the lengths.
         """
         keys = self.likely() if seconds == inf else self.likely()[::-1]
-        count, refused = tell("capturing graphs", len(keys)), 0
+        count, refused = announce("capturing graphs", len(keys)), 0
         began = before = clock()
         for key in keys:
             refused += self.capture((key,))

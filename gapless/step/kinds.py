@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from gapless.kernels.views import Filters
 from gapless.step.graphs import ALL_FILTERS, bucket_key, buckets_up_to, drafted_masks, drafted_steps, reply_keys
 from gapless.step.keys import AdjustKey, CutKey, MaskKey, ProgramKey, SampleKey, ScoreKey
-from gapless.step.lanes import SIZES
+from gapless.step.lanes import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 
-CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
+KIND_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Chunk tokens that may select different tiles of attention, for any number of heads that share keys. Longer chunks use
 the last one's."""
 BESIDE_DECODE = (2, 16)
@@ -30,18 +30,18 @@ def kinds(
         yield SampleKey(count, count, False)
     for decode in sorted({rows, rows // 2, min(64, rows), 2, 1, 0}, reverse=True):
         if decode < min(most, tokens):
-            for size in BESIDE_DECODE if decode else CHUNK_TOKENS:
+            for size in BESIDE_DECODE if decode else KIND_TOKENS:
                 yield bucket_key(decode, 0, 1, min(size, tokens - decode))
             yield SampleKey(decode + 1, decode + 1, True)
     # Attention is split in the shapes above. Many chunks, or one long chunk, need the unsplit kernel.
-    yield from (bucket_key(0, 0, min(rows, most, tokens), min(size, tokens)) for size in CHUNK_TOKENS)
+    yield from (bucket_key(0, 0, min(rows, most, tokens), min(size, tokens)) for size in KIND_TOKENS)
     yield bucket_key(0, 0, 1, tokens)
     yield SampleKey(1, 0, True)
-    for size in (size for size in SIZES if size <= rows):
+    for size in (size for size in LANE_SIZES if size <= rows):
         yield from (CutKey(size, Filters(top_k, top_p)) for top_k in (True, False) for top_p in (True, False))
         yield from (AdjustKey(size, ALL_FILTERS), MaskKey(size))
         yield from (ScoreKey(size, width) for width in WIDTHS)
-    yield from reply_keys([size for size in SIZES if size <= rows], places)
+    yield from reply_keys([size for size in LANE_SIZES if size <= rows], places)
     if places:
         yield from _drafted(min(rows, drafted_rows), min(most, tokens), places)
 
@@ -53,6 +53,6 @@ def _drafted(rows: int, most: int, places: tuple[int, ...]) -> Iterator[ProgramK
         if decode < most:
             yield from (bucket_key(decode, 0, 1, min(size, most - decode), places=places[-1]) for size in BESIDE_DECODE)
             yield SampleKey(decode + 1, decode + 1, True, places[-1], drafts=True)
-    lanes = [size for size in SIZES if size <= rows]
+    lanes = [size for size in LANE_SIZES if size <= rows]
     yield from drafted_masks([(rows, size) for size in lanes], places)
     yield from (AdjustKey(size, ALL_FILTERS, rows, each) for size in lanes for each in places)

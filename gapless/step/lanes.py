@@ -16,7 +16,7 @@ from gapless.kernels.views import Filters
 from gapless.memory.rows import RowTable
 from gapless.step.logprobs import PROMPT_WORDS, WIDTHS
 
-SIZES = (1, 4, 16, 64, 256)
+LANE_SIZES = (1, 4, 16, 64, 256)
 """Padded sizes of a lane: few, so that few graphs serve all; a lane is cheap next to a forward."""
 
 
@@ -75,7 +75,7 @@ class Lanes:
 
     def __init__(self, rows: RowTable) -> None:
         self.table = rows
-        self._sizes = (*(size for size in SIZES if size < rows.size), rows.size)
+        self._sizes = (*(size for size in LANE_SIZES if size < rows.size), rows.size)
         self._cut: dict[int, Filters] = {}
         """Row -> filters of its cut, besides min-p."""
         self._score: dict[int, int] = {}

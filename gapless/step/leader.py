@@ -13,7 +13,7 @@ from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey
 from gapless.step.lanes import NO_LISTS, Lanes, Lists, filled
 from gapless.step.logprobs import LogprobShape
 from gapless.step.packet import Packer
-from gapless.step.speculation import PLAIN, Gate, Kind, Verify, kind_of
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, StepKind, Verify, kind_of
 from gapless.step.wishes import NO_FILL, Fill, fill_for
 
 
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
     lists: dict[str, Int32s]
     """Padded lists of the lanes, by their names in the buffers"""
     prompt: tuple[Int32s, ...]
-    kind: Kind
+    kind: StepKind
     """The gate's kind of the step"""
     fill: Fill | None = None
     """Fill of new rows outside the packet."""
@@ -85,7 +85,7 @@ class Leader:
     def _verify(self, plan: StepPlan, lists: Lists) -> Verify:
         """Decide about drafts. Prompt scores need token places of a batch without drafts."""
         if self.gate is None or lists.prompt:
-            return PLAIN
+            return WITHOUT_DRAFTS
         if not plan.chunks:
             return self.gate.decide(plan.decode)
         return self.gate.decide_beside(plan.decode, plan.chunk_tokens, sum([chunk.last for chunk in plan.chunks]))

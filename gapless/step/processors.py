@@ -17,7 +17,7 @@ from gapless.base.processors import MAX_ARGUMENTS
 from gapless.kernels import layout as L
 from gapless.kernels.tables import Adjustments, Tables
 
-ROWS = (1, 4, 16)
+CALL_ROWS = (1, 4, 16)
 """Rows of one call; the last bounds the memory of a processor."""
 
 
@@ -68,13 +68,13 @@ class ProcessorTables:
         return self._adjustments.wishes[:, first : first + count].index_select(0, self._slots)
 
 
-Function = Callable[[Tensor, ProcessorTables], Tensor]
+LogitsFunction = Callable[[Tensor, ProcessorTables], Tensor]
 """(logits float32 [R, vocabulary], tables) -> logits of the same shape. It may write to its arguments."""
 
 
 class Processor(NamedTuple):
     name: str
-    function: Function
+    function: LogitsFunction
 
     def __call__(self, logits: Tensor, tables: ProcessorTables) -> Tensor:
         """Raises ConfigError if the function returns anything but logits like its argument."""
@@ -106,7 +106,7 @@ def process(
     """
     logits, wishes = adjustments.adjusted[0], adjustments.wishes[:, L.PROCESSORS]  # a row with processors has no drafts
     for number in numbers:
-        for some in torch.split(rows.long(), ROWS[-1]):
+        for some in torch.split(rows.long(), CALL_ROWS[-1]):
             slots = slots_of(some, tables)
             asked = (wishes.index_select(0, slots) >> number) & 1
             given = ProcessorTables(tables, adjustments, some, number)

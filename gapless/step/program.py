@@ -1,10 +1,13 @@
 """The programs of one step on the compute stream: no host reads, and fixed addresses.
 
-load: fill the slots of new rows that adjust their logits, histories, and page tables beyond the packet forward: apply
-the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens mask: fetch the masks of rows with
-matchers adjust: biases, penalties and processors, for rows with any, and the cuts of their filters cut: the cuts of
-other rows with filters sample: draw -> finish: advance the tables, publish reply: the tokens of masked rows, and their
-drafts, to the mask makers score: log-probabilities of sampled tokens, for rows that want them
+load:    fill the slots of new rows with adjusted logits, histories, and page tables beyond the packet
+forward: apply the packet -> inputs from the tables -> layers -> logits, and scores of prompt tokens
+mask:    fetch the masks of rows with matchers
+adjust:  biases, penalties and processors, for rows with any, and the cuts of their filters
+cut:     the cuts of other rows with filters
+sample:  draw -> finish: advance the tables, publish
+reply:   the tokens of masked rows, and their drafts, to the mask makers
+score:   log-probabilities of sampled tokens, for rows that want them
 
 They share only memory at fixed places: the packet, the tables, `Buffers`. So each is captured for its own shapes, and a
 step is a chain of graphs.

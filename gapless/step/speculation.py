@@ -32,20 +32,20 @@ HOPE = 0.5
 HEAD_HOPE = 0.8
 """Prior chance that a head's drafts are right: it always has some"""
 USUAL = 0.01
-"""Weight of a row's latest step, of at most MOST_SEEN at once, in the prior of a new row; and the share by which each
-new row returns the prior to its first value, as rows may have drafts again unobserved"""
-RETRY, FIRST = 256, 32
+"""Weight of a row's latest step, of at most MOST_PENDING at once, in the prior of a new row; and the share by which
+each new row returns the prior to its first value, as rows may have drafts again unobserved."""
+RETRY, FIRST_TRIAL = 256, 32
 """Steps of a kind between trials of another number of drafts, and before the first: step times may change unobserved"""
-LOOKS = 4
+LOOK_STEPS = 4
 """Steps without drafts between two looks at hypothetical drafts, and steps of any kind between two decisions"""
-SELDOM, DRAFTING = 4 * LOOKS, 16 * LOOKS
+SELDOM, DRAFTING = 4 * LOOK_STEPS, 16 * LOOK_STEPS
 """Most steps between two decisions that repeat the last: to skip drafts, which may soon pay, and to run them. A
 decision costs the host as much as a few steps."""
-MOST_SEEN = 2 * DRAFTING
+MOST_PENDING = 2 * DRAFTING
 """Most steps taken in together"""
 LEARNS, BEYOND = 0.2, 0.05
 """Weight of the latest step for a row, and for its drafts beyond the ones that the step ran"""
-LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_SEEN + 1)
+LEARNT = 1 - (1 - np.array([[LEARNS], [BEYOND], [0.0]])) ** np.arange(MOST_PENDING + 1)
 """Weight of a number of steps: for a place that they ran, for one beyond, and for one beyond a look"""
 COSTS = 1.2
 """Time of a step with drafts, in steps without, before both were measured"""
@@ -201,14 +201,14 @@ class Verify(NamedTuple):
     """Whether rows get drafts for the next step"""
 
 
-PLAIN = Verify(1, drafts=False)
+WITHOUT_DRAFTS = Verify(1, drafts=False)
 
 
-Kind = tuple[int, int]
+StepKind = tuple[int, int]
 """Bit lengths of a step's decode rows and prompt tokens"""
 
 
-def kind_of(rows: int, prompt: int = 0) -> Kind:
+def kind_of(rows: int, prompt: int = 0) -> StepKind:
     """Return the kind of a step of `rows` decode rows and `prompt` prompt tokens."""
     return rows.bit_length(), prompt.bit_length()
 
@@ -239,8 +239,8 @@ class Gate:
         self._most = speculation.rows
         self._sizes, self._places = speculation.sizes, speculation.places
         self._looks = speculation.head is None
-        self._otherwise = Verify(1, drafts=True) if self._looks else PLAIN
-        """Choice for steps in which drafts do not pay"""
+        self._otherwise = Verify(1, drafts=True) if self._looks else WITHOUT_DRAFTS
+        """Choice for steps if drafts do not pay"""
         self._place = {drafts: _places(speculation.drafts, drafts) for drafts in range(speculation.places)}
         self._hopes = np.full(speculation.drafts, HOPE if self._looks else HEAD_HOPE)
         """`keeps` of a new row"""
@@ -251,17 +251,17 @@ class Gate:
         """Whether the last observed step wrote drafts"""
         self.keeps = np.zeros((rows + 1, speculation.drafts))
         """Chance that a draft at each place of each row is right, given the ones before it; 0 without drafts"""
-        self._untried, self._trials = dict[Kind, int](), Counter[Kind]()
+        self._untried, self._trials = dict[StepKind, int](), Counter[StepKind]()
         """Steps of each kind before the next trial, and trials due so far"""
         self._rows: tuple[int, ...] = ()
         self._index: Int64s = np.empty(0, np.int64)
-        self._steps, self._now, self._best = 0, PLAIN, 1
+        self._steps, self._now, self._best = 0, WITHOUT_DRAFTS, 1
         """Steps of these rows, their present choice, and their best number of places outside trials"""
-        self._wait, self._decided, self._next = LOOKS, 0, 1
+        self._wait, self._decided, self._next = LOOK_STEPS, 0, 1
         """Steps between two decisions, the step of the last, and of the next"""
-        self._ns: dict[tuple[Kind, int], float] = {}
+        self._ns: dict[tuple[StepKind, int], float] = {}
         """Recent least time of a step of each kind and number of places, or of each of its prompt tokens"""
-        self._held: dict[tuple[Kind, int], float] = {}
+        self._held: dict[tuple[StepKind, int], float] = {}
         """Share of rows held in such steps, for lack of masks"""
         self._counts = DraftCounts(speculation.drafts)
         self._seen: list[bytes] = []
@@ -278,52 +278,53 @@ class Gate:
     def decide(self, decode: tuple[int, ...]) -> Verify:
         """Return the choice for the next step of these rows."""
         if not 0 < len(decode) <= self._most:
-            return PLAIN
+            return WITHOUT_DRAFTS
         if decode is not self._rows:
             self._rows, self._index, self._steps = decode, np.array(decode, np.int64), 0
-            self._wait, self._decided, self._next = LOOKS, 0, 1
+            self._wait, self._decided, self._next = LOOK_STEPS, 0, 1
         self._steps += 1
         if self._steps < self._next:
             return self._now
         self._take_in()
         kind = kind_of(len(decode))
         measured = self._looks or (kind, 1) in self._ns
-        ran = max(LOOKS, self._steps - self._decided)
+        ran = max(LOOK_STEPS, self._steps - self._decided)
         best, places = self._choose(kind, self._gains(self._index), ran) if measured else (1, 1)
         self._now = Verify(places, drafts=True) if places > 1 else self._otherwise
         settled = best == self._best and self._trials[kind] > 0 and self._steps > 1
-        self._wait = min(2 * self._wait, DRAFTING if best > 1 else SELDOM) if settled else LOOKS
+        self._wait = min(2 * self._wait, DRAFTING if best > 1 else SELDOM) if settled else LOOK_STEPS
         self._best, self._decided = best, self._steps
-        self._next = self._steps + (min(self._wait, self._untried.get(kind, LOOKS)) if places == best else LOOKS)
+        self._next = self._steps + (
+            min(self._wait, self._untried.get(kind, LOOK_STEPS)) if places == best else LOOK_STEPS
+        )
         return self._now
 
     def decide_beside(self, decode: tuple[int, ...], prompt: int, ending: int) -> Verify:
         """Return the choice for the next step of these rows with `prompt` prompt tokens: the most drafts, if they would
         pay without the prompt tokens too, or none. `ending` is the number of prompts that end in it."""
         if not 0 < len(decode) <= self._most or ending > ENDING:
-            return PLAIN
+            return WITHOUT_DRAFTS
         self._take_in()
         gains = self._gains(self._index if decode is self._rows else np.array(decode, np.int64))[-1:]
         pays = self._fastest(kind_of(len(decode)), gains) > 1
-        # A choice holds for one step here. Counting it as LOOKS gives trials the share of steps that they have without
-        # chunks.
-        places = self._choose(kind_of(len(decode), prompt), gains, LOOKS)[1] if pays else 1
-        return Verify(places, drafts=True) if places > 1 else PLAIN
+        # A choice holds for one step here. Counting it as LOOK_STEPS gives trials their share of steps without chunks.
+        places = self._choose(kind_of(len(decode), prompt), gains, LOOK_STEPS)[1] if pays else 1
+        return Verify(places, drafts=True) if places > 1 else WITHOUT_DRAFTS
 
     def _gains(self, rows: Int64s) -> list[tuple[int, float]]:
         """Return the expected tokens of a row for each number of places with drafts."""
         kept = (np.add.reduce(self.keeps[rows].cumprod(1), 0) / len(rows)).cumsum().tolist()
         return [(places, 1 + kept[places - 2]) for places in self._sizes]
 
-    def _fastest(self, kind: Kind, gains: list[tuple[int, float]]) -> int:
+    def _fastest(self, kind: StepKind, gains: list[tuple[int, float]]) -> int:
         """Return the number of places with the most tokens for its time, from `gains` and 1."""
         rate, places = max([(tokens / self._cost(kind, places), places) for places, tokens in gains])
         return places if rate >= PAYS else 1
 
-    def _choose(self, kind: Kind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
+    def _choose(self, kind: StepKind, gains: list[tuple[int, float]], steps: int) -> tuple[int, int]:
         """Return the best number of places, and the one to run: now and then another in turn, which may have become the
         best. Steps without drafts show the gain of drafts too, except a head's. `steps` ran since the last choice."""
-        best, left = self._fastest(kind, gains), self._untried.get(kind, FIRST) - steps
+        best, left = self._fastest(kind, gains), self._untried.get(kind, FIRST_TRIAL) - steps
         self._untried[kind] = left if left > 0 else RETRY
         others = [places for places, tokens in gains if places != best and (tokens >= PAYS or not self._looks)]
         if best > 1:  # all costs are in steps without
@@ -333,7 +334,7 @@ class Gate:
         self._trials[kind] += 1
         return best, others[(self._trials[kind] - 1) % len(others)] if others else best
 
-    def learn(self, kind: Kind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
+    def learn(self, kind: StepKind, batch: BatchShape, ns: int, held: float = 0.0) -> None:
         """Take in a step of this kind and `batch`: `ns` of device or host, and the `held` share of its rows."""
         key = kind, batch.places
         if held or (self._held and key in self._held):
@@ -343,7 +344,7 @@ class Gate:
         least = FORGETS * self._ns.get(key, time)
         self._ns[key] = time if time < least else least
 
-    def _cost(self, kind: Kind, places: int) -> float:
+    def _cost(self, kind: StepKind, places: int) -> float:
         """Return the time of such a step, in steps without drafts. A draft is assumed to cost as much as one of the
         nearest measured number of places."""
         plain = self._time(kind, 1)
@@ -354,7 +355,7 @@ class Gate:
         more = max(0.0, self._time(kind, nearest) / plain - 1)
         return 1 + more * (places - 1) / (nearest - 1)
 
-    def _time(self, kind: Kind, places: int) -> float:
+    def _time(self, kind: StepKind, places: int) -> float:
         """Return the time of such a step per row that gets tokens; 0 before one has run."""
         key = kind, places
         return self._ns.get(key, 0.0) / max(0.01, 1 - self._held.get(key, 0.0))
@@ -363,12 +364,12 @@ class Gate:
         """Take in the tokens [N, W] of a step's decode rows, in the form of `step.outbox`, and its choice. Several
         steps are processed at once."""
         drafted, self._drafted = self._drafted, verify.drafts
-        looks = verify.drafts and not self._steps % LOOKS
+        looks = verify.drafts and not self._steps % LOOK_STEPS
         if not 0 < len(rows) <= self._most or (verify.places == 1 and not looks):
             return  # without rows there are no lines
         same = rows is self._seen_rows or rows.tolist() == self._seen_rows.tolist()
         alike = same and verify.places == self._seen_places and drafted == self._seen_drafted
-        if not alike or len(self._seen) == MOST_SEEN:
+        if not alike or len(self._seen) == MOST_PENDING:
             self._take_in()
             self._seen_rows, self._seen_places, self._seen_drafted = rows, verify.places, drafted
         self._seen.append(tokens.tobytes())
@@ -397,7 +398,7 @@ class Gate:
         # The prior of new rows follows the rows that may have drafts, at places that looks include.
         drafting = keeps[:, 0] > 0
         seen, right = drafting @ times * (beyond < 2), drafting @ share
-        forgets = (1 - USUAL) ** np.minimum(seen, MOST_SEEN)
+        forgets = (1 - USUAL) ** np.minimum(seen, MOST_PENDING)
         self._hopes = self._hopes + (1 - forgets) * (right / np.maximum(seen, 1) - self._hopes)
 
     @property

@@ -28,7 +28,7 @@ from gapless.device import Device, Fence, Stream
 from gapless.device.ring import PAGE_BYTES, RingSlot, host_bytes
 from gapless.kernels import pages as reference
 from gapless.memory.copies import HostCounts, Lease, PageCopy
-from gapless.memory.gate import HOST
+from gapless.memory.gate import HOST_SOURCE
 from gapless.memory.host import BATCH_PAGES, HostTier, MoveBatch, PageMove
 from gapless.memory.pages import NULL_PAGE
 from gapless.model.seam import KVCache
@@ -47,7 +47,7 @@ HOST_SHARE = 0.1
 ONE_STRETCH_NS = 1_000_000
 """Two transfers closer than this are shown as one."""
 
-Words = list[Tensor]
+PageMemory = list[Tensor]
 """One tensor a page group, [pages or slots, words]: pages as words of 4 bytes, or the largest that fit."""
 
 CopyPages = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -73,7 +73,7 @@ class Transfers:
         self._device = device
         every = (cache.data, *cache.others)
         pages = [_words(memory.flatten(1)) for memory in every]
-        self.slots: Words = []
+        self.slots: PageMemory = []
         """The host's memory"""
         self.memory: list[memoryview] = []
         """The host's memory as bytes, a buffer a group: consecutive slots of whole pages of the operating system"""
@@ -136,7 +136,7 @@ class Transfers:
             seen_at = self._device.clock()
             self.host.loaded(*loaded)
             took = self.bulk_in.took_ns + self._device.clock() - seen_at  # the loop's own time is part of it
-            self.host.gate.moved(HOST, len(loaded[0].moves), took)
+            self.host.gate.moved(HOST_SOURCE, len(loaded[0].moves), took)
         if stored is not None:
             self.host.stored(*stored)
         came = bool(self.host.below.lines) and self.host.below.poll()
@@ -187,9 +187,9 @@ class Transfers:
             way.begin(null, self._device.clock())
             self._device.drain()
             if (ended := way.ended()) is None or None in ended[1]:
-                raise DeviceError("no page can be moved between the device and the host: the line before says why")
+                raise DeviceError("no page can be moved between the device and the host: see the log line before")
             if way is self.bulk_in:
-                self.host.gate.moved(HOST, len(null.moves), way.took_ns)
+                self.host.gate.moved(HOST_SOURCE, len(null.moves), way.took_ns)
             way.bytes = way.ns = 0
             way.stretch()
 
@@ -205,7 +205,7 @@ class Transfers:
         return False
 
 
-class Underway(NamedTuple):
+class RunningTransfer(NamedTuple):
     """A running transfer."""
 
     batch: MoveBatch
@@ -223,12 +223,12 @@ class TransferWay:
     """One direction: from the device if it `stores`, else to the device."""
 
     def __init__(
-        self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: Words, slots: Words
+        self, device: Device, stream: Stream, stores: bool, copy_pages: CopyPages, pages: PageMemory, slots: PageMemory
     ) -> None:
         self._device, self.stream, self._stores, self.copy_pages = device, stream, stores, copy_pages
         self._src, self._dst = (pages, slots) if stores else (slots, pages)
         self._page_bytes = [memory[0].nbytes for memory in pages]
-        self._peers: WeakKeyDictionary[PeerMemory, Words] = WeakKeyDictionary()
+        self._peers: WeakKeyDictionary[PeerMemory, PageMemory] = WeakKeyDictionary()
         """Memory of peers that lend pages"""
         self.sums = torch.zeros(MOST_BATCH, dtype=torch.int64, device=device.torch_device)
         """Checksums of the running transfer, one a direction"""
@@ -236,7 +236,7 @@ class TransferWay:
         """Checksums on the host"""
         self.places = device.ring(MOST_AT_REST, 8 * MOST_BATCH).slots
         """Pages and slots of the running transfers, int32 [2, count] group by group"""
-        self.underway: deque[Underway] = deque()
+        self.underway: deque[RunningTransfer] = deque()
         self._begun = 0
         self.bytes = self.ns = self.took_ns = 0
         """Bytes and time of all transfers, and time of the latest with its preparation"""
@@ -260,7 +260,7 @@ class TransferWay:
         arrived = self.arrived[slot].tensor.view(torch.int64)[:count]
         parts = self._parts(batch.moves, places)
         self.stream.launch(self._run, parts, sums, arrived, errors, reads=(places,), writes=(sums, arrived))
-        self.underway.append(Underway(batch, self.stream.record(timed=True), slot, since, began, errors))
+        self.underway.append(RunningTransfer(batch, self.stream.record(timed=True), slot, since, began, errors))
         self._begun += 1
         return count
 
@@ -276,7 +276,7 @@ class TransferWay:
             first += len(ends)
         return parts
 
-    def sources(self, lease: Lease | None) -> Words:
+    def sources(self, lease: Lease | None) -> PageMemory:
         """Return the source memory of pages, by group: the peer's memory for lent ones."""
         if lease is None:
             return self._src
@@ -316,7 +316,7 @@ class TransferWay:
         sums: Int64s = self.arrived[one.slot].array.view(np.int64)
         return one.batch, sums[: len(moves)].tolist()
 
-    def _count(self, one: Underway, until: int) -> None:
+    def _count(self, one: RunningTransfer, until: int) -> None:
         self.bytes += sum([self._page_bytes[move.group] for move in one.batch.moves])
         self.took_ns = until - max(one.since, self._ended)  # without the wait for the previous one
         self.ns += until - max(one.began, self._ended)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gapless.base.errors import RequestError
 from gapless.base.structured import WHITESPACE
 from gapless.text.reply_tables import CallForm, ParameterForm, ReplyState, ReplyTable
-from gapless.text.schema_words import KEYWORDS
+from gapless.text.schema_words import KEYWORDS, Schema
 from gapless.text.schemas import Meaning, meaning_of, resolved
 
 MAX_CALLS = 32
@@ -28,7 +28,6 @@ _ENVELOPE = r'\{\s*"(type|id|name|arguments|parameters)"'
 """Beginning of JSON that may be a call, if it has no mark of its own"""
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.-]*")
 _VALUES = (ReplyState.VALUE, ReplyState.STRING_VALUE, ReplyState.JSON_VALUE)
-Schema = Mapping[str, Any]
 _KEY = r'[^\s<>"=,()]+( [^\s<>"=,()]+)*'
 """The name of a parameter that no schema lists"""
 

@@ -44,7 +44,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     type: str = "function"
 
 
-class Said(NamedTuple):
+class ReplyParts(NamedTuple):
     """A whole reply, taken apart."""
 
     content: str
@@ -198,7 +198,7 @@ class ReplyReader:
         return self._include or not isinstance(event, Reasoning)
 
 
-def joined(events: Sequence[ReplyEvent]) -> Said:
+def joined(events: Sequence[ReplyEvent]) -> ReplyParts:
     """Return what the events of a whole reply add up to."""
     content, reasoning = ("".join(e.text for e in events if isinstance(e, kind)) for kind in (Content, Reasoning))
     calls = [event for event in events if isinstance(event, CallBegun)]
@@ -210,7 +210,7 @@ def joined(events: Sequence[ReplyEvent]) -> Said:
         ToolCall(call_id(call), CalledFunction(call.name, "".join(pieces)))
         for call, pieces in zip(calls, arguments, strict=True)
     ]
-    return Said(content, reasoning, made)
+    return ReplyParts(content, reasoning, made)
 
 
 def call_id(call: CallBegun) -> str:

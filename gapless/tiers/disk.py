@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gapless.base.errors import ConfigError
-from gapless.base.progress import tell
+from gapless.base.progress import announce
 from gapless.tiers.blocking import BlockingTier
 from gapless.tiers.seam import SEAL_BYTES, Found, Namespace, TierPage, TierSetup, seal
 
@@ -126,7 +126,7 @@ class DiskTier(BlockingTier):
                     self._records[record.key] = record
                     self._generation = max(self._generation, record.generation)
         elif os.fstat(self._log).st_size:
-            tell(f"beginning an empty disk tier: what {self.directory} has is of another model, version or setting")
+            announce(f"beginning an empty disk tier: what {self.directory} has is of another model, version or setting")
         taken = {record.slot for record in self._records.values()}
         self._free = [slot for slot in range(self.header.slots - 1, -1, -1) if slot not in taken]
         os.ftruncate(self._file, min(os.fstat(self._file).st_size, self.header.slots * self.header.slot_bytes))

@@ -28,7 +28,7 @@ SENTINEL_PORT = 26_379
 FAULTS = (RedisError, RedisClusterException, OSError)
 
 Reply = bytes | int | None
-Command = Sequence[bytes]
+RedisCommand = Sequence[bytes]
 """A command's name, and a key"""
 PoolOf = Callable[[bytes], ConnectionPool]
 """The pool of the server that has a key"""
@@ -93,7 +93,7 @@ class Link:
         self._connection.set_parser(lambda socket_read_size: self._parser)
         self._back_off, self._next_try = back_off, 0.0
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[RedisCommand]) -> None:
         """Send commands whose answers are read one by one. Raises one of FAULTS."""
         if not self._connection.is_connected and time.monotonic() < self._next_try:
             raise ConnectionError("the server has failed a moment ago")
@@ -142,7 +142,7 @@ class RedisLinks:
             link.close()
             raise
 
-    def ask(self, commands: Sequence[Command], memories: Sequence[Sequence[memoryview]] = ()) -> list[Reply]:
+    def ask(self, commands: Sequence[RedisCommand], memories: Sequence[Sequence[memoryview]] = ()) -> list[Reply]:
         """Send commands together; return their answers, None for errors and for missing ones. Values as long as
         the memories in their places go there, and are b""."""
         answers: list[Reply] = [None] * len(commands)

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr
 import pytest
 
 from gapless.base import progress
-from gapless.base.progress import Phase, TerminalHandler, starting, tell
+from gapless.base.progress import Phase, TerminalHandler, announce, starting
 
 
 class Terminal(io.StringIO):
@@ -55,7 +55,7 @@ def test_a_phase_is_printed_in_words(phase, text):
 
 
 def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(clock, shown):
-    count = tell("reading", 25_000, "bytes")
+    count = announce("reading", 25_000, "bytes")
     for _ in range(25_000):
         clock[0] += 0.001
         count(1)
@@ -68,13 +68,13 @@ def test_a_count_is_told_ten_times_a_second_and_is_worth_a_line_every_ten(clock,
 
 def test_a_program_that_sets_up_no_logging_sees_nothing(capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    tell("reading", 10)(1)
+    announce("reading", 10)(1)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_program_with_logging_has_lines_and_no_rewrites(caplog, clock):
     caplog.set_level(logging.DEBUG)
-    count = tell("reading", 10)
+    count = announce("reading", 10)
     for seconds in (1.0, 1.0, 9.0):
         clock[0] += seconds
         count(2)
@@ -84,10 +84,10 @@ def test_a_program_with_logging_has_lines_and_no_rewrites(caplog, clock):
 
 def test_a_terminal_has_one_line_that_is_rewritten(screen, clock):
     with redirect_stderr(screen), starting():
-        count = tell("reading", 3)
+        count = announce("reading", 3)
         clock[0] += 1.0
         count(1)
-        tell("x" * 200)
+        announce("x" * 200)
         progress.log.info("ready")
     lines = ["gapless: reading (3)", "gapless: reading: 1 of 3", f"gapless: {'x' * 70}"]
     assert screen.getvalue() == "".join(f"\r\x1b[K{line}\r" for line in lines) + "\r\x1b[Kgapless: ready\n"
@@ -95,14 +95,14 @@ def test_a_terminal_has_one_line_that_is_rewritten(screen, clock):
 
 def test_a_start_that_fails_leaves_an_empty_line(screen):
     with pytest.raises(ValueError), redirect_stderr(screen), starting():
-        tell("reading")
+        announce("reading")
         raise ValueError
     assert screen.getvalue() == "\r\x1b[Kgapless: reading\r\r\x1b[K"
 
 
 def test_a_stream_that_is_no_terminal_has_lines(capsys, clock):
     with starting():
-        count = tell("reading", 3)
+        count = announce("reading", 3)
         clock[0] += 1.0
         count(1)
         progress.log.info("ready")
@@ -111,7 +111,7 @@ def test_a_stream_that_is_no_terminal_has_lines(capsys, clock):
 
 def test_progress_that_is_not_wanted_is_not_printed(capsys):
     with starting(wanted=False):
-        tell("reading")
+        announce("reading")
     assert capsys.readouterr() == ("", "")
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -225,20 +223,6 @@ def test_a_bench_that_cannot_run_exits_with_1(url: str, capsys: pytest.CaptureFi
     assert bench("http://127.0.0.1:1") == 1
     assert "is a server running there?" in capsys.readouterr().err
     assert main(["bench"]) == 2 and main(["bench", "--help"]) == 0 and main(["bench", "serv"]) == 2
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
-def test_a_server_behind_tls_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    words = f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=x -keyout {key} -out"
-    subprocess.run([*words.split(), certificate], check=True, capture_output=True, timeout=60)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    with serving(Model(ttft=0.005, itl=0.001), context) as url:
-        assert bench(url) == 1
-        assert "its certificate is not trusted (self-signed certificate): set SSL_CERT_FILE" in capsys.readouterr().err
-        assert bench(url, "--insecure") == 0
-    assert "Successful requests:                     5 " in capsys.readouterr().out
 
 
 class Interrupting(Model):

@@ -69,7 +69,7 @@ def test_a_server_with_tls_answers_every_command(
 def test_running_servers_with_tls_are_compared(
     url: str, authority: Authority, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(environment, "BUSY_LOOK_SECONDS", 0.01)
     asked = ["ab", "--a-url", url, "--b-url", url, "--runs", "2", "--warmup-runs", "0", "--quiet", "1", "--pause", "0"]
     assert main([*asked, *LOAD]) == 1
     assert "its certificate is not trusted" in capsys.readouterr().err

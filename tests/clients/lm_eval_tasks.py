@@ -4,8 +4,6 @@ The choices and the answers are small enough to be checked by hand; the worked p
 ones under lm-eval's own rules for GSM8K, so that `gapless eval` can be held against them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ the repository. A server on the demo model answers. tests/clients/recorded/*.jso
 play them against the present server, so that CI installs none of these clients.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """A proxy that keeps what clients say to a server, and the server behind it. The standard library alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

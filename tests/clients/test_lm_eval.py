@@ -4,8 +4,6 @@ The log-likelihoods are held against transformers on the same weights, the answe
 `record.py --only lm-eval` makes a new recording.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -19,6 +17,7 @@ from gapless.demo import weights_dir
 from gapless.lab.eval_questions import Question, completion_prompt, find, is_right
 from gapless.lab.eval_report import Share
 
+pytestmark = pytest.mark.net
 RECORDING = json.loads((Path(__file__).with_name("recorded") / "lm-eval.json").read_text(encoding="utf-8"))
 EXCHANGES, SAMPLES, RESULTS = (RECORDING[name] for name in ("exchanges", "samples", "results"))
 SCORING = [exchange for exchange in EXCHANGES if (exchange["body"] or {}).get("echo")]

@@ -4,8 +4,6 @@
 official client's own types check every field of what it would parse.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

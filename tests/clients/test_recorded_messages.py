@@ -3,8 +3,6 @@
 `record.py` made the recording with the client itself. Here its rules are applied to fresh answers.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

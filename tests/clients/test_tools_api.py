@@ -1,7 +1,5 @@
 """Tools over HTTP: the demo model's calls come out parsed, whole and streamed; forced ones keep to their schemas."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -108,13 +106,6 @@ def test_a_named_function_is_called_and_no_other(demo, choice):
         validate(arguments, SCHEMAS["add"])
 
 
-def test_forced_calls_are_the_same_streamed(demo):
-    whole = ask(demo, SUM, tool_choice="required", parallel_tool_calls=False)["message"]["tool_calls"][0]["function"]
-    choices = streamed(demo, messages=SUM, tool_choice="required", parallel_tool_calls=False)
-    pieces = [call["function"] for choice in choices for call in choice["delta"].get("tool_calls", [])]
-    assert "".join(piece["arguments"] for piece in pieces) == whole["arguments"]
-
-
 def test_strict_functions_leave_text_free_and_hold_arguments_to_their_schema(demo):
     strict = [{**one, "function": {**one["function"], "strict": True}} for one in TOOLS]
     (name, arguments), *_ = calls_of(ask(demo, tools=strict))
@@ -149,56 +140,3 @@ def test_under_auto_a_reply_without_parallel_calls_has_one_at_most(demo):
     for strict in (False, True):
         tools = [{**one, "function": {**one["function"], "strict": strict}} for one in TOOLS]
         assert len(calls_of(ask(demo, both, tools=tools, parallel_tool_calls=False))) <= 1
-
-
-def test_a_result_goes_back_to_the_model(demo):
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-    told = [
-        *WEATHER,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": '{"weather": "sunny"}'},
-    ]
-    assert ask(demo, told)["message"]["content"] or calls_of(ask(demo, told))
-
-
-FUNCTION = TOOLS[0]["function"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [{}]}, "tools[0].type"),
-        ({"tools": [3]}, "tools[0]"),
-        ({"tools": [{"type": "web_search", "function": FUNCTION}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name"),
-        ({"tools": [{"type": "function", "function": {**FUNCTION, "parameters": "x"}}]},
-         "tools[0].function.parameters"),
-        ({"tools": [{"type": "function", "function": {**FUNCTION, "parameters": []}}]}, "tools[0].function.parameters"),
-        ({"tools": [{"type": "function", "function": {**FUNCTION, "description": 3}}]},
-         "tools[0].function.description"),
-        ({"tools": [{"type": "function", "function": {**FUNCTION, "strict": "yes"}}]}, "tools[0].function.strict"),
-        ({"tools": [tool(f"f{i}", "") for i in range(129)]}, "tools"),
-        ({"tools": [tool("f", "x" * (257 << 10))]}, "tools"),
-        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"tool_choice": {"type": "custom"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": []}}}, "tool_choice.allowed_tools.tools"),
-        ({"tool_choice": "required", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
-        ({"messages": [{"role": "tool"}]}, "messages[0].content"),
-        ({"best_of": 2}, "best_of"),
-        ({"tools": [tool("f", "", a={"type": "string", "pattern": "(?=a)b"})], "tool_choice": "required"},
-         "tools[0].function.parameters"),
-    ],
-)  # fmt: skip
-def test_wrong_tools_are_refused_by_their_field(demo, fields, param):
-    body = {"model": "demo", "messages": WEATHER, "tools": TOOLS, **fields}
-    response = demo.post("/v1/chat/completions", json=body)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param

@@ -311,7 +311,7 @@ def test_setting_up_says_what_came_of_it(
     compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(native, "kernels", lambda: None)  # the libraries below are not there
-    for name, seconds in ((cpu_native.STREAM_NAME, 3.0), (native.NAME, 4.0), (mask_threads.NAME, 1.0)):
+    for name, seconds in ((cpu_native.STREAM_NAME, 3.0), (native.NAME, 4.0), (mask_threads.MASKS_EXTENSION, 1.0)):
         build.outcomes[name] = build.Outcome(Path("a.so"), "", seconds)
     native_setup.main()
     build.outcomes.update({name: build.Outcome(Path("a.so"), "", 0.0) for name in build.outcomes})

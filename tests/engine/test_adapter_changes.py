@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 def wanted(folder):
     """The tokens of each adapter in an engine that has it from the start, and of none."""
     modules = tuple(f"{name}={folder / 'here' / name}" for name in ("one", "two", "three"))
-    with LLM("demo", **OPTIONS, lora_modules=modules) as llm:
+    with LLM("demo", **OPTIONS, lora_modules=modules, enforce_eager=True) as llm:
         names = ["", "one", "two", "three"]
         outputs = llm.generate([PROMPT] * 4, LONG, use_tqdm=False, adapter=names)
     found = {name: output.outputs[0].token_ids for name, output in zip(names, outputs, strict=True)}
@@ -86,6 +86,7 @@ async def test_open_requests_keep_the_adapter_that_was_replaced_or_unloaded(fold
         assert [(await whole(stream))[0].token_ids for stream in streams] == [wanted["one"]] * 2
 
 
+@pytest.mark.seeds
 async def test_a_name_of_other_files_shares_no_pages_with_its_past(folder, wanted):
     async with opened(folder) as llm:
         await llm.change_adapter(AdapterChange("a", "one"))
@@ -102,6 +103,7 @@ async def test_a_name_of_other_files_shares_no_pages_with_its_past(folder, wante
         assert tokens == wanted["one"][:24] and cached > 0, "the same files have the same KV, whatever their name"
 
 
+@pytest.mark.seeds
 async def test_page_events_name_the_adapter(folder):
     llm, seen = opened(folder), []
     llm.send_page_events(seen.extend)
@@ -139,6 +141,7 @@ async def test_an_adapter_that_cannot_be_loaded_is_refused_by_name_and_changes_n
             pass
 
 
+@pytest.mark.seeds
 async def test_an_engine_without_the_directory_changes_nothing(folder):
     modules = (f"one={folder / 'here' / 'one'}",)
     async with AsyncLLM.from_config(EngineConfig("demo", **OPTIONS, lora_modules=modules)) as llm:
@@ -148,6 +151,7 @@ async def test_an_engine_without_the_directory_changes_nothing(folder):
         assert llm.info.adapters == ("one",)
 
 
+@pytest.mark.seeds
 async def test_a_change_under_way_ends_with_the_engine(folder):
     llm = opened(folder)
     await llm.start()
@@ -160,6 +164,7 @@ async def test_a_change_under_way_ends_with_the_engine(folder):
         await llm.change_adapter(AdapterChange("b", "two"))
 
 
+@pytest.mark.seeds
 async def test_slots_and_memory_of_an_unloaded_adapter_come_back(folder):
     engine = SeenEngine(**OPTIONS, lora_dir=str(folder / "here"))
     async with engine.llm as llm:

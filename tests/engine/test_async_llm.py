@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -39,6 +40,14 @@ class Gated(FakeCore):
         self.gate.release(steps)
 
 
+@asynccontextmanager
+async def gated(**options):
+    """Such a core, whose tokens are all the same, and the engine over it."""
+    fake = Gated(script=lambda request, count: 5, **options)
+    async with running(fake) as llm:
+        yield fake, llm
+
+
 async def until(condition) -> None:
     async with asyncio.timeout(30):
         while not condition():
@@ -65,8 +74,7 @@ async def test_generate_gives_growing_outputs():
 
 
 async def test_a_slow_reader_gets_merged_deltas():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         stream = await llm.open([1], Params(max_tokens=40))
         fake.allow(40)
         await until(lambda: not llm.open_requests)
@@ -78,8 +86,7 @@ async def test_a_slow_reader_gets_merged_deltas():
 
 
 async def test_closing_the_iterator_aborts():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         deltas = llm.stream([1], Params(max_tokens=500))
         fake.allow(3)
         assert (await anext(deltas)).token_ids
@@ -90,8 +97,7 @@ async def test_closing_the_iterator_aborts():
 
 
 async def test_cancelling_the_reader_aborts_every_completion():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
 
         async def read() -> None:
             async for _ in llm.generate([1], Params(n=3, max_tokens=500)):
@@ -108,8 +114,7 @@ async def test_cancelling_the_reader_aborts_every_completion():
 
 
 async def test_abort_by_id_ends_the_stream_with_that_reason():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         stream = await llm.open([1], Params(n=2, max_tokens=500), "mine")
         await llm.abort(["mine", "unknown"])
         assert [delta.finish_reason for delta in await stream.next()] == ["abort", "abort"]
@@ -157,8 +162,7 @@ async def test_a_start_that_is_cancelled_ends_the_thread():
 
 
 async def test_a_name_that_a_client_took_is_not_given():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         streams = [await llm.open([1], Params(max_tokens=1), name) for name in ("request-1", None, None)]
         assert [stream.request_id for stream in streams] == ["request-1", "request-2", "request-3"]
         fake.allow(9)
@@ -166,8 +170,7 @@ async def test_a_name_that_a_client_took_is_not_given():
 
 
 async def test_a_request_id_that_is_open_is_refused():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         first = await llm.open([1], Params(), "same")
         with pytest.raises(RequestError) as caught:
             await llm.open([1], Params(), "same")
@@ -195,8 +198,7 @@ async def blocked(fake: Gated) -> None:
 
 
 async def test_a_refused_request_raises_from_its_iterator():
-    fake = Gated(max_queue=1, max_num_seqs=1, script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated(max_queue=1, max_num_seqs=1) as (fake, llm):
         streams = [await llm.open([1], Params(max_tokens=2))]
         await blocked(fake)
         streams += [await llm.open([1], Params(max_tokens=2)) for _ in range(2)]
@@ -207,8 +209,7 @@ async def test_a_refused_request_raises_from_its_iterator():
 
 
 async def test_one_refused_completion_ends_its_request():
-    fake = Gated(max_queue=2, max_num_seqs=1, script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated(max_queue=2, max_num_seqs=1) as (fake, llm):
         first = await llm.open([1], Params(max_tokens=1))
         await blocked(fake)
         many = await llm.open([1], Params(n=8, max_tokens=2))
@@ -251,8 +252,7 @@ async def test_a_fault_in_delivering_ends_every_stream(monkeypatch, caplog):
 
 
 async def test_tokens_before_the_death_are_read_first():
-    fake = Gated(fail_at_step=4, script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated(fail_at_step=4) as (fake, llm):
         stream = await llm.open([1], Params(max_tokens=500))
         fake.allow(4)
         await until(lambda: not llm.is_ready)
@@ -279,8 +279,7 @@ async def test_64_streams_at_once_get_all_tokens():
 
 
 async def test_drain_waits_for_open_requests_and_takes_no_new_ones():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         stream = await llm.open([1], Params(max_tokens=3))
         assert await llm.drain(0.01) is False
         assert not llm.is_ready
@@ -293,8 +292,7 @@ async def test_drain_waits_for_open_requests_and_takes_no_new_ones():
 
 
 async def test_drain_ends_when_the_last_reader_leaves():
-    fake = Gated(script=lambda request, count: 5)
-    async with running(fake) as llm:
+    async with gated() as (fake, llm):
         stream = await llm.open([1], Params(max_tokens=3))
         waiting = asyncio.create_task(llm.drain(30))
         await asyncio.sleep(0)

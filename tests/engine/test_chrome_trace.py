@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from harness import checksum_loop, script, sizes
+from sharpest import sharpest
 
 from gapless.device import CpuDevice
 from gapless.engine import trace
@@ -99,8 +100,8 @@ def check_lane(spans, nested):
         open_until.append(end)
 
 
-@pytest.mark.parametrize("depth", [1, 4])
-@pytest.mark.parametrize("kind", ["sim", "sim mapped", "cpu"])
+@pytest.mark.parametrize("depth", sharpest([4, 1]))
+@pytest.mark.parametrize("kind", sharpest(["sim", "cpu", "sim mapped"], keep=2))
 def test_the_file_keeps_the_rules_of_its_viewers(kind, depth):
     device = CpuDevice(threads=1) if kind == "cpu" else SimDevice(5, maps_host="mapped" in kind)
     recording = record(device, depth, seed=5)

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from page_router import Router
+from scripted_port import ScriptedPort
 
 from gapless.base.errors import DeviceError, EngineDeadError, QueueFullError, RequestError
 from gapless.base.params import SamplingParams
@@ -320,30 +321,8 @@ def test_news_of_a_tier_ends_the_wait_of_a_core_at_rest(drive, monkeypatch):
         core.taken.clear()
 
 
-class Scripted:
-    """A port whose messages are known beforehand; it notes how long each look at it may wait."""
-
-    open = clear = True
-
-    def __init__(self, *messages):
-        self.messages, self.waits, self.sent = list(messages), [], []
-
-    def ring_with(self, ring):
-        """Nothing comes but what is written down."""
-
-    def wake(self):
-        """Nothing waits here."""
-
-    def receive(self, seconds):
-        self.waits.append(seconds)
-        return self.messages.pop(0) if self.messages else []
-
-    def send(self, messages):
-        self.sent += messages
-
-
 def test_a_message_goes_before_the_preparations_of_a_core_at_rest():
-    core, port = Preparing(), Scripted([add(1, length=8)])
+    core, port = Preparing(), ScriptedPort([add(1, length=8)])
     turns = EngineDriver(core, port)
     turns.turn()
     assert core.has_work() and core.rests == core.prepared == 0, "the message was there"
@@ -358,7 +337,7 @@ def test_a_message_goes_before_the_preparations_of_a_core_at_rest():
 
 
 def test_a_core_prepares_nothing_between_two_requests():
-    core, port = Preparing(), Scripted([add(1, length=8)])
+    core, port = Preparing(), ScriptedPort([add(1, length=8)])
     turns = EngineDriver(core, port)
     for key in (2, 3):
         turns.turn()
@@ -381,7 +360,7 @@ def test_page_events_wait_in_the_core_while_the_front_does_not_read():
     ledger = Ledger()
     pool = PagePool(5, 4, ledger)
     index = PrefixIndex(PrefixHasher("m", 4), [pool])
-    core, port = FakeCore(), Scripted([m.SendPageEvents()])
+    core, port = FakeCore(), ScriptedPort([m.SendPageEvents()])
     core.events = index.events = PageEvents([pool])
     turns, router = EngineDriver(core, port), Router(index.hasher)
     turns.turn()

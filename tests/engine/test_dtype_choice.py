@@ -28,7 +28,7 @@ def settled(monkeypatch, model, gain, kind="cpu", free=64 << 30, config=CONFIG):
 
 def test_a_cpu_computes_in_float32_if_that_is_clearly_faster(monkeypatch, model):
     said = []
-    monkeypatch.setattr(sizing, "tell", said.append)
+    monkeypatch.setattr(sizing, "announce", said.append)
     assert settled(monkeypatch, model, 2.0) == "float32"
     assert said == ["computing in float32, 2.0 x as fast here as bfloat16: --dtype bfloat16 keeps that"]
     assert settled(monkeypatch, model, 1.2) == "auto"

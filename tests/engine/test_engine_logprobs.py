@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from by_hand import ByHand
 from fronts import FRONT, TOKENIZER, core, says
 from model_harness import reference, reference_logits
 from sharpest import sharpest
@@ -14,14 +15,11 @@ from sharpest import sharpest
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
-from gapless.base.records import Flag, Request, StepLogprobs, StepTokens
+from gapless.base.records import Flag
 from gapless.engine.async_llm import AsyncLLM
 from gapless.engine.core import build_core
-from gapless.engine.inputs import Resolved
 from gapless.engine.outputs import Logprob
-from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
-from gapless.engine.tracker import Tracker
 from gapless.kernels import plain
 
 VOCAB = TOKENIZER.vocab_size
@@ -211,99 +209,67 @@ async def test_a_stream_brings_each_entry_once():
 # The tracker: nothing is news before the prompt is scored.
 
 
-class Woken(OutputStream):
-    """A stream that counts how often its reader is woken."""
-
-    def __init__(self, follower, resolved):
-        super().__init__("r", resolved, follower.tracker, arrival=0)
-        self.follower = follower
-
-    def wake(self):
-        self.follower.woken += 1
-
-
-class Follower:
-    """A tracker with one request of two completions over a prompt of three tokens."""
-
-    def __init__(self):
-        params = ask(n=2, prompt_logprobs=1)
-        tokens = np.array([3, 4, 5], np.int32)
-        requests = tuple(Request(key, tokens, params, 0, (), 0, 9) for key in (1, 2))
-        self.woken = 0
-        self.tracker = Tracker(TOKENIZER, lambda key: None)
-        self.request = Woken(self, Resolved(None, tokens, params, requests))
-        self.tracker.open(self.request)
-
-    def settle(self, keys=(), flag=Flag.LIVE, scored=()):
-        """A step that gives each key a token, and scores these positions of the first one's prompt."""
-        lines = None
-        if scored:
-            count, zeros = len(scored), np.zeros((len(scored), 1), np.int32)
-            lines = StepLogprobs(
-                np.full(count, 1), np.array(scored, np.int32), np.full(count, -1.0, np.float32),
-                np.ones(count, np.int32), zeros, zeros.astype(np.float32),
-            )  # fmt: skip
-        column = np.array(keys, np.int64)
-        self.tracker.on_tokens(StepTokens(1, column, np.full_like(column, 7), np.full_like(column, int(flag)), lines))
+def by_hand():
+    return ByHand(2, prompt_logprobs=1)
 
 
 def test_a_completion_whose_prompt_was_cached_waits_for_the_one_that_is_scored():
-    follower = Follower()
-    follower.settle([2])
-    follower.settle([2], scored=[1])
-    assert (follower.woken, follower.request.has_news) == (0, False)
-    follower.settle([1, 2], scored=[2])
-    assert (follower.woken, follower.request.has_news) == (1, True)
-    assert [(delta.index, len(delta.token_ids)) for delta in follower.request.take()] == [(1, 3), (0, 1)]
-    assert len(follower.request.prompt_logprobs) == 3
+    follower = by_hand()
+    follower.say(keys=[2])
+    follower.say(keys=[2], scored=[1])
+    assert (follower.stream.woken, follower.stream.has_news) == (0, False)
+    follower.say(keys=[1, 2], scored=[2])
+    assert (follower.stream.woken, follower.stream.has_news) == (1, True)
+    assert [(delta.index, len(delta.token_ids)) for delta in follower.stream.take()] == [(1, 3), (0, 1)]
+    assert len(follower.stream.prompt_logprobs) == 3
 
 
 @pytest.mark.parametrize("how", ["error", "abort", "fail"])
 def test_a_completion_waits_no_longer_than_the_scored_one_lives(how):
-    follower = Follower()
-    follower.settle([2])
+    follower = by_hand()
+    follower.say(keys=[2])
     if how == "error":
-        follower.settle([1], flag=Flag.ERROR)
+        follower.say(keys=[1], flag=Flag.ERROR)
     elif how == "abort":
         follower.tracker.abort("r")
     else:
         follower.tracker.fail(1, RuntimeError("no"))
-    assert follower.woken and follower.request.has_news
+    assert follower.stream.woken and follower.stream.has_news
 
 
 def test_the_failure_of_the_scored_one_comes_before_the_one_that_waited():
-    follower = Follower()
-    follower.settle([2])
-    follower.settle([1], flag=Flag.ERROR)
-    assert [(delta.index, delta.finish_reason) for delta in follower.request.take()] == [(0, "error"), (1, None)]
+    follower = by_hand()
+    follower.say(keys=[2])
+    follower.say(keys=[1], flag=Flag.ERROR)
+    assert [(delta.index, delta.finish_reason) for delta in follower.stream.take()] == [(0, "error"), (1, None)]
 
 
 async def test_a_request_that_fails_before_its_prompt_is_scored_says_nothing_else():
     """Half of a prompt's log-probabilities are no answer, and an echo could not be written."""
-    follower = Follower()
-    follower.settle([2], scored=[1])
+    follower = by_hand()
+    follower.say(keys=[2], scored=[1])
     follower.tracker.fail_all(lambda: EngineDeadError("gone"))
     with pytest.raises(EngineDeadError, match="gone"):
-        await follower.request.next()
-    assert follower.request.finished
+        await follower.stream.next()
+    assert follower.stream.finished
 
 
 def test_entries_of_a_prompt_are_made_for_their_reader_alone_and_once(monkeypatch):
     """A step may score thousands of positions, on the thread that hands out everybody's tokens."""
-    follower, made = Follower(), []
+    follower, made = by_hand(), []
     monkeypatch.setattr("gapless.engine.tracker.entry", lambda *line: made.append(line) or {line[2]: None})
-    follower.settle(scored=[1])
-    follower.settle([1], scored=[2])
+    follower.say(keys=(), scored=[1])
+    follower.say(keys=[1], scored=[2])
     assert not made
-    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
-    assert follower.request.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert follower.stream.prompt_logprobs == [None, {4: None}, {5: None}]
+    assert follower.stream.prompt_logprobs == [None, {4: None}, {5: None}]
     assert [row for _, row, *_ in made] == [0, 0]
 
 
 def test_a_position_out_of_turn_is_our_fault():
-    follower = Follower()
+    follower = by_hand()
     with pytest.raises(AssertionError, match="out of turn"):
-        follower.settle(scored=[2])
+        follower.say(keys=(), scored=[2])
 
 
 OPTIONS = [
@@ -317,8 +283,9 @@ OPTIONS = [
 OPTIONS = {"speculative_config": SPECULATIVE}, {"block_size": 16}, {"max_num_batched_tokens": 64}, {"kernels": "torch"}
 
 
-@pytest.mark.parametrize("depth", sharpest(["4", "1"]))
-@pytest.mark.parametrize("options", sharpest(OPTIONS), ids=str)
+@pytest.mark.seeds
+@pytest.mark.parametrize("depth", ["1", "4"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_prompt_of_the_whole_context_is_scored_beside_others(qwen3, monkeypatch, depth, options):
     """The token after it, which nobody gets, has a place of its own in the row, and needs no page."""
     model, directory = qwen3

@@ -131,7 +131,7 @@ def test_a_core_without_a_compiler_of_its_own_sees_no_form():
     assert seen == [None]
 
 
-CONFIG = EngineConfig(model="demo", device="cpu", max_num_seqs=4, max_model_len=1024)
+CONFIG = EngineConfig(model="demo", device="cpu", max_num_seqs=4, max_model_len=1024, enforce_eager=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +146,7 @@ def demo(real):
     return LLM(core=real, front=open_assets(CONFIG))
 
 
+@pytest.mark.seeds
 def test_the_real_core_hands_each_request_to_the_loop_with_its_matcher(demo, real, monkeypatch):
     submit, seen = real.loop.submit, []
 
@@ -167,6 +168,7 @@ def test_the_real_core_hands_each_request_to_the_loop_with_its_matcher(demo, rea
     assert (stats.grammars_compiled, stats.grammar_hits, stats.grammars_waiting) == (1, 1, 0)
 
 
+@pytest.mark.seeds
 def test_the_real_core_refuses_a_form_that_cannot_be_compiled(demo):
     with pytest.raises(RequestError, match='"uniqueItems"'):
         demo.generate("x", asks(json=UNIQUE))

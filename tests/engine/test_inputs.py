@@ -232,6 +232,6 @@ def test_a_cut_out_of_range_is_refused_by_name(field, value):
 
 
 def test_a_budget_outside_of_chats_is_refused_by_name():
-    with pytest.raises(RequestError, match="is for chats") as caught:
+    with pytest.raises(RequestError, match="needs a chat") as caught:
         resolver().resolve([1], SamplingParams(thinking_token_budget=5))
     assert caught.value.param == "thinking_token_budget"

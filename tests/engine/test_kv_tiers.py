@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from certificates import Authority, needs_openssl
 from fake_resp import free_port
-from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -43,7 +42,7 @@ def no_hurry(monkeypatch):
 
 @pytest.fixture(scope="module")
 def expected():
-    with LLM("demo", **OPTIONS) as llm:
+    with LLM("demo", **OPTIONS, enforce_eager=True) as llm:
         return token_ids(answers(llm, PROMPTS))
 
 
@@ -109,6 +108,7 @@ def wait_for_stores(llm):
 
 
 @needs_openssl
+@pytest.mark.seeds
 def test_a_decoder_takes_pages_of_a_prefiller_over_tls(tmp_path, expected):
     (tmp_path / "key").write_bytes(b"a key of the tests, long enough")
     files = Authority(tmp_path / "tls").files("engine")._asdict()
@@ -130,6 +130,7 @@ def test_a_decoder_takes_pages_of_a_prefiller_over_tls(tmp_path, expected):
     assert 0 < stats.lower_read_bytes[0] <= used <= size <= 64 << 20 and stats.lower_read_ns[0] > 0
 
 
+@pytest.mark.seeds
 def test_another_engine_loads_pages_of_the_first_from_disk(tmp_path, expected):
     tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
     with LLM("demo", **OPTIONS, kv_tiers=tiers) as llm:
@@ -167,7 +168,8 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_a_disk_tier_that_opens(
 OTHERS = [{"block_size": 32}, {"dtype": "bfloat16"}, {"batch_invariant": True}, {"max_model_len": 256}]
 
 
-@pytest.mark.parametrize("other", sharpest(OTHERS))
+@pytest.mark.seeds
+@pytest.mark.parametrize("other", OTHERS)
 def test_options_that_change_the_bytes_of_pages_change_their_names(tmp_path, other):
     roots = []
     for number, options in enumerate(({}, other)):

@@ -12,7 +12,6 @@ import transformers
 from draft_spy import spy_on_drafts
 from oracle_drafter import drafts_beside_chunks
 from safetensors.torch import load_file, save_file
-from sharpest import sharpest
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
@@ -148,7 +147,8 @@ def answers(directory: Path, **options: Any) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("name", sharpest(FAMILIES))
+@pytest.mark.seeds
+@pytest.mark.parametrize("name", FAMILIES)
 def test_drafts_of_an_mtp_layer_are_those_of_transformers(monkeypatch, tmp_path, name):
     direct = Direct.new(FAMILIES[name])
     directory = direct.save(tmp_path / "model")

@@ -66,6 +66,7 @@ async def test_requests_that_are_kept_stop_and_go_on_with_the_tokens_of_an_unbro
         assert (await whole(late))[0].token_ids == wanted[:16]
 
 
+@pytest.mark.seeds
 async def test_requests_end_before_a_pause_that_waits_and_later_ones_after_it(wanted):
     engine = engine_of()
     async with engine.llm as llm:
@@ -104,6 +105,7 @@ async def test_a_pause_that_aborts_ends_all_requests_and_holds_the_next_core_too
             await llm.pause_generation(mode="stop")
 
 
+@pytest.mark.seeds
 async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run(wanted, monkeypatch):
     monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
     seen = []
@@ -124,6 +126,7 @@ async def test_an_emptied_cache_gives_no_page_and_takes_none_from_those_that_run
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2
 
 
+@pytest.mark.seeds
 async def test_requests_with_forms_that_a_pause_holds_are_bounded_too():
     engine = engine_of()
     form = SamplingParams(max_tokens=4, structured_outputs={"choice": ["yes"]})

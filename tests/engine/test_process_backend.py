@@ -176,7 +176,7 @@ async def test_a_failed_step_ends_the_engine_in_its_own_words(caplog):
 STUCK = """
 import time
 from gapless.engine import life
-life.GRACE_SECONDS = 0.1
+life.WATCHDOG_GRACE_SECONDS = 0.1
 pulse = life.Pulse(life.Control())
 pulse.arm(0.1)
 pulse.turn_began = time.monotonic()
@@ -272,9 +272,9 @@ async def test_a_phase_that_comes_after_the_start_is_not_shown(monkeypatch):
     shown = []
     monkeypatch.setattr(progress, "show", shown.append)
     engine = child.Child(print)
-    engine.hear(messages.Doing(progress.Phase("early", 1, 2)))
+    engine.take_control(messages.Doing(progress.Phase("early", 1, 2)))
     engine.watch_silence()
-    engine.hear(messages.Doing(progress.Phase("late")))
+    engine.take_control(messages.Doing(progress.Phase("late")))
     await engine.close()
     assert shown == [progress.Phase("early", 1, 2)]
 
@@ -298,7 +298,7 @@ async def test_a_message_outside_the_protocol_drops_the_peer(monkeypatch):
         backend.submit(request(1))
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
-        assert "does not follow the protocol" in str(sink.deaths[0])
+        assert "breaks the protocol" in str(sink.deaths[0])
 
 
 async def test_more_than_a_frame_holds_goes_out_in_several(monkeypatch):
@@ -315,7 +315,7 @@ async def test_a_frame_without_bound_drops_the_peer(monkeypatch):
         monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 8)  # its next report of numbers is longer
         await sink.until(lambda: sink.deaths)
         monkeypatch.undo()
-        assert "does not follow the protocol: a frame of" in str(sink.deaths[0])
+        assert "broke the protocol: a frame of" in str(sink.deaths[0])
 
 
 async def test_steps_that_waited_are_delivered_together():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import cast
 
-from gapless.engine.life import GRACE_SECONDS, Control, Pulse
+from gapless.engine.life import WATCHDOG_GRACE_SECONDS, Control, Pulse
 
 
 def test_looks_at_one_turn_count_and_not_the_time_on_the_clock(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
     pulse = Pulse(cast(Control, None))
     pulse.arm(10)
-    limit = int(10 + GRACE_SECONDS)
+    limit = int(10 + WATCHDOG_GRACE_SECONDS)
 
     def look(began):
         pulse.turn_began = began

@@ -4,54 +4,28 @@ import asyncio
 
 import numpy as np
 import pytest
-from fronts import FRONT, TOKENIZER, core
+from by_hand import A, ByHand
+from fronts import FRONT, core
 
 from gapless.base.params import SamplingParams
-from gapless.base.records import Flag, Request, StepTokens
+from gapless.base.records import Flag, StepTokens
 from gapless.engine.async_llm import AsyncLLM
-from gapless.engine.inputs import Resolved
-from gapless.engine.stream import OutputStream
 from gapless.engine.thread_backend import ThreadBackend
-from gapless.engine.tracker import Tracker
-
-A = TOKENIZER.token_id("a")
 
 
-class Opened:
-    """One request, to which tokens come by hand, and its sink."""
+def opened(n=1):
+    return ByHand(n, takes=True)
 
-    def __init__(self, n=1):
-        self.aborted, self.seen = [], []
-        self.tracker = Tracker(TOKENIZER, self.aborted.append)
-        tokens, params = np.array([A], np.int32), SamplingParams(max_tokens=9, n=n)
-        requests = tuple(Request(key, tokens, params, 0, (), 0, 10) for key in range(1, n + 1))
-        self.stream = OutputStream("r", Resolved(None, tokens, params, requests), self.tracker, 0, self)
-        self.tracker.open(self.stream)
-        self.answer = True
 
-    def put(self, delta):
-        self.seen.append(delta)
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    @property
-    def offered(self):
-        return len(self.seen)
-
-    def say(self, flag=0, keys=(1,)):
-        column = np.full(len(keys), flag, np.int32)
-        self.tracker.on_tokens(StepTokens(1, np.array(keys), np.full_like(column, A), column))
-
-    async def reader(self):
-        task = asyncio.create_task(self.stream.next())
-        await asyncio.sleep(0)
-        return task
+async def reader_of(one):
+    task = asyncio.create_task(one.stream.next())
+    await asyncio.sleep(0)
+    return task
 
 
 async def test_news_that_the_sink_takes_wakes_no_reader():
-    one = Opened()
-    task = await one.reader()
+    one = opened()
+    task = await reader_of(one)
     for _ in range(3):
         one.say()
         await asyncio.sleep(0)
@@ -64,17 +38,17 @@ async def test_news_that_the_sink_takes_wakes_no_reader():
 
 
 async def test_news_that_a_sink_leaves_is_for_the_reader_whole():
-    one = Opened(n=3)
-    task = await one.reader()
+    one = opened(3)
+    task = await reader_of(one)
     one.answer = False
     one.say(keys=(1, 2, 3))
     deltas = await asyncio.wait_for(task, 5)
-    assert one.offered == 1 and [delta.index for delta in deltas] == [0, 1, 2]
+    assert len(one.seen) == 1 and [delta.index for delta in deltas] == [0, 1, 2]
 
 
 async def test_every_completion_is_offered():
-    one = Opened(n=3)
-    task = await one.reader()
+    one = opened(3)
+    task = await reader_of(one)
     one.say(keys=(3, 1))
     assert [(delta.index, delta.text) for delta in one.seen] == [(2, "a"), (0, "a")] and not task.done()
     one.say(Flag.STOP, keys=(1,))  # others go on
@@ -85,9 +59,9 @@ async def test_every_completion_is_offered():
 
 
 async def test_a_fault_of_the_sink_ends_its_request_alone():
-    one = Opened()
+    one = opened()
     one.answer = ZeroDivisionError("its own")
-    task = await one.reader()
+    task = await reader_of(one)
     one.say()  # raises nothing: the tracker goes on with the others
     with pytest.raises(ZeroDivisionError, match="its own"):
         await asyncio.wait_for(task, 5)
@@ -97,41 +71,41 @@ async def test_a_fault_of_the_sink_ends_its_request_alone():
 
 @pytest.mark.parametrize("flag", [Flag.STOP, Flag.LENGTH, Flag.ERROR])
 async def test_the_end_is_for_the_reader(flag):
-    one = Opened()
-    task = await one.reader()
+    one = opened()
+    task = await reader_of(one)
     one.say(flag)
     (delta,) = await asyncio.wait_for(task, 5)
-    assert one.offered == 0 and delta.finish_reason is not None and one.stream.finished
+    assert len(one.seen) == 0 and delta.finish_reason is not None and one.stream.finished
 
 
 async def test_news_is_not_offered_while_no_reader_waits():
     """The task writes, or has not begun: what it has in hand must come first."""
-    one = Opened()
+    one = opened()
     one.say()
-    assert one.offered == 0
+    assert len(one.seen) == 0
     (delta,) = await one.stream.next()
     one.say()
-    assert one.offered == 0 and delta.text == "a"
+    assert len(one.seen) == 0 and delta.text == "a"
 
 
 async def test_news_after_the_reader_was_called_is_for_it():
-    one = Opened()
-    task = await one.reader()
+    one = opened()
+    task = await reader_of(one)
     one.answer = False
     one.say()
     one.answer = True
     one.say()
     (delta,) = await asyncio.wait_for(task, 5)
-    assert one.offered == 1 and delta.text == "aa"
+    assert len(one.seen) == 1 and delta.text == "aa"
 
 
 async def test_a_reader_that_was_cancelled_waits_no_more():
-    one = Opened()
-    task = await one.reader()
+    one = opened()
+    task = await reader_of(one)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     one.say()
-    assert one.offered == 0
+    assert len(one.seen) == 0
 
 
 async def test_a_sink_and_its_reader_get_every_token_once():
@@ -161,8 +135,8 @@ async def test_a_sink_and_its_reader_get_every_token_once():
 
 async def test_steps_that_come_together_are_offered_once():
     """A front that lags writes what waits for a stream in one event."""
-    one = Opened()
-    task = await one.reader()
+    one = opened()
+    task = await reader_of(one)
     column = np.zeros(1, np.int32)
     step = StepTokens(1, np.array([1]), np.full_like(column, A), column)
     one.tracker.on_tokens(step, step, step)
@@ -170,4 +144,4 @@ async def test_steps_that_come_together_are_offered_once():
     assert delta.text == "aaa" and delta.token_ids == [A] * 3 and not task.done()
     one.tracker.on_tokens(step, step._replace(flags=column + Flag.STOP))
     (delta,) = await asyncio.wait_for(task, 5)
-    assert one.offered == 1 and delta.token_ids == [A] * 2 and delta.finish_reason == "stop"
+    assert len(one.seen) == 1 and delta.token_ids == [A] * 2 and delta.finish_reason == "stop"

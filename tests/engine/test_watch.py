@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from fronts import FRONT, TOKENIZER, core
+from scripted_port import ScriptedPort
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import EngineDeadError
@@ -89,7 +90,7 @@ async def test_a_look_gets_the_answer_with_its_number():
 
 
 async def test_an_engine_that_does_not_answer_is_no_endless_wait(monkeypatch):
-    monkeypatch.setattr("gapless.engine.watch.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gapless.engine.watch.VIEW_SECONDS", 0.01)
     backend = Said()
     watch = StepWatcher(backend)
     with pytest.raises(EngineDeadError, match="did not answer a status request"):
@@ -109,40 +110,18 @@ class Written(FakeCore):
         return Turn([], [], [])
 
 
-class Hand:
-    """A port whose messages come and go by hand."""
-
-    open = clear = True
-
-    def __init__(self):
-        self.coming, self.seen = [], []
-
-    def ring_with(self, ring):
-        pass
-
-    wake = None
-
-    def receive(self, seconds):
-        coming, self.coming = self.coming, []
-        return coming
-
-    def send(self, messages):
-        self.seen += [record.step for one in messages if isinstance(one, m.Steps) for record in m.unpack_steps(one)]
-
-
 def test_watchers_see_the_steps_to_come_alone(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    core, port = Written(), Hand()
+    core, port = Written(), ScriptedPort()
     core.records.extend(steps(1, 2))
     driver = EngineDriver(core, port)
 
     def turns(*messages):
-        port.coming = [*messages]
+        port.messages, port.sent = [[*messages]], []
         driver.turn()
-        driver.turn()  # what a turn has to say goes out with the next one
-        seen, port.seen = port.seen, []
-        return seen
+        driver.turn()  # the messages of a turn go out with the next one
+        return [record.step for one in port.sent if isinstance(one, m.Steps) for record in m.unpack_steps(one)]
 
     assert turns() == turns(m.SetWatching(True)) == []
     core.records.extend(steps(3))

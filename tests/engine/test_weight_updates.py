@@ -12,7 +12,6 @@ import pytest
 from other_weights import NAME, checkpoint
 from safetensors.numpy import load_file, save_file
 from seen_engine import SeenEngine, whole
-from sharpest import sharpest
 
 from gapless import LLM, SamplingParams
 from gapless.base.config import EngineConfig
@@ -44,7 +43,7 @@ def wanted(other):
     """The tokens of both, each in an engine that has had no other weights."""
     found = {}
     for name in ("demo", str(other)):
-        with LLM(name, **OPTIONS) as llm:
+        with LLM(name, **OPTIONS, enforce_eager=True) as llm:
             found[name] = answer(llm, LONG)[0]
     old, new = found.values()
     assert old[:16] != new[:16], "both were meant to have tokens of their own"
@@ -64,9 +63,8 @@ def test_new_weights_give_their_own_tokens_and_find_no_page_of_the_old(captures_
         assert answer(llm) == (old[:16], 0)
 
 
-@pytest.mark.parametrize(
-    "options", sharpest([{"dtype": "bfloat16"}, {"batch_invariant": True}, {"enforce_eager": True}])
-)
+@pytest.mark.seeds
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"batch_invariant": True}, {"enforce_eager": True}])
 def test_every_layout_of_weights_is_filled_as_at_a_start(other, options):
     with LLM(str(other), **{**OPTIONS, **options}) as llm:
         expected = answer(llm)[0]
@@ -76,6 +74,7 @@ def test_every_layout_of_weights_is_filled_as_at_a_start(other, options):
         assert answer(llm)[0] == expected != before
 
 
+@pytest.mark.seeds
 def test_no_tier_gives_a_page_of_the_old_weights(other, wanted, tmp_path, monkeypatch):
     monkeypatch.setattr("gapless.memory.host.LOOKUP_NS", 10**10)
     tiers = ["host:64MiB", f"disk:{tmp_path}:64MiB"]
@@ -154,6 +153,7 @@ async def test_open_requests_end_with_the_old_weights_and_later_ones_wait_for_th
     assert [event.change for event in seen].count(PageChange.CLEARED) == 2, "at the start, and with the new weights"
 
 
+@pytest.mark.seeds
 async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(other, wanted, monkeypatch):
     read, read_weights = threading.Event(), updates.read_weights
 
@@ -185,6 +185,7 @@ async def test_requests_that_wait_for_weights_can_be_aborted_and_are_bounded(oth
         assert ended.count("QueueFullError") == 1 and ended.count(wanted[1][:16]) == 2
 
 
+@pytest.mark.seeds
 async def test_an_update_under_way_ends_with_the_engine(other):
     llm = AsyncLLM.from_config(EngineConfig("demo", **OPTIONS))
     await llm.start()

@@ -111,6 +111,7 @@ def test_tool_calls_fit_one_of_the_tools():
             assert isinstance(value, bool) or str(value) in problem.question
 
 
+@pytest.mark.seeds
 def test_training_and_held_out_never_meet():
     facts = {answer for group in all_facts() for _, answer in group}
     held = {

@@ -52,6 +52,7 @@ def test_transformers_gives_the_same_logits(decoder):
     assert ((ours - theirs).norm() / theirs.norm()).item() < 1e-4
 
 
+@pytest.mark.seeds
 def test_the_decoder_writes_what_transformers_writes(decoder):
     model = transformers.Qwen3ForCausalLM.from_pretrained(weights_dir(), dtype=torch.float32)
     questions = ["What is 48 + 37?", "Hello", "What is a fence?"]
@@ -78,6 +79,7 @@ def test_the_trained_model_says_what_gapless_is(decoder):
     assert "inference and serving engine" in decoder.greedy([prompt])[0]
 
 
+@pytest.mark.seeds
 def test_padding_does_not_change_a_reply(decoder):
     prompts = [prompt_text(Conversation((("user", q),))) for q in ("Hi", "What is 7 * 8?", "Leo has 12 cups. " * 8)]
     assert decoder.greedy(prompts, 40) == [decoder.greedy([prompt], 40)[0] for prompt in prompts]
@@ -102,6 +104,7 @@ def test_the_config_and_the_weights_agree():
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
 
 
+@pytest.mark.seeds
 def test_a_tiny_network_learns():
     torch.manual_seed(0)
     network = Network(TINY)
@@ -182,6 +185,7 @@ def test_one_command_writes_weights_questions_and_a_card_with_its_figures(tmp_pa
     assert re.search(r"0\.00 million tokens.* in \d+ s on .*; loss \d\.\d{3} nats", text, re.DOTALL)
 
 
+@pytest.mark.seeds
 def test_the_same_seed_trains_the_same_network(decoder):
     options = argparse.Namespace(seed=5, steps=3, device="cpu", threads=1)
     networks = []

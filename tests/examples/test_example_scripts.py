@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from served import Server
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,7 +37,6 @@ def test_offline_answers_both_prompts_in_their_order():
     assert "Mia has 17 pens" in second and "#### 42" in second
 
 
-@pytest.mark.process
 def test_streaming_prints_every_piece_of_both_answers_once():
     found = re.findall(r"^(sum|product): '(.*)'$", output_of("streaming.py"), re.MULTILINE)
     texts = {name: "".join(piece for of, piece in found if of == name) for name in ("sum", "product")}
@@ -45,7 +45,6 @@ def test_streaming_prints_every_piece_of_both_answers_once():
     assert texts["product"] == r" 8 * 7 = 56.\n#### 56"
 
 
-@pytest.mark.process
 def test_logprobs_of_a_greedy_answer_are_those_of_the_likeliest_tokens():
     lines = output_of("logprobs.py").splitlines()
     assert len(lines) == 24
@@ -54,7 +53,6 @@ def test_logprobs_of_a_greedy_answer_are_those_of_the_likeliest_tokens():
         assert chosen == best and float(logprob) <= 0
 
 
-@pytest.mark.process
 def test_the_openai_client_gets_one_answer_whole_and_one_as_a_stream(server):
     answers = output_of("openai_client.py", server.base)
     assert answers == "30 + 12 = 30 + 10 + 2 = 40 + 2 = 42.\n#### 42\n8 * 7 = 56.\n#### 56\n"

@@ -54,6 +54,7 @@ def test_a_head_is_saved_under_the_names_of_the_field(tmp_path):
     assert tensors["t2d"].nonzero()[:, 0].tolist() == [1, 2, 3, 10, 63]
 
 
+@pytest.mark.seeds
 def test_the_packaged_head_is_mostly_right_on_held_out_problems():
     network, tokenizer = train_head.demo_network(weights_dir())
     tensors = load_file(head_dir() / "model.safetensors")

@@ -1,8 +1,11 @@
 """The demo model with schemas: every answer is valid, and no fewer are right."""
 
+import pytest
+
 from examples.demo_model.with_schema import is_valid, report, schema_of
 
 
+@pytest.mark.seeds
 def test_with_a_schema_every_answer_of_the_demo_model_is_valid(capsys):
     lines = report("demo", 12, 3)
     assert [line[0] for line in lines] == [

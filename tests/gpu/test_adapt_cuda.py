@@ -29,7 +29,7 @@ from forward_cases import FAMILIES, Family, Launched, batch_of, error, models, r
 from paged import LAYERS, Heads
 
 from gapless import LLM, SamplingParams
-from gapless.kernels.all_triton import HALF_KERNELS, KERNELS
+from gapless.kernels.all_triton import HALF_KERNELS, TRITON_KERNELS
 from gapless.kernels.few_rows import ADAPTED_ROWS
 from gapless.kernels.joined_rows import JOINED_ROWS
 from gapless.kernels.many_rows import MANY_ADAPTED
@@ -51,12 +51,12 @@ pytestmark = [
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 1), (32, 8), (1000, 4)])
 def test_it_adds_what_the_definition_says(tokens: int, slots: int, dtype: torch.dtype) -> None:
     for seed in range(2):
-        check_adapt(KERNELS, dtype, "cuda", tokens, slots, seed)
+        check_adapt(TRITON_KERNELS, dtype, "cuda", tokens, slots, seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_is_alone(dtype: torch.dtype) -> None:
-    check_alone(KERNELS, dtype, "cuda")
+    check_alone(TRITON_KERNELS, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

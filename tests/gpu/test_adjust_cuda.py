@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from adjust_cases import check_adjust, check_draws
 
 from gapless import LLM, SamplingParams
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import TRITON_KERNELS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,12 +27,12 @@ pytestmark = [
 @pytest.mark.parametrize("vocab", [131, 2500, 151_936])
 def test_slots_hold_the_logits_of_the_definition(vocab: int, dtype: torch.dtype) -> None:
     for seed in range(6):
-        check_adjust(KERNELS, vocab, dtype, "cuda", seed)
+        check_adjust(TRITON_KERNELS, vocab, dtype, "cuda", seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_with_a_slot_are_cut_and_drawn_from_it(dtype: torch.dtype) -> None:
-    check_draws(KERNELS, 151_936, dtype, "cuda")
+    check_draws(TRITON_KERNELS, 151_936, dtype, "cuda")
 
 
 def test_rows_that_ask_get_the_same_tokens_at_every_depth() -> None:

@@ -24,9 +24,9 @@ from suffix_cases import check_recall, check_remember
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import TRITON_KERNELS
 from gapless.kernels.views import Recall
-from gapless.step.speculation import PLAIN, Gate, Verify
+from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Verify
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,20 +50,20 @@ UNLIKELY = 114.0
 @pytest.mark.parametrize("places", [1, 2, 5])
 def test_places_begin_end_and_draw_as_their_rows_would(places: int) -> None:
     for seed in range(8):
-        check_begin(KERNELS, "cuda", seed, places)
-        check_begin_beside(KERNELS, "cuda", seed, places, [3, 1, 7, 9, 2, 0])
-        check_accept(KERNELS, "cuda", seed, places, 5)
+        check_begin(TRITON_KERNELS, "cuda", seed, places)
+        check_begin_beside(TRITON_KERNELS, "cuda", seed, places, [3, 1, 7, 9, 2, 0])
+        check_accept(TRITON_KERNELS, "cuda", seed, places, 5)
         if places > 1:
-            check_sample(KERNELS, "cuda", seed, places, 4000)
+            check_sample(TRITON_KERNELS, "cuda", seed, places, 4000)
 
 
 def test_what_followed_before_is_drafted() -> None:
-    assert sum(check_look_up(KERNELS, "cuda", seed, 4, (2, 4)) for seed in range(12)) > 10
+    assert sum(check_look_up(TRITON_KERNELS, "cuda", seed, 4, (2, 4)) for seed in range(12)) > 10
 
 
 def test_every_token_that_a_row_with_drafts_got_is_scored() -> None:
     listed = [place * 7 + row for row in (0, 2, 3, 4, 6) for place in range(3)]
-    check_score(KERNELS.score, "ties", torch.bfloat16, "cuda", 7, 4999, listed, 5, places=3)
+    check_score(TRITON_KERNELS.score, "ties", torch.bfloat16, "cuda", 7, 4999, listed, 5, places=3)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
@@ -100,15 +100,15 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
 
 @pytest.mark.parametrize(("width", "lengths"), [(1, 3), (5, 2)])
 def test_what_followed_in_other_answers_is_noted_and_drafted(width: int, lengths: int) -> None:
-    assert sum(check_remember(KERNELS, "cuda", seed, width, lengths, steps=40) for seed in range(6)) > 30
-    assert sum(check_recall(KERNELS, "cuda", seed, Recall(4, 1000, 100), lengths) for seed in range(6)) > 0
+    assert sum(check_remember(TRITON_KERNELS, "cuda", seed, width, lengths, steps=40) for seed in range(6)) > 30
+    assert sum(check_recall(TRITON_KERNELS, "cuda", seed, Recall(4, 1000, 100), lengths) for seed in range(6)) > 0
 
 
 @pytest.fixture
 def every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without chunks run all drafts, whatever pays."""
     everything = Verify(5, drafts=True)
-    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else PLAIN)
+    monkeypatch.setattr(Gate, "decide", lambda gate, decode: everything if decode else WITHOUT_DRAFTS)
 
 
 @pytest.mark.usefixtures("every_draft")

@@ -28,9 +28,9 @@ pytestmark = [
 def test_pages_are_copied_and_each_word_counts_by_its_place(words: int, out: bool) -> None:
     from gapless.kernels import all_triton, plain
 
-    for kernels in (all_triton.KERNELS, plain.KERNELS):
+    for kernels in (all_triton.TRITON_KERNELS, plain.KERNELS):
         check_definition(kernels, words, "cuda", words, out)
-    check_changes(all_triton.KERNELS, words, "cuda", 1)
+    check_changes(all_triton.TRITON_KERNELS, words, "cuda", 1)
 
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:
@@ -53,7 +53,7 @@ def test_memory_of_a_peer_is_read_by_kernels_where_it_is() -> None:
     src, dst = torch.from_numpy(writable(data)).view(torch.int32).view(6, -1), torch.zeros_like(pages, device="cuda")
     sums = torch.zeros(3, dtype=torch.int64, device="cuda")
     places = torch.tensor([[4, 0, 5], [1, 2, 0]], dtype=torch.int32).pin_memory()
-    all_triton.KERNELS.copy_pages(src, dst, places, sums)
+    all_triton.TRITON_KERNELS.copy_pages(src, dst, places, sums)
     assert torch.equal(dst[[1, 2, 0]].cpu(), pages[[4, 0, 5]])
     close()
     memory.close()

@@ -58,7 +58,7 @@ from step_cases import (
 
 from gapless.kernels import cut_triton, sampling_triton
 from gapless.kernels.activation_triton import triton_silu_mul
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import TRITON_KERNELS
 from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS
@@ -131,17 +131,17 @@ def test_draws_are_those_of_torch():
 @pytest.mark.parametrize("vocab", [13, 1025, 20_001])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_where_searches_go_wrong(dtype, vocab):
-    check_hard_rows(KERNELS, vocab, dtype, "cuda")
+    check_hard_rows(TRITON_KERNELS, vocab, dtype, "cuda")
 
 
 @pytest.mark.parametrize("vocab", [40, VOCAB])
 def test_rows_that_are_not_finite_and_padding(vocab):
-    check_bad_rows(KERNELS, vocab, "cuda")
+    check_bad_rows(TRITON_KERNELS, vocab, "cuda")
 
 
 @pytest.mark.parametrize("vocab", [40, VOCAB])
 def test_each_place_of_a_row_draws_what_its_mask_leaves(vocab):
-    check_masks_of_places(KERNELS, vocab, "cuda")
+    check_masks_of_places(TRITON_KERNELS, vocab, "cuda")
 
 
 @pytest.mark.parametrize("count", [1, 5, 40, 256])
@@ -152,8 +152,8 @@ def test_cuts_of_a_real_vocabulary(dtype, count):
     settings = [asked[i % 4]._replace(seed=i) for i in range(count)]
     rows, tables = tables_of(settings, "cuda")
     logits = random((count, VOCAB), dtype, "cuda", 5, 3.0)
-    KERNELS.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
-    tokens, finite = KERNELS.sample(logits, rows, tables, None)
+    TRITON_KERNELS.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
+    tokens, finite = TRITON_KERNELS.sample(logits, rows, tables, None)
     assert bool(finite.all())
     for i in range(0, count, max(1, count // 12)):
         row, found = logits[i].cpu(), mask_by(tables, int(rows[i]), logits[i], settings[i])

@@ -21,7 +21,7 @@ from gapless.base.config import EngineConfig
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.engine.core import EngineCore, build_core
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import TRITON_KERNELS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,19 +33,19 @@ pytestmark = [
 @pytest.mark.parametrize("places", [1, 5, 9])
 def test_a_row_loses_what_its_mask_leaves_out_and_is_late_without_one(vocab: int, places: int) -> None:
     for seed in range(6):
-        check_mask(KERNELS, vocab, "cuda", seed, places)
+        check_mask(TRITON_KERNELS, vocab, "cuda", seed, places)
 
 
 @pytest.mark.parametrize("width", [1, 3, 9])
 def test_a_live_row_that_got_a_token_has_it_in_its_mail(width: int) -> None:
     for seed in range(6):
-        check_reply(KERNELS, 131, "cuda", seed, width)
+        check_reply(TRITON_KERNELS, 131, "cuda", seed, width)
 
 
 @pytest.mark.parametrize("width", [2, 5, 9])
 def test_a_row_that_got_what_was_expected_drafts_what_is_expected_next(width: int) -> None:
     for seed in range(6):
-        check_expected(KERNELS, 131, "cuda", seed, width)
+        check_expected(TRITON_KERNELS, 131, "cuda", seed, width)
 
 
 class Slow(Automaton):

@@ -1,7 +1,5 @@
 """Schemas in the style of those that applications and libraries send."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Schema = dict[str, Any]

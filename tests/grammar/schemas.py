@@ -1,7 +1,5 @@
 """Random JSON schemas of the kinds that applications send, and a few by hand."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,13 +1,12 @@
 """Forms that the prompt has begun: the output goes on there, and both together have the form."""
 
-from __future__ import annotations
-
 import json
 import random
 
 import jsonschema
 import pytest
-from test_call_grammar import FUNCTIONS, TOOLS, forms_of, marks_of, speaker
+from sharpest import sharpest
+from test_call_grammar import FUNCTIONS, NAMES, TOOLS, forms_of, marks_of, speaker
 from walks import demo
 
 from gapless.base.errors import RequestError
@@ -125,9 +124,9 @@ def written(name, city="Oslo"):
     return begin + row.between.join(said) + form.after + form.closing
 
 
-@pytest.mark.parametrize("tokens", [True, False])
-@pytest.mark.parametrize("choice", ["required", "auto"])
-@pytest.mark.parametrize("name", TOOL_TABLES)
+@pytest.mark.parametrize("tokens", sharpest([True, False]))
+@pytest.mark.parametrize("choice", ["required", *sharpest(["auto"], keep=0)])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_call_goes_on_where_the_prompt_ends(name, choice, tokens):
     voice = speaker(marks_of(name) if tokens else ())
     forms, text = forms_of(voice, name), written(name)

@@ -1,12 +1,10 @@
 """Parameters that are one of some constants, in the forms of calls that write each by itself: written and read back."""
 
-from __future__ import annotations
-
 import json
 
 import jsonschema
 import pytest
-from test_call_grammar import Drawn, forms_of, marks_of, speaker
+from test_call_grammar import NAMES, Drawn, forms_of, marks_of, speaker
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
@@ -79,7 +77,7 @@ def test_constants_that_no_form_can_say_are_refused_by_name(schema, what):
     assert what in str(found.value)
 
 
-@pytest.mark.parametrize("name", TOOL_TABLES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("extra", [{}, {"parameters": None}, {"parameters": None, "strict": True}, {"strict": True}])
 def test_a_function_without_parameters_takes_none(name, extra):
     voice = speaker(marks_of(name))

@@ -1,7 +1,5 @@
 """What each kind of form allows and refuses."""
 
-from __future__ import annotations
-
 import random
 import re
 

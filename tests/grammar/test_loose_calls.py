@@ -1,12 +1,11 @@
 """Beside strict functions others stay as they are: any call of theirs that the parser reads may be written."""
 
-from __future__ import annotations
-
 import json
 
 import jsonschema
 import pytest
-from test_call_grammar import FUNCTIONS, TOOLS, Drawn, forms_of, marks_of, speaker
+from sharpest import sharpest
+from test_call_grammar import FUNCTIONS, NAMES, TOOLS, Drawn, forms_of, marks_of, speaker
 
 from gapless.base.errors import RequestError
 from gapless.base.params import SamplingParams
@@ -22,8 +21,8 @@ def form_of(voice, name, tools=LOOSE, choice="auto"):
     return formed(SamplingParams(), check_tools(tools, choice, None), forms_of(voice, name), "").structured_outputs
 
 
-@pytest.mark.parametrize("tokens", ["marks are tokens", "marks are text"])
-@pytest.mark.parametrize("name", TOOL_TABLES)
+@pytest.mark.parametrize("tokens", sharpest(["marks are tokens", "marks are text"]))
+@pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_a_function_that_is_not_strict_are_any_object(name, tokens):
     voice = speaker(() if "text" in tokens else marks_of(name))
     forms, other, seen = forms_of(voice, name), 0, set[str]()

@@ -1,14 +1,12 @@
 """Structural tags: what each format allows and refuses, and outputs that are drawn under trees of them."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
 from typing import Any
 
 import pytest
-from walks import SPEAKERS, demo
+from walks import demo
 
 from gapless.base.errors import RequestError
 from gapless.base.structured import StructuredOutputs
@@ -110,29 +108,6 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 def test_a_format_allows_these_outputs_and_not_those(tree, good, bad):
     assert [text for text in good if not demo().accepts(form(tree), text)] == []
     assert [text for text in bad if demo().accepts(form(tree), text)] == []
-
-
-@pytest.mark.parametrize("speaker", SPEAKERS)
-@pytest.mark.parametrize(
-    ("tree", "pattern"),
-    [
-        (several("sequence", regex("[a-c]{2,4}"), const("-"), times("plus", const("xy"))), "[a-c]{2,4}-(xy)+"),
-        (tag("<a>", several("or", const("yes"), regex("no{1,3}")), ["</a>", "!"]), "<a>(yes|no{1,3})(</a>|!)"),
-        (listed(at_least_one=True, stop_after_first=True), r'<a>[0-9]+</a>|<b>\{\s*"a"\s*:\s*-?[0-9]+\s*\}</b>'),
-    ],
-)
-def test_outputs_drawn_under_a_tree_of_formats_match_the_regex_that_says_the_same(speaker, tree, pattern):
-    for seed in range(5):
-        text = SPEAKERS[speaker]().say(form(tree), seed)
-        assert re.fullmatch(pattern, text), text
-
-
-def test_the_older_form_is_triggered_tags_in_other_words():
-    older = {"triggers": ["<f"], "structures": [{"begin": "<f=x>", "schema": RECORD, "end": "</f>"}]}
-    texts = ["", "so", 'so <f=x>{"a":1}</f> <f=x>{"a":2}</f>', "<f=y>", "<f=x>{}</f>", '<f=x>{"a":1}']
-    for text in texts:
-        both = StructuredOutputs(structural_tag=older), form(triggered(CALL))
-        assert demo().accepts(both[0], text) == demo().accepts(both[1], text), text
 
 
 def test_objects_are_closed_in_every_format_where_the_form_says_so():

@@ -1,7 +1,5 @@
 """A form of output begins after the model's thinking, which is free."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -41,14 +39,6 @@ def test_every_form_begins_after_thinking_and_not_before(form, output, tokens):
         assert voice.accepts(asked, text), text
     for text in (f"<think>hm{output}", "<think>hm</think>", f"<think>hm</think>{output}</think>"):
         assert not voice.accepts(asked, text) or form.keys() == {"structural_tag"}, text
-
-
-@pytest.mark.parametrize("tokens", [True, False])
-def test_a_prompt_may_have_begun_the_thinking_or_ended_it(tokens):
-    voice, begun = form_after("<think>\n", tokens, choice=["yes"])
-    assert voice.accepts(begun, "hm</think>\nyes") and not voice.accepts(begun, "yes")
-    voice, ended = form_after("<think>\n\n</think>\n\n", tokens, choice=["yes"])
-    assert voice.accepts(ended, "yes") and not voice.accepts(ended, "<think>hm</think>yes")
 
 
 def test_marks_count_as_tokens_only_and_no_output_ends_while_thinking():

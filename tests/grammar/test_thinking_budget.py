@@ -1,7 +1,5 @@
 """A budget of thinking: after so many tokens of it only its end may come, whether its marks are tokens or text."""
 
-from __future__ import annotations
-
 import pytest
 from test_call_grammar import speaker
 

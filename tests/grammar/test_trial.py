@@ -1,10 +1,9 @@
 """Grammars that would take an engine's stack, memory or time are refused by a process that dies in its place."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
+from sharpest import sharpest
 from walks import demo
 
 from gapless.base.errors import RequestError
@@ -34,7 +33,7 @@ def grammars():
     made.close()
 
 
-@pytest.mark.parametrize("name", DEADLY)
+@pytest.mark.parametrize("name", sharpest(DEADLY, mark="process"))
 def test_a_form_that_would_kill_the_engine_is_refused_by_name_and_the_next_one_served(grammars, name):
     form = DEADLY[name]
     with pytest.raises(RequestError, match="compiling it takes more") as refused:

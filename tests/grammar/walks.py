@@ -1,7 +1,5 @@
 """Sampling by masks alone: what a model may say under a form, drawn at random."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sharpest import sharpest
 from torch.nn.attention.flex_attention import flex_attention
 
 from gapless import guard
@@ -75,7 +76,7 @@ def test_a_replay_is_an_access_of_the_stream_that_it_is_given_to():
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", sharpest(["eager", "aot_eager", "inductor"]))
 def test_compiled_functions_run_uncompiled_and_are_seen(backend):
     def program():
         layer = torch.nn.Linear(4, 4, device="cuda")
@@ -151,7 +152,7 @@ def test_operators_whose_arguments_are_functions():
     assert checked(program) == []
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", sharpest(["eager", "inductor"]))
 def test_the_compiler_leaves_the_checkers_own_code_alone(backend):
     """Where a region begins after something was compiled; without that, nothing in it would be found."""
     step = torch.compile(lambda x: x.relu() + 1, backend=backend)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from guarded_children import filed
 from harness import captures_at_once, check_at_rest, checksum_loop, run, script, sizes
+from sharpest import sharpest
 from tiny_models import tiny_config
 
 from gapless import guard
@@ -57,7 +58,7 @@ def test_steps_of_the_checksum_model_pass_under_no_sync(kind, depth):
     assert checked.launched >= steps > 100 and captured > 20 * device.captures and checked.trouble() == []
 
 
-@pytest.mark.parametrize("kind", ["cpu", "sim"])
+@pytest.mark.parametrize("kind", sharpest(["cpu", "sim"]))
 def test_a_dense_model_passes_with_every_way_of_sampling(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     alone = generate(str(tmp_path), kind)

@@ -185,6 +185,7 @@ def test_after_no_sync_everything_is_as_before(t):
     assert state() == before
 
 
+@pytest.mark.process
 def test_the_import_changes_nothing_and_a_region_does_not_load_the_compiler():
     code = (
         "import torch, gc, sys; f = (torch.cuda.synchronize, torch.Tensor.to, list(gc.callbacks))\n"

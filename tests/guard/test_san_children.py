@@ -74,6 +74,7 @@ FORKED = """
 
 
 @EMULATED
+@pytest.mark.process
 def test_forked_children_are_checked_and_end(tmp_path):
     """Workers of a DataLoader, a pool whose workers are terminated, plain forks that exit at once or at the end."""
     report, out = checked(tmp_path, FORKED)

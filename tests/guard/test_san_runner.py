@@ -368,6 +368,7 @@ def pytest_run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_pytest_fails_tests_whose_program_waits(tmp_path):
     done = pytest_run(tmp_path, "--gapless-san", "--gapless-san-json", "out.json", "-rA")
     assert "3 failed, 2 passed" in done.stdout, done.stdout + done.stderr

@@ -29,11 +29,3 @@ def test_a_compiled_function_runs_uncompiled_and_a_captured_operator_is_not_accu
     assert not any(row.fault for name, row in rows.items() if name != "an operator under capture")
     # An emulated graph runs what it captures, which a real one does not.
     assert rows["an operator under capture"].fault == "expected no runs at once"
-
-
-def test_the_table_has_a_line_for_each_rule_and_counts_what_disagrees():
-    good = san_truth.Truth("one", "upload", True, True, 30.0, [1], ["upload"])
-    silent = san_truth.found_too(good._replace(found=[]))
-    assert silent.fault == "nothing is found"
-    lines = san_truth.by_rule([good, silent])
-    assert lines[1].split() == ["upload", "2", "1", "of", "2", "0", "of", "0", "0", "0", "1"]

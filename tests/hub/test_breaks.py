@@ -95,6 +95,7 @@ def test_a_hub_that_never_gets_beyond_a_point_is_given_up(small):
     assert len(begins(small)) == 3
 
 
+@pytest.mark.seeds
 def test_a_hub_that_ignores_the_range_gives_the_file_all_the_same(small):
     small.trouble = [f"cut:{THIRD}", "whole"]
     assert weights() == WEIGHTS
@@ -158,6 +159,7 @@ def test_a_disk_that_fills_up_is_named(small, cache):
         weights()
 
 
+@pytest.mark.seeds
 def test_a_hub_that_is_too_slow_is_a_server_error(small, monkeypatch, caplog):
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     small.delay = 0.3
@@ -172,7 +174,7 @@ def test_a_hub_that_is_too_slow_is_a_server_error(small, monkeypatch, caplog):
 OFFLINE = "model: HF_HUB_OFFLINE is set, so the hub is not asked for org/tiny: unset it"
 
 
-@pytest.mark.parametrize("how", ["down", "offline", "busy", "closed", "private"])
+@pytest.mark.parametrize("how", sharpest(["down", "private", "offline", "busy", "closed"], keep=2))
 def test_a_start_without_the_hub_uses_the_cache_and_says_why(hub, tiny, nowhere, monkeypatch, how, caplog):
     commit = hub.add(NAME, tiny)
     config = EngineConfig(model=NAME, load_format="dummy")
@@ -249,7 +251,7 @@ def test_a_model_that_is_not_there_is_refused(hub):
         locate(EngineConfig(tokenizer="org/none"))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize("name", sharpest(["model.safetensors", "tokenizer.json", "config.json"]))
 def test_a_cached_file_that_was_cut_off_is_fetched_again(hub, tiny, name):
     hub.add(NAME, tiny)
     file = Path(locate(CONFIG).config.model) / name
@@ -259,6 +261,7 @@ def test_a_cached_file_that_was_cut_off_is_fetched_again(hub, tiny, name):
     assert hub.fetched() == [name] and file.read_bytes() == tiny[name]
 
 
+@pytest.mark.seeds
 def test_a_start_that_waits_for_the_fetch_of_another_says_so(small, monkeypatch, caplog):
     caplog.set_level("INFO", "gapless.hub")
     monkeypatch.setattr(repo, "UNLOGGED_SECONDS", 0.05)
@@ -285,7 +288,8 @@ def test_a_cache_that_is_a_file_is_refused(hub, tiny, tmp_path):
 SETTINGS = ["HF_ENDPOINT=http://localhost:99999", "HF_HUB_ETAG_TIMEOUT=3s", "HF_HUB_DOWNLOAD_TIMEOUT=x"]
 
 
-@pytest.mark.parametrize("setting", sharpest(SETTINGS, mark="process"))
+@pytest.mark.process
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_a_setting_that_huggingface_hub_cannot_read_is_an_error_that_names_it(setting):
     name, _, value = setting.partition("=")
     command = [sys.executable, "-m", "gapless", "run", "--model", NAME, "hi"]
@@ -294,19 +298,11 @@ def test_a_setting_that_huggingface_hub_cannot_read_is_an_error_that_names_it(se
     assert done.returncode == 2 and last.startswith("gapless: error: huggingface_hub cannot be loaded") and name in last
 
 
-def test_a_repository_of_other_weights_alone_is_refused_for_these(hub):
-    hub.add(NAME, {"model-Q4.gguf": b"1"})
-    with pytest.raises(CheckpointError, match=r"has neither .* it holds model-Q4.gguf, which .* with safetensors"):
-        locate(CONFIG)
-
-
 def test_a_model_without_safetensors_is_refused(hub, tiny):
     weights = tiny.pop("model.safetensors")
-    for other in ("pytorch_model.bin", "model.gguf", "consolidated.safetensors"):
-        hub.add(NAME, {**tiny, other: weights})
-        with pytest.raises(
-            CheckpointError, match=f"model: org/tiny has neither .* it holds {other}, which are not read"
-        ):
+    for other, beside in (("pytorch_model.bin", tiny), ("consolidated.safetensors", tiny), ("model-Q4.gguf", {})):
+        hub.add(NAME, {**beside, other: weights})
+        with pytest.raises(CheckpointError, match=f"org/tiny has neither .* it holds {other}, which are not read"):
             locate(CONFIG)
     hub.add(NAME, tiny)
     with pytest.raises(CheckpointError, match=r"no weights at all. Pickles are never fetched, .*--revision"):
@@ -314,7 +310,7 @@ def test_a_model_without_safetensors_is_refused(hub, tiny):
     assert set(hub.fetched()) <= set(tiny)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", sharpest(["config.json", "tokenizer.json"]))
 def test_a_model_without_a_file_that_is_needed_is_refused(hub, tiny, name):
     del tiny[name]
     commit = hub.add(NAME, tiny)

@@ -37,7 +37,7 @@ from gapless.model.seam import BatchShape
 from gapless.step.graphs import CHUNK_COUNTS, CHUNK_TOKENS, ON_GPU
 from gapless.step.keys import AdjustKey, CutKey, ForwardKey, MaskKey, ProgramKey, ReplyKey, SampleKey, ScoreKey
 from gapless.step.kinds import kinds
-from gapless.step.lanes import SIZES
+from gapless.step.lanes import LANE_SIZES
 from gapless.step.logprobs import WIDTHS
 from gapless.step.packet import PacketShape
 from gapless.step.program import StepProgram
@@ -112,7 +112,7 @@ def eager_drafted(places: tuple[int, ...]) -> Iterator[ProgramKey]:
         packet = PacketShape(all_rows, count, beside, beside, 9 * count * beside)
         yield ForwardKey(BatchShape(count * size, chunks, 4096, size), packet, all_rows)
         yield SampleKey(all_rows, all_rows, bool(beside), size, drafts=True)
-        lane = next(lane for lane in SIZES if lane >= count)
+        lane = next(lane for lane in LANE_SIZES if lane >= count)
         for some in (None, Filters(top_k=True, top_p=False), Filters(top_k=True, top_p=True)):
             yield AdjustKey(lane, some, all_rows, size)
         yield CutKey(lane * size, Filters(top_k=True, top_p=True), all_rows)

@@ -47,7 +47,7 @@ def check_greedy(device: str, dtype: torch.dtype, rows: int, vocab: int) -> None
     logits = random((rows, vocab), dtype, device, 1)
     for row in range(rows):
         first = (row * 517 + vocab // 2) % vocab
-        for place in (vocab - 1, first, first + 1, first + 2, first + sampling_triton.BLOCK):
+        for place in (vocab - 1, first, first + 1, first + 2, first + sampling_triton.SAMPLING_BLOCK):
             logits[row, min(place, vocab - 1)] = 9.0
     tokens, finite = draw(logits, *tables([0.0] * rows, device))
     values = logits.float().cpu().tolist()

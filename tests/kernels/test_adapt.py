@@ -24,7 +24,7 @@ def test_a_token_is_alone():
     check_alone(plain.KERNELS, torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("dtype", native.DTYPES)
+@pytest.mark.parametrize("dtype", native.NATIVE_DTYPES)
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 1), (5, 3), (200, 8)])
 def test_native_code_adds_what_the_definition_says(tokens, slots, dtype):
     kernels = load_native()

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.adjust_triton import BLOCK, adjust_kernel
+from gapless.kernels.adjust_triton import ADJUST_BLOCK, adjust_kernel
 
 TABLES = ("index", "rows", "state", "settings", "history", "wishes", "counts", "counted")
 
@@ -28,6 +28,6 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 def test_it_compiles_ahead_of_time(dtype: str, drafts: int, capability: int) -> None:
     counts = ("batch", "slots")
     types = {"logits": dtype, **dict.fromkeys(TABLES, "*i32"), "adjusted": "*fp32", **dict.fromkeys(counts, "i32")}
-    constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": BLOCK, "DRAFTS": drafts}
+    constants = {"VOCAB": 151_936, "HISTORY": 40_960, "BLOCK": ADJUST_BLOCK, "DRAFTS": drafts}
     used = aot.build(adjust_kernel, capability, types, constants, warps=4, stages=3, unaligned=["rows", *counts])
     assert not used.trouble(capability) and used.registers <= 128

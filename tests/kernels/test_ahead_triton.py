@@ -98,7 +98,7 @@ def test_every_job_is_done_once_by_some_process(tmp_path, monkeypatch):
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(ahead_triton, "COMPILE_SECONDS", 0.1)
+    monkeypatch.setattr(ahead_triton, "FORKED_SECONDS", 0.1)
     monkeypatch.setattr(ahead_triton, "usable_cores", lambda: 2)
     here, forked, children = os.getpid(), ahead_triton.forked_worker, []
     monkeypatch.setattr(ahead_triton, "forked_worker", lambda *what: children.append(forked(*what)) or children[-1])

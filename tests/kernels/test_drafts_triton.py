@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.drafts_triton import BLOCK, accept_kernel, look_up_kernel
+from gapless.kernels.drafts_triton import MATCH_BLOCK, accept_kernel, look_up_kernel
 
 TABLES = {"rows": "*i32", "state": "*i32", "history": "*i32"}
 
@@ -31,6 +31,6 @@ def test_acceptance_compiles_ahead_of_time(capability: int) -> None:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_looking_up_compiles_ahead_of_time(capability: int) -> None:
     types = {**TABLES, "settings": "*i32", "matches": "*i32"}
-    constants = {"HISTORY": 40960, "MOST": 4, "SHORTEST": 2, "LONGEST": 4, "BLOCK": BLOCK}
+    constants = {"HISTORY": 40960, "MOST": 4, "SHORTEST": 2, "LONGEST": 4, "BLOCK": MATCH_BLOCK}
     used = aot.build(look_up_kernel, capability, types, constants, warps=4, stages=3, unaligned=("rows",))
     assert not used.trouble(capability) and used.registers <= 128

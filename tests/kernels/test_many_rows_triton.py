@@ -14,7 +14,7 @@ import torch
 
 from gapless.kernels import library_triton, many_rows
 from gapless.kernels.linear import TorchLinear
-from gapless.kernels.many_rows_triton import MOST_WEIGHT, product_kernel, serves, tiles_for
+from gapless.kernels.many_rows_triton import MOST_MANY_WEIGHT, product_kernel, serves, tiles_for
 
 POINTERS = dict.fromkeys(("matrix", "bias", "out", "norm", "scaled", "given", "down"), "*bf16") | {
     "before": "*fp32", "squares": "*fp32", "inner": "*fp32", "slots": "*i64",
@@ -89,6 +89,6 @@ def test_matrices_that_are_left_to_torch() -> None:
     not wider than the matrix."""
     found = [
         serves(torch.empty(*shape, dtype=torch.bfloat16, device="meta"))
-        for shape in ((6144, 1024), (MOST_WEIGHT // 1024 + 1, 1024), (64, 1000), (64, 1001), (64, 64))
+        for shape in ((6144, 1024), (MOST_MANY_WEIGHT // 1024 + 1, 1024), (64, 1000), (64, 1001), (64, 64))
     ]
     assert found == [True, False, True, False, False]

@@ -75,7 +75,7 @@ def test_one_answer_weighs_all_numbers_of_rows(products, kept, tmp_path):
 def test_both_are_measured_in_turns_at_each_number_of_rows(products, kept):
     made = products()
     asked(kept)
-    want = [(rows, 96 * 34, 96, way) for rows in choice.ROWS for _ in range(choice.TURNS) for way in WAYS]
+    want = [(rows, 96 * 34, 96, way) for rows in choice.CHOICE_ROWS for _ in range(choice.CHOICE_TURNS) for way in WAYS]
     assert made.calls == want
 
 
@@ -85,9 +85,9 @@ def test_a_shape_is_measured_once_and_the_answer_kept(products, kept):
     made = products()  # another process, another moment
     assert not asked(kept) and made.calls == []
     assert asked(kept, outputs=64) and made.calls != []
-    four = len(choice.ROWS)
+    four = len(choice.CHOICE_ROWS)
     assert list(json.loads(kept.read_text()).values()) == [[SLOW / FAST] * four, [FAST / SLOW] * four]
-    assert {path.name for path in kept.parent.iterdir()} == {kept.name, choice.LOCK}
+    assert {path.name for path in kept.parent.iterdir()} == {kept.name, choice.CHOICES_LOCK}
 
 
 def test_the_only_way_is_not_measured(products, kept):
@@ -135,7 +135,7 @@ def test_of_a_large_matrix_the_first_columns_are_measured(products, kept, monkey
 
 def test_the_time_of_measuring_is_bounded(products, kept):
     """A shape that passes the bound is measured whole; those after it get AMX, unmeasured."""
-    turns = 2 * choice.TURNS * len(choice.ROWS)
+    turns = 2 * choice.CHOICE_TURNS * len(choice.CHOICE_ROWS)
     each = choice.MEASURING_SECONDS / turns * 0.8
     made = products(amx=lambda rows: each, vectors=lambda rows: each)
     assert all(asked(kept, outputs) for outputs in (32, 64, 96, 128))
@@ -178,8 +178,11 @@ def test_processes_of_one_start_use_the_same_answers(kept):
 def test_a_process_that_never_ends_its_measuring_is_an_error(products, kept, monkeypatch):
     """Measured beside that process, this one might choose otherwise."""
     made = products()
-    monkeypatch.setattr(choice, "LOCK_SECONDS", 0.1)
-    with build.only_one(kept.parent / choice.LOCK, 0), pytest.raises(UserError, match=f"{choice.LOCK} is still locked"):
+    monkeypatch.setattr(choice, "CHOICES_LOCK_SECONDS", 0.1)
+    with (
+        build.only_one(kept.parent / choice.CHOICES_LOCK, 0),
+        pytest.raises(UserError, match=f"{choice.CHOICES_LOCK} is still locked"),
+    ):
         asked(kept)
     assert not made.calls
     assert asked(kept) and made.calls

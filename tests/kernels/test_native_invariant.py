@@ -10,7 +10,7 @@ from kernels.native_kernels import load_native, load_plain_variant
 from kernels.test_native_attention import LENGTHS, PAGE, made, queries
 
 from gapless.kernels.choose import choose
-from gapless.kernels.native import DTYPES, NativeLinear
+from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
 from gapless.kernels.views import RowBatch
 
 
@@ -20,13 +20,13 @@ def here():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
     linear = choose("cpu", dtype, batch_invariant=True).linear
     assert isinstance(linear(torch.randn(4, 8).to(dtype), None), NativeLinear)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES)
 @pytest.mark.parametrize(("kv_heads", "grouped", "dim"), [(1, 2, 64), (1, 1, 128), (1, 7, 80), (2, 4, 32), (2, 3, 16)])
 def test_a_query_has_the_same_bits_in_any_chunk_and_alone(kv_heads, grouped, dim, dtype):
     """Before and after the 512 keys at which a decode row's sums are cut."""
@@ -41,7 +41,7 @@ def test_it_holds_without_the_bfloat16_dot_product(tmp_path):
         decode_attention=unpack.decode_attention(ops.decode_attention.default),
         prefill_attention=unpack.prefill_attention(ops.invariant_prefill_attention.default),
     )
-    for dtype in DTYPES:
+    for dtype in NATIVE_DTYPES:
         check_any_chunk(kernels, 1, 2, 64, dtype)
 
 

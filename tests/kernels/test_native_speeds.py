@@ -31,6 +31,6 @@ def test_the_peak_is_one_that_a_processor_can_have():
 def test_every_dtype_has_a_product_and_an_attention():
     load_native()
     found = speeds()
-    assert [speed.dtype for speed in found] == list(native.DTYPES)
+    assert [speed.dtype for speed in found] == list(native.NATIVE_DTYPES)
     for speed in found:
         assert speed.product_share > 0 and speed.attention_share > 0 and speed.product and speed.attention

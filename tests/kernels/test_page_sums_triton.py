@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs triton: it is installed on Linux onl
 import aot
 import interpreter
 
-from gapless.kernels.pages_triton import TILE, copy_kernel, copy_pages
+from gapless.kernels.pages_triton import COPY_TILE, copy_kernel, copy_pages
 
 
 def test_kernels_pass_their_tests_in_the_interpreter() -> None:
@@ -22,7 +22,7 @@ def test_it_compiles_ahead_of_time(capability: int) -> None:
     types = {"src": "*i32", "dst": "*i32", "places": "*i32", "sums": "*i64"}
     types |= dict.fromkeys(("count", "words", "src_stride", "dst_stride"), "i32")
     used = aot.build(
-        copy_kernel, capability, types, {"TILE": TILE}, warps=8, stages=3, unaligned=["count", "places", "sums"]
+        copy_kernel, capability, types, {"TILE": COPY_TILE}, warps=8, stages=3, unaligned=["count", "places", "sums"]
     )
     assert not used.trouble(capability) and used.registers <= 128
 

@@ -10,7 +10,14 @@ import aot
 import interpreter
 
 from gapless.kernels import cut_triton
-from gapless.kernels.sampling_triton import BLOCK, CHUNKS, MANY_ROWS_BLOCKS, best_kernel, choose_kernel, drawn_kernel
+from gapless.kernels.sampling_triton import (
+    CHUNKS,
+    MANY_ROWS_BLOCKS,
+    SAMPLING_BLOCK,
+    best_kernel,
+    choose_kernel,
+    drawn_kernel,
+)
 
 VOCAB = 151_936
 TABLES = {"rows": "*i32", "state": "*i32", "settings": "*i32"}
@@ -26,7 +33,7 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
     aot.spread([80, 90, 100], ["*fp32", "*bf16"], [CHUNKS[0][1], MANY_ROWS_BLOCKS]),
 )
 def test_the_search_compiles_ahead_of_time(dtype: str, blocks: int, capability: int) -> None:
-    constants = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": BLOCK, "LANES": 256}
+    constants = {"VOCAB": VOCAB, "ROOM": 1, "BLOCKS": blocks, "BLOCK": SAMPLING_BLOCK, "LANES": 256}
     types = {"logits": dtype, "adjusted": "*fp32", **TABLES, "masks": "*i32", "slots": "i32", "batch": "i32"}
     free, found = ["rows", "slots", "batch"], {"values": "*fp32", "ids": "*i32"}
     used = aot.build(best_kernel, capability, types | found, constants, warps=4, stages=3, unaligned=free)
@@ -58,7 +65,7 @@ NUMBERS = ("batch", "slots", "top_k", "counts", "level", "shift")
 
 @pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.parametrize("tile", [cut_triton.FEW_ROWS_TILE, cut_triton.TILE])
+@pytest.mark.parametrize("tile", [cut_triton.FEW_ROWS_TILE, cut_triton.CUT_TILE])
 def test_the_cut_compiles_ahead_of_time(dtype: str, name: str, tile: int) -> None:
     kernel = PASSES[name]
     constants = {"VOCAB": VOCAB, "ROOM": 1, "TILE": tile, "BITS": 32 if dtype == "*fp32" else 16, "LANES": 256}

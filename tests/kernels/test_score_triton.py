@@ -10,7 +10,7 @@ import aot
 import interpreter
 
 from gapless.kernels.layout import score_words
-from gapless.kernels.score_triton import TILE, line_kernel, spread_kernel
+from gapless.kernels.score_triton import SCORE_TILE, line_kernel, spread_kernel
 
 VOCAB, SPLITS = 151_936, 75
 PARTS = {"tokens": "*i32", "sums": "*fp32", "before": "*i32", "best": "*i64"}
@@ -22,7 +22,7 @@ def test_kernels_pass_their_tests_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize(("dtype", "width", "capability"), aot.spread([80, 90, 100], ["*fp32", "*bf16"], [0, 5, 20]))
 def test_the_spread_compiles_ahead_of_time(dtype: str, width: int, capability: int) -> None:
-    constants = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": TILE, "SPLITS": SPLITS, "WIDTH": width}
+    constants = {"COLUMNS": 1, "VOCAB": VOCAB, "TILE": SCORE_TILE, "SPLITS": SPLITS, "WIDTH": width}
     types = {"logits": dtype, "index": "*i32", **PARTS, "batch": "i32"}
     used = aot.build(spread_kernel, capability, types, constants, warps=4, stages=3, unaligned=["batch"])
     assert not used.trouble(capability) and used.registers <= 128

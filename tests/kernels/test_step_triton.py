@@ -12,7 +12,7 @@ import interpreter
 from gapless.kernels.begin_triton import begin_decode_kernel
 from gapless.kernels.finish_triton import finish_kernel, stops_at_once
 from gapless.kernels.layout import line_words
-from gapless.kernels.mixed_triton import BLOCK, apply_kernel, gather_kernel
+from gapless.kernels.mixed_triton import MIXED_BLOCK, apply_kernel, gather_kernel
 
 TABLES = {"words": "*i32", "state": "*i32", "history": "*i32"}
 
@@ -65,11 +65,11 @@ def test_begin_mixed_compiles_ahead_of_time(places: int, capability: int) -> Non
     counts = ("count", "writes", "admissions")
     types = {"words": "*i32", "state": "*i32", "settings": "*i32", "pages": "*i32", **dict.fromkeys(counts, "i32")}
     used = aot.build(
-        apply_kernel, capability, types, {"BLOCK": BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts
+        apply_kernel, capability, types, {"BLOCK": MIXED_BLOCK, "COLUMNS": 64}, warps=2, stages=3, unaligned=counts
     )
     assert not used.trouble(capability) and used.registers <= 64
     counts = ("count", "decode", "tokens", "sent", "splits")
     types = {**TABLES, "pages": "*i32", "by_row": "*i64", "by_token": "*i64", **dict.fromkeys(counts, "i32")}
-    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": BLOCK, "ROWS": 1024, "PLACES": places}
+    constants = {"MAX_LEN": 40960, "MAX_PAGES": 2560, "PAGE": 16, "BLOCK": MIXED_BLOCK, "ROWS": 1024, "PLACES": places}
     used = aot.build(gather_kernel, capability, types, constants, warps=2, stages=3, unaligned=counts)
     assert not used.trouble(capability) and used.registers <= 128

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
+from sharpest import sharpest
 
 from gapless.lab.ab_plan import INTERIM_ALPHA, AbFlags
 from gapless.lab.compare import ArmRun, Pair, Rules, compare
@@ -69,6 +70,7 @@ def test_binomial_bounds_equal_known_values() -> None:
     assert binomial_bounds(1, 0.5) == (0, 1)
 
 
+@pytest.mark.seeds
 def test_200_aa_runs_are_called_a_difference_in_about_5_percent() -> None:
     """The whole way of a report: rows, Holm over one metric, verdicts."""
     rng = random.Random(2)
@@ -88,7 +90,8 @@ def _noise_with_memory(rng: random.Random, plan: AbFlags, seed: int) -> tuple[li
     return *sides, order
 
 
-def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> None:
+@pytest.mark.seeds
+def test_a_drawn_order_holds_its_level_when_the_noise_remembers_some_runs() -> None:
     """Strict ABBA then calls a little more than 5 %; a drawn order does not (both are said in the documentation)."""
     rng = random.Random(7)
 
@@ -101,7 +104,7 @@ def test_the_order_within_pairs_when_the_noise_has_a_memory_of_some_runs() -> No
     assert high < called("abba") < 0.08 * 3000
 
 
-@pytest.mark.parametrize("pairs", [4, 6, 10, 20])
+@pytest.mark.parametrize("pairs", sharpest([4, 6, 10, 20]))
 def test_aa_is_called_as_often_as_the_level_says(pairs: int) -> None:
     rng = random.Random(pairs)
     called = sum(crossover(*sides(experiment(rng, pairs, 0.01, hiccups=False))).p < 0.05 for _ in range(2000))
@@ -109,6 +112,7 @@ def test_aa_is_called_as_often_as_the_level_says(pairs: int) -> None:
     assert low <= called <= high
 
 
+@pytest.mark.seeds
 def test_hiccups_make_the_tests_careful_not_eager() -> None:
     rng = random.Random(8)
     found = [sides(experiment(rng, 8, 0.01)) for _ in range(2000)]
@@ -127,7 +131,7 @@ def test_unpaired_welch_on_paired_runs_is_blind() -> None:
     assert paired > 1.5 * unpaired
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.05 / 8])
+@pytest.mark.parametrize("alpha", sharpest([0.05, 0.05 / 8]))
 def test_a_planted_3_percent_is_found_at_the_n_that_is_predicted(alpha: float) -> None:
     """The spread comes from a long A/A, the number of pairs from the spread, and the share found from fresh runs."""
     noise, effect = 0.01, 0.03
@@ -152,7 +156,7 @@ def _family(rng: random.Random, metrics: int) -> list[float]:
     return [crossover(column[::2], column[1::2], order).p for column in columns]
 
 
-@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("corrected", sharpest([True, False]))
 def test_a_whole_list_has_5_percent_too_because_of_holm(corrected: bool) -> None:
     rng = random.Random(4)
     lists = [_family(rng, 8) for _ in range(600)]
@@ -166,6 +170,7 @@ def _stopping(check: Callable[[list[Pair], int], bool], rng: random.Random, look
     return any(check(pairs[:look], look) for look in looks)
 
 
+@pytest.mark.seeds
 def test_stopping_early_is_honest_and_looking_without_a_plan_is_not() -> None:
     plan = AbFlags(runs=20, stop_early=True)
     assert plan.looks() == [4, 10, 16, 20]

@@ -78,6 +78,7 @@ def test_one_server_against_itself_gives_a_whole_report(fast: Server) -> None:
     assert len([line for line in said if line.startswith("pair ")]) == 8
 
 
+@pytest.mark.seeds
 def test_texts_are_cut_to_their_lengths_as_in_bench_serve(fast: Server) -> None:
     chat = LoadPlan(Target(backend="openai-chat"), Workload(num_prompts=4, input_len=16, output_len=2), concurrency=4)
     report = run_experiment(setup(fast, fast, runs=2, warmup_runs=0)._replace(load=chat), lambda text: None)
@@ -233,6 +234,7 @@ sys.exit(main(json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.process
 def test_servers_at_urls_are_compared_without_torch(fast: Server, tmp_path: Path) -> None:
     words = command("--warmup-runs", "0", "--out", str(tmp_path / "r"))
     done = subprocess.run(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from gapless import AsyncLLM
 from gapless.lab.eval_questions import Question, demo_questions
 from gapless.lab.eval_report import Comparison, EvalResult
@@ -31,6 +33,7 @@ def evaluate(questions: list[Question], task: EvalFlags, **engine: Any) -> EvalR
     return EvalResult(task, questions, contents, answers)
 
 
+@pytest.mark.seeds
 def test_depth_changes_no_answer() -> None:
     task = EvalFlags(concurrency=32, max_tokens=192)
     one, eight = (evaluate(QUESTIONS, task, depth=depth) for depth in ("1", "8"))

@@ -114,9 +114,9 @@ def test_sign_flips_drawn_agree_with_all_of_them() -> None:
     assert sign_flip_p(differences) == 0.09375
     assert sign_flip_p([1.0] * 6) == 2 / 2**6
     assert sign_flip_p([1.0, -1.0] * 3) == 1.0
-    many = differences * 3
+    many = differences[:5] * 3
     exact = sum(abs(sum(s * d for s, d in zip(signs, many, strict=True))) >= abs(sum(many)) * (1 - 1e-12)
-                for signs in itertools.product((1, -1), repeat=18)) / 2**18  # fmt: skip
+                for signs in itertools.product((1, -1), repeat=15)) / 2**15  # fmt: skip
     assert sign_flip_p(many) == pytest.approx(exact, abs=4 * math.sqrt(exact / 20_000))
     assert sign_flip_p(many, seed=1) == sign_flip_p(many, seed=1)
 

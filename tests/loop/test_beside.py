@@ -11,8 +11,8 @@ from sharpest import sharpest
 from gapless.base.params import SamplingParams
 from gapless.base.records import Request
 from gapless.kernels import native
-from gapless.loop.beside import LEAST_BOUNDED, LEAST_TOKENS, LONGEST, SOON, STALL, UNNOTICED_NS, Beside
 from gapless.loop.build import Sizes, build_loop
+from gapless.loop.chunk_limit import LEAST_BOUNDED, LEAST_CHUNK_TOKENS, LONGEST, SOON, STALL, UNNOTICED_NS, ChunkLimit
 from gapless.testing.checksum import ChecksumModel, continue_prompt
 from gapless.testing.sim import SimDevice
 
@@ -23,7 +23,7 @@ ROWS = 4
 
 
 def learnt(rows_ns, token_ns, most_ns=0):
-    beside = Beside(most_ns)
+    beside = ChunkLimit(most_ns)
     for number in range(50):
         for rows, tokens in ((ROWS, 300), (0, 600), (ROWS, 150 + number)):
             beside.learn(rows, tokens, int(rows_ns * (0.5 + rows / ROWS / 2) + tokens * token_ns))
@@ -43,7 +43,7 @@ def learnt(rows_ns, token_ns, most_ns=0):
 )
 def test_a_step_with_chunks_takes_no_longer_than_the_bound(rows_ns, token_ns, waiting, bound_ns):
     tokens = learnt(rows_ns, token_ns).tokens(ROWS, waiting)
-    assert tokens > LEAST_TOKENS and rows_ns + tokens * token_ns == pytest.approx(bound_ns, rel=0.03)
+    assert tokens > LEAST_CHUNK_TOKENS and rows_ns + tokens * token_ns == pytest.approx(bound_ns, rel=0.03)
 
 
 @pytest.mark.parametrize("bound_ns", [25 * MS, 60 * MS, 300 * MS])
@@ -58,13 +58,13 @@ def test_more_rows_leave_less_time_for_prompts_where_a_user_bounds_it():
 
 
 def test_slow_prompts_go_on():
-    assert learnt(MS, 100 * MS).tokens(ROWS, 0) == LEAST_TOKENS
+    assert learnt(MS, 100 * MS).tokens(ROWS, 0) == LEAST_CHUNK_TOKENS
     assert learnt(MS, 100 * MS, 50 * MS).tokens(ROWS, 0) == LEAST_BOUNDED
 
 
 @pytest.mark.parametrize("most_ns", [0, 100 * MS])
 def test_a_bound_begins_with_few_tokens_and_learns_from_the_first_chunk(most_ns):
-    beside, least = Beside(most_ns), LEAST_BOUNDED if most_ns else LEAST_TOKENS
+    beside, least = ChunkLimit(most_ns), LEAST_BOUNDED if most_ns else LEAST_CHUNK_TOKENS
     beside.learn(4, 0, MS)
     assert beside.tokens(4, 10**6) == least
     beside.learn(0, 1000, 50 * MS)
@@ -80,7 +80,7 @@ def test_a_bound_follows_the_times():
 
 
 def test_steps_that_are_all_alike_do_not_make_tokens_free():
-    beside = Beside()
+    beside = ChunkLimit()
     for number in range(200):
         beside.learn(8, 128, 100 * MS + number % 3)
     assert beside.tokens(8, 0) < 1000
@@ -182,7 +182,7 @@ def test_steps_that_cannot_keep_within_max_itl_are_counted_and_the_first_is_warn
 
 def test_a_prompt_that_is_slow_beyond_measure_ends_all_the_same():
     _, chunks, _ = run(2, token_ns=50 * MS, prompt=1000, bounds_stalls=True)
-    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST_TOKENS} and len(chunks) == 8
+    assert {step.chunk_tokens for step in chunks[:-1]} == {LEAST_CHUNK_TOKENS} and len(chunks) == 8
 
 
 def test_without_the_bound_a_step_is_filled():

@@ -397,6 +397,6 @@ def test_an_engine_without_a_tier_has_nothing_of_it():
     device = SimDevice(6)
     loop = checksum_loop(device, SHAPE, 2)
     assert loop.transfers is None and type(loop.pool.watcher) is PageListener and loop.planner.room.host is None
-    with pytest.raises(ConfigError, match=r"host:4095 holds no page, which takes 4,096 bytes"):
+    with pytest.raises(ConfigError, match=r"host:4095 holds no page of 4,096 bytes: give more"):
         checksum_loop(device, SHAPE, 2, host=HostSizes(4095))
     device.close()

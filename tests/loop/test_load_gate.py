@@ -17,7 +17,7 @@ from gapless.base.records import Request
 from gapless.kernels import native
 from gapless.loop.build import HostSizes, Sizes
 from gapless.memory.below import LowerTiers
-from gapless.memory.gate import HOST, LoadGate
+from gapless.memory.gate import HOST_SOURCE, LoadGate
 
 LENGTH, SIZE, COUNT = 256, 4, 6
 SHAPE = Sizes(rows=2, max_len=LENGTH, pages=COUNT * LENGTH // SIZE // 3 + 1, page_size=SIZE, step_tokens=256, queue=8)
@@ -95,7 +95,7 @@ def gate_of(token: int, *pages: int) -> LoadGate:
     gate = LoadGate()
     for _ in range(2):  # the first time of each does not count
         gate.computed(1, token)
-        for source, page in enumerate(pages, HOST):
+        for source, page in enumerate(pages, HOST_SOURCE):
             gate.moved(source, 1, page)
     return gate
 
@@ -104,7 +104,7 @@ def test_a_load_is_tried_when_its_time_is_unknown_and_not_when_it_takes_longer()
     gate = gate_of(1)
     assert gate.pays(64, 16), "nothing is known of loads"
     for _ in range(2):
-        gate.moved(HOST, 10, 1_000)
+        gate.moved(HOST_SOURCE, 10, 1_000)
     assert not gate.pays(64, 16) and gate.pays(1_600, 16)
 
 
@@ -130,7 +130,7 @@ def test_steps_as_large_as_a_small_budget_allows_are_measured():
         loop.turn()
     gate = loop.transfers.host.gate
     for _ in range(2):
-        gate.moved(HOST, 1, 10**9)
+        gate.moved(HOST_SOURCE, 1, 10**9)
     assert not gate.pays(4, 1), "what a token takes is known"
     device.close()
 
@@ -160,7 +160,7 @@ def test_loads_that_do_not_pay_cost_a_32nd_of_computing():
 
 def test_one_load_on_a_busy_machine_does_not_close_the_gate():
     gate = gate_of(100, 60)
-    gate.moved(HOST, 1, 1_000_000)
+    gate.moved(HOST_SOURCE, 1, 1_000_000)
     assert gate.pays(1, 1)
 
 
@@ -177,5 +177,5 @@ def test_a_first_prompt_that_compiles_does_not_make_slow_loads_pay():
     gate = LoadGate()
     for tokens_ns in (1_000_000, 100):
         gate.computed(1, tokens_ns)
-        gate.moved(HOST, 1, 200)
+        gate.moved(HOST_SOURCE, 1, 200)
     assert not gate.pays(1, 1)

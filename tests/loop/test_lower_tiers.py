@@ -20,7 +20,7 @@ from gapless.loop.build import HostSizes
 from gapless.loop.loop import NEWS_SECONDS
 from gapless.memory.below import JOB_PAGES, LowerTiers
 from gapless.memory.copies import GroupCopies, HostCounts, PageCopy
-from gapless.memory.gate import HOST, LoadGate
+from gapless.memory.gate import HOST_SOURCE, LoadGate
 from gapless.memory.ledger import Ledger
 from gapless.memory.pages import PagePool
 from gapless.testing.sim import SimDevice
@@ -502,7 +502,7 @@ def test_a_request_whose_pages_load_slowly_from_host_and_below_counts_once(engin
     for copy in [*host.groups[0].copies.values()][9:12]:
         copy.lose()
     host.gate.weighs = True
-    for source in (HOST, 0, HOST, 0):
+    for source in (HOST_SOURCE, 0, HOST_SOURCE, 0):
         host.gate.moved(source, 1, 10**12)
     (counts,) = one.ask(known + new[:12])
     assert not (counts.hits or host.counts.loaded) and host.counts.slower == 1

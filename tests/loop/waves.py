@@ -63,7 +63,7 @@ def play(machine, requests, at_once, beside=None, noise: Callable[[int], float] 
     limits = Limits(BUDGET, most_page_writes(ROWS, MAX_LEN // PAGE, PAGE, BUDGET), 10_000, False)
     planner = Planner(limits, [pool], table, ledger)
     if beside is not None:
-        planner.beside = beside.tokens
+        planner.chunk_limit = beside.tokens
     now, got, came, last, played = 0, 0, {}, {}, Played(0, [], [], [])
     todo = list(enumerate(requests))[::-1]
 

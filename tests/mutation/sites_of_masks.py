@@ -18,7 +18,7 @@ from simulation.scenario import VOCAB, Scenario
 from gapless.kernels.layout import DRAFTED, GENERATION, LATE, LENGTH, MAIL_ALONG, MAIL_TAG
 from gapless.loop import masks as loop_masks
 from gapless.loop.loop import Loop
-from gapless.loop.masks import NOTHING, Masks
+from gapless.loop.masks import NO_TAG, Masks
 from gapless.step.mail import Mail, tag_of
 from gapless.step.program import StepProgram
 
@@ -129,7 +129,7 @@ def any_reply() -> AbstractContextManager[None]:
     """The host takes what it finds for the token that it waits for."""
 
     def replies(original: Callable[..., Any], self: Mail, followed: Any) -> Any:
-        return original(self, np.where((followed != NOTHING) & (self.told != 0), self.told - 1, followed))
+        return original(self, np.where((followed != NO_TAG) & (self.told != 0), self.told - 1, followed))
 
     return replaced(Mail, "replies", replies)
 

@@ -17,7 +17,7 @@ from gapless.kernels import plain
 from gapless.kernels.layout import COMPUTED, PACKET_SLOT
 from gapless.memory.index import PrefixIndex
 from gapless.memory.ledger import Clock, Ledger
-from gapless.memory.pages import PASSED, PagePool, Pin
+from gapless.memory.pages import ALREADY_PASSED, PagePool, Pin
 from gapless.plan.bounds import Bounds
 from gapless.plan.planner import Planner
 from gapless.step.executor import Executor
@@ -54,9 +54,9 @@ def store_without_pin() -> AbstractContextManager[None]:
     """A page may be given to another while its store reads it."""
 
     def unpin(
-        original: Callable[..., None], self: PagePool, pages: Any, at: Any = PASSED, kind: Pin = Pin.REQUEST
+        original: Callable[..., None], self: PagePool, pages: Any, at: Any = ALREADY_PASSED, kind: Pin = Pin.REQUEST
     ) -> None:
-        original(self, pages, PASSED if at[0] is Clock.BULK_OUT else at, kind)
+        original(self, pages, ALREADY_PASSED if at[0] is Clock.BULK_OUT else at, kind)
 
     return replaced(PagePool, "unpin", unpin)
 
@@ -81,7 +81,7 @@ def clocks_run_ahead() -> AbstractContextManager[None]:
     """A transfer counts as acknowledged when it is begun."""
 
     def retire(original: Callable[..., None], self: Any, at: Any, release: Any, item: Any) -> None:
-        original(self, at if at[0] is Clock.COMPUTE else PASSED, release, item)
+        original(self, at if at[0] is Clock.COMPUTE else ALREADY_PASSED, release, item)
 
     return replaced(Ledger, "retire", retire)
 

@@ -471,7 +471,7 @@ def test_admission_leaves_room_for_rows_to_grow():
 def test_fewer_prompt_tokens_run_beside_decoding_rows():
     drive = Drive(rows=4, max_len=400, pages=400, size=4, tokens=200, prefix=False)
     asked = []
-    drive.planner.beside = lambda *numbers: asked.append(numbers) or 7
+    drive.planner.chunk_limit = lambda *numbers: asked.append(numbers) or 7
     drive.add(job(0, 250, 30))
     alone = [drive.turn().chunk_tokens for _ in range(2)]
     assert alone == [200, 50], "no row waits for these"

@@ -9,8 +9,12 @@ DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta":
 def events_of(response):
     """The events of a stream, each of which is named twice."""
     assert response.headers["content-type"].startswith("text/event-stream")
+    return events_in(response.text)
+
+
+def events_in(text):
     found = []
-    for event in response.text.removesuffix("\n\n").split("\n\n"):
+    for event in text.removesuffix("\n\n").split("\n\n"):
         name, data = re.fullmatch("event: (.*)\ndata: (.*)", event).groups()
         found.append(json.loads(data))
         assert found[-1]["type"] == name

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import threading
 import time
 from contextlib import contextmanager
 
 import httpx
+from form_core import FormCore
 from tiny_models import tiny_config
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -24,6 +26,19 @@ from gapless.text.tokenizer import Tokenizer
 from gapless.text.tokens import BYTE_OF
 
 MODEL = "tiny"
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TEXT_ROUTES = (COMPLETIONS, CHAT)
+HI = [{"role": "user", "content": "hi"}]
+BODIES = {
+    COMPLETIONS: {"prompt": "hi"},
+    CHAT: {"messages": HI},
+    RESPONSES: {"input": "hi"},
+    MESSAGES: {"model": MODEL, "max_tokens": 9, "messages": HI},
+    TOKENIZE: {"prompt": "x"},
+    DETOKENIZE: {"tokens": []},
+}
+"""The least that each route takes"""
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 TEMPLATE = (
     "{% if tools %}[{{ tools | length }} tools]{% endif %}"
@@ -49,12 +64,15 @@ def backend():
     return made
 
 
-def tokenizer(template=TEMPLATE):
+def tokenizer(template=TEMPLATE, marks=()):
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    return Tokenizer(backend(), special=special, template=ChatTemplate(template, special) if template else None)
+    made = backend()
+    made.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    return Tokenizer(made, special=special, template=ChatTemplate(template, special) if template else None)
 
 
-TOKENS = tokenizer()
+TOKENS, MARKED = tokenizer(), tokenizer(marks=("<think>", "</think>"))
+"""Without tokens that begin and end reasoning, and with them"""
 VOCAB = TOKENS.vocab_size
 
 
@@ -73,23 +91,56 @@ def write_model(directory):
     return directory
 
 
+GO_ON = threading.Event()
+"""A row that fails in the middle of its stream waits for this, which a test clears until it has read enough."""
+GO_ON.set()
+
+
 def script(request, count):
     """The alphabet over and over; marks in the prompt ask for something else.
 
-    '~' takes 2 ms a token, '!' has logits that are not finite at its third token (with '~' 0.3 s after the second, so
-    that this has gone out), '$' ends after 3 tokens, and '+' gives letters of two bytes.
+    '~' takes 2 ms a token, '!' has logits that are not finite at its third token, '$' ends after 3 tokens, and '+'
+    gives letters of two bytes.
     """
     prompt = TOKENS.decode(request.tokens.tolist())
-    fails = "!" in prompt and count == 2
     if "~" in prompt:
-        time.sleep(0.3 if fails else 0.002)
-    if fails:
+        time.sleep(0.002)
+    if "!" in prompt and count == 2:
+        GO_ON.wait(20)
         return -1
     if "$" in prompt and count == 3:
         return TOKENS.eos_token_id
     text = "äöü" if "+" in prompt else ALPHABET
     data = text.encode()
     return TOKENS.encode(text)[count % len(data)]
+
+
+def said(request, count):
+    """What the prompt has between SAY[ and ]SAY, then the end; else the alphabet, of which '!' fails at the 40th."""
+    prompt = MARKED.decode(request.tokens.tolist())
+    asked = re.findall(r"SAY\[(.*?)\]SAY", prompt, re.DOTALL)
+    if not asked:
+        if "!" in prompt and count == 40:
+            GO_ON.wait(20)
+            return -1
+        return MARKED.encode(ALPHABET[count % 26])[0]
+    ids = MARKED.encode(asked[-1])
+    return ids[count] if count < len(ids) else MARKED.eos_token_id
+
+
+def broken_off(client, path, body, until='"a?b"'):
+    """The text of a stream whose row fails once the client has read what matches `until`: two tokens, if not named."""
+    GO_ON.clear()
+    try:
+        with client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200
+            pieces, text = response.iter_text(), ""
+            while not re.search(until, text):
+                text += next(pieces)
+            GO_ON.set()
+            return text + "".join(pieces)
+    finally:
+        GO_ON.set()
 
 
 def fake_core(**options):
@@ -106,6 +157,14 @@ def listening_core(hear):
         return made
 
     return make
+
+
+def until(truth):
+    """Wait for a state that comes; the limit guards a hang alone."""
+    end = time.monotonic() + 60
+    while not truth():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.01)
 
 
 class Server:
@@ -176,25 +235,39 @@ class Server:
     def stats(self):
         return self.run(self.llm.stats)
 
-    def until(self, truth, seconds=10.0):
-        end = time.monotonic() + seconds
-        while not truth():
-            assert time.monotonic() < end, "it never became true"
-            time.sleep(0.01)
+    def until(self, truth):
+        until(truth)
 
     def client(self, **options):
         return httpx.Client(base_url=self.url, timeout=20, **options)
 
 
 @contextmanager
-def serving(config=None, core=fake_core, front=None, wait=True, engine=None):
+def serving(config=None, core=fake_core, front=None, wait=True, engine=None, **settings):
+    """A server of this core, with these settings of ServerConfig."""
     front = front or ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    server = Server(config or ServerConfig(port=0, disable_uvicorn_access_log=True), core, front, wait, engine)
+    config = config or ServerConfig(port=0, disable_uvicorn_access_log=True, **settings)
+    server = Server(config, core, front, wait, engine)
     server.start()
     try:
         yield server
     finally:
         server.stop()
+
+
+def serving_forms(reasoning="none", plain=said, tokens=MARKED, **settings):
+    """A server whose core honours forms of output, and whose replies may have calls, as hermes writes them."""
+    front = ModelAssets(tokens, (tokens.eos_token_id,), {})
+    parsers = {"tool_call_parser": "hermes", "reasoning_parser": reasoning}
+    return serving(core=lambda: FormCore(tokens, plain), front=front, **parsers, **settings)
+
+
+def posted(path, body, *headers, version="1.1"):
+    """The bytes of a request, for a socket."""
+    data = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: x", "content-type: application/json"]
+    lines += [f"content-length: {len(data)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
 def events(response):

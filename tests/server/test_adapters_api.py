@@ -1,14 +1,11 @@
 """Adapters over HTTP: they are models of the list, with a parent, and a request names one as its model."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from server_harness import MODEL, error_of, events, fake_core, serving
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import ConfigError
-from gapless.server.config import ServerConfig
 from gapless.server.settings import shown
 
 
@@ -121,15 +118,3 @@ def test_a_load_that_says_too_little_or_too_much_is_refused(client, body, param)
     answer = client.post("/v1/load_lora_adapter", json=body)
     assert answer.status_code == 400 and error_of(answer)["param"] == param
     assert names(client) == [MODEL, "tidy", "terse"]
-
-
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-def test_changes_are_for_operators_alone(path):
-    config = ServerConfig(port=0, api_key=("user",), operator_key=("boss",), disable_uvicorn_access_log=True)
-    with serving(config, core=core) as server, server.client() as client:
-        body = {"lora_name": "new", "lora_path": "new"}
-        codes = [
-            client.post(path, json=body, headers={"Authorization": f"Bearer {key}"}).status_code
-            for key in ("user", "boss")
-        ]
-    assert codes == [401, 200]

@@ -6,7 +6,6 @@ from starlette.requests import Request
 
 from gapless.server.app import ROUTES
 from gapless.server.auth import Access, KeyRing
-from gapless.server.config import ServerConfig
 from gapless.server.endpoint import Endpoint
 from gapless.server.errors import ApiError
 from gapless.server.pages import FILES, INDEX_PAGE
@@ -17,7 +16,7 @@ PUBLIC = {"/health", "/ready", "/ping", "/", "/ui", "/ui/", "/ui/{name:path}", "
 
 @pytest.fixture(scope="module")
 def guarded():
-    with serving(ServerConfig(port=0, api_key=KEYS, disable_uvicorn_access_log=True)) as server:
+    with serving(api_key=KEYS) as server:
         yield server
 
 
@@ -141,12 +140,22 @@ def test_from_another_machine_an_operator_route_needs_the_operators_key(keys):
     assert bool(ring.admit(request_with("boss"), Access.USER)) is bool(keys)
 
 
+def test_operator_routes_take_the_operators_key_alone():
+    config = {"api_key": ("user",), "operator_key": ("boss",)}
+    with serving(**config) as server, server.client() as client:
+        for path in ("/pause", "/resume", "/reset_prefix_cache", "/flush_cache", "/v1/unload_lora_adapter"):
+            codes = [
+                client.post(path, headers={"authorization": f"Bearer {key}"}).status_code for key in ("user", "boss")
+            ]
+            assert codes == [401, 200 if "lora" not in path else 400], path
+
+
 def test_the_prefix_cache_is_split_by_key_and_salt():
     """The core must see a different salt for each (key, cache_salt), and the body cannot choose the tenant."""
     salts = []
 
     core = listening_core(lambda request: salts.append(request.salt))
-    with serving(ServerConfig(port=0, api_key=("a", "b")), core=core) as server, server.client() as client:
+    with serving(api_key=("a", "b"), core=core) as server, server.client() as client:
         for key in ("a", "b"):
             for salt in (None, "None", "x"):
                 fields = {"prompt": "hi", "max_tokens": 1, "cache_salt": salt}

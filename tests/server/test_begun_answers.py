@@ -1,15 +1,13 @@
 """Answers that the last message has begun: thinking, a call, a form go on, over HTTP and in Python."""
 
-from __future__ import annotations
-
 import json
 
 import openai
 import pytest
 from jsonschema import validate
 from message_events import assembled, events_of
-from server_harness import events
-from test_responses_api import TOKENS, serving_calls
+from server_harness import MARKED as TOKENS
+from server_harness import events, serving_forms
 
 from gapless.base.params import SamplingParams
 from gapless.base.structured import StructuredOutputs
@@ -43,7 +41,7 @@ def script(request, count):
 
 @pytest.fixture(scope="module")
 def server():
-    with serving_calls("think", script) as running:
+    with serving_forms("think", script) as running:
         yield running
 
 

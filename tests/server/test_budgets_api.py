@@ -1,7 +1,5 @@
 """A thinking budget over HTTP, with a core that says any token that its mask allows."""
 
-from __future__ import annotations
-
 import pytest
 from form_core import FormCore
 from server_harness import TOKENS, error_of, serving
@@ -69,8 +67,7 @@ def test_messages_bound_thinking_where_their_budget_can_be_reached(context, budg
         made.info = made.info._replace(max_model_len=context)
         return made
 
-    config = ServerConfig(port=0, reasoning_parser="think", disable_uvicorn_access_log=True)
-    with serving(config, core=core) as server, server.client() as client:
+    with serving(reasoning_parser="think", core=core) as server, server.client() as client:
         thinking = {"type": "enabled", "budget_tokens": budget}
         body = {"model": "tiny", "max_tokens": 2_000, "messages": BEGUN["messages"][:1], "thinking": thinking}
         with client.stream("POST", "/v1/messages", json={**body, "stream": True}) as answer:

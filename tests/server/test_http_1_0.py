@@ -6,7 +6,7 @@ import socket
 from collections import defaultdict
 
 import pytest
-from server_harness import serving
+from server_harness import COMPLETIONS, posted, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 REQUESTS = [
@@ -93,12 +93,8 @@ def test_the_events_of_the_live_page_come_one_by_one(alone):
 
 def test_a_client_that_goes_ends_its_request(alone):
     before = len(alone.core.aborted)
-    body = json.dumps({"prompt": "~", "max_tokens": 900, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", alone.port), timeout=20) as link:
-        link.sendall(
-            b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
-        link.sendall(body)
+        link.sendall(posted(COMPLETIONS, {"prompt": "~", "max_tokens": 900, "stream": True}, version="1.0"))
         assert b"200 OK" in link.recv(100)
     alone.until(lambda: len(alone.core.aborted) == before + 1)
 

@@ -9,7 +9,6 @@ import pytest
 from server_harness import serving
 
 from gapless.server import limits, protocols
-from gapless.server.config import ServerConfig
 
 BODY = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
 MAX_BODY = 100_000
@@ -17,7 +16,7 @@ MAX_BODY = 100_000
 
 @pytest.fixture(scope="module")
 def bounded():
-    with serving(ServerConfig(port=0, max_body_bytes=MAX_BODY, disable_uvicorn_access_log=True)) as server:
+    with serving(max_body_bytes=MAX_BODY) as server:
         yield server
 
 

@@ -1,7 +1,5 @@
 """KV events before software of others that reads them: the indexer of NVIDIA's Dynamo, and vLLM's own definitions."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random
@@ -23,6 +21,7 @@ from gapless.server.kv_events import KvEventPublisher
 from gapless.server.kv_events_config import KvEventsConfig
 
 zmq = pytest.importorskip("zmq", reason="needs the extra events")
+pytestmark = pytest.mark.net
 PAGE = 16
 
 

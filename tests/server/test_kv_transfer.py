@@ -1,7 +1,5 @@
 """kv_transfer_params in both spellings: what is read, what the answer says, and which peers may be named."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -63,45 +63,47 @@ def echoed(client, stream, **fields):
 
 # Completions.
 
+ECHO, ALONE = {"echo": True, "logprobs": 0, "max_tokens": 2}, {"echo": True, "logprobs": 0, "max_tokens": 0}
+ABC, EURO_BYTES = ["a", "b", "c"], ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac"]
+FULL = HI * 512  # the context's 1,024 tokens
+SCORED = [
+    *(({"max_tokens": 3, "logprobs": top}, "abc", ABC, [0, 1, 2]) for top in (0, 1, 3)),
+    ({**ECHO, "logprobs": 1}, "hiab", ["h", "i", "a", "b"], [0, 1, 2, 3]),
+    ({**ECHO, "prompt": HI}, "hiab", ["h", "i", "a", "b"], [0, 1, 2, 3]),
+    # No token is generated for a client that only wants to score.
+    (ALONE, "hi", ["h", "i"], [0, 1]),
+    ({**ALONE, "prompt": FULL}, "hi" * 512, ["h", "i"] * 512, [*range(1024)]),
+    # The text of the end token is left out, not the token.
+    ({"prompt": "$", "max_tokens": 9, "logprobs": 0}, "abc", [*ABC, "</s>"], [0, 1, 2, 3]),
+    # A stop string that may have begun holds text back, not log-probabilities.
+    ({"prompt": "hi~", "max_tokens": 6, "stop": ["cx", "efz"], "logprobs": 2}, "abcdef", [*"abcdef"], [*range(6)]),
+    # Parts of a character are named by their bytes, and their offset is that of the character.
+    ({**ECHO, "prompt": EURO, "logprobs": 1, "max_tokens": 1}, "€a", [*EURO_BYTES, "a"], [0, 0, 0, 1]),
+    ({**ECHO, "prompt": [*EURO, *TOKENS.encode("+")], "max_tokens": 4}, "€+äö",
+     [*EURO_BYTES, "+", *(f"bytes:\\x{byte:02x}" for byte in "äö".encode())], [0, 0, 0, 1, 2, 2, 3, 3]),
+    ({**ECHO, "prompt": "</s>hi"}, "</s>hiab", ["</s>", "h", "i", "a", "b"], [0, 4, 5, 6, 7]),
+    ({**ECHO, "prompt": "h</s>i</s></s>"}, "h</s>i</s></s>ab", ["h", "</s>", "i", "</s>", "</s>", "a", "b"],
+     [0, 1, 5, 6, 10, 14, 15]),
+    ({**ECHO, "prompt": "h€i"}, "h€iab", ["h", *EURO_BYTES, "i", "a", "b"], [0, 1, 1, 1, 2, 3, 4]),
+    # The echo of ids leaves special tokens out.
+    ({**ECHO, "prompt": [*HI, TOKENS.eos_token_id, HI[0]]}, "hihab", ["h", "i", "</s>", "h", "a", "b"],
+     [0, 1, 2, 2, 3, 4]),
+    ({**ECHO, "prompt": [EURO[0], *HI]}, "\ufffdhiab", [EURO_BYTES[0], "h", "i", "a", "b"], [0, 0, 2, 3, 4]),
+]  # fmt: skip
 
-@pytest.mark.parametrize("top", [0, 1, 3])
-def test_completions_have_four_lists(client, top):
-    ids = TOKENS.encode("abc")
-    assert choice_of(client, max_tokens=3, logprobs=top)["logprobs"] == {
-        "text_offset": [0, 1, 2],
-        "token_logprobs": [-2.0, -2.0, -2.0],
-        "tokens": ["a", "b", "c"],
-        "top_logprobs": [likely(token, top) for token in ids],
-    }
 
-
-@pytest.mark.parametrize("prompt", ["hi", HI], ids=["text", "ids"])
+@pytest.mark.parametrize(("fields", "shown", "tokens", "offsets"), SCORED, ids=lambda one: str(one)[:40])
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_begins_with_the_prompt_whose_first_token_has_no_probability(client, prompt, stream):
-    fields = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 2}
-    shown, logprobs = echoed(client, stream, **fields)
-    assert shown == "hiab"
-    assert logprobs == {
-        "text_offset": [0, 1, 2, 3],
-        "token_logprobs": [None, -2.0, -2.0, -2.0],
-        "tokens": ["h", "i", "a", "b"],
-        "top_logprobs": [None, *(likely(token, 1) for token in TOKENS.encode("iab"))],
-    }
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_alone_is_scored_without_a_token(client, stream):
-    """What a harness asks that only wants to score: no token is generated for the client, and none is counted."""
-    fields = {"echo": True, "logprobs": 0, "max_tokens": 0}
-    if stream:
-        parts, shown = streamed(client, **fields)
-        logprobs, reason = joined(parts), parts[-1]["finish_reason"]
-    else:
-        body = post(client, **fields).json()
-        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
-        choice = body["choices"][0]
-        shown, logprobs, reason = choice["text"], choice["logprobs"], choice["finish_reason"]
-    assert (shown, logprobs["tokens"], logprobs["token_logprobs"], reason) == ("hi", ["h", "i"], [None, -2.0], "length")
+def test_a_completion_has_its_text_tokens_offsets_and_scores(client, stream, fields, shown, tokens, offsets):
+    found, scores = echoed(client, stream, **fields)
+    assert (found, scores["tokens"], scores["text_offset"]) == (shown, tokens, offsets)
+    first = [None] * bool(fields.get("echo"))
+    assert scores["token_logprobs"] == [*first, *[-2.0] * (len(tokens) - len(first))]
+    tops, most = scores["top_logprobs"], fields["logprobs"]
+    assert tops[: len(first)] == first
+    for token, top in list(zip(tokens, tops, strict=True))[len(first) :]:
+        assert len(top) == max(most, 1) + (most == 1)
+        assert len(token) > 1 or top == likely(*TOKENS.encode(token), most)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -109,9 +111,8 @@ def test_the_end_of_a_completion_that_is_not_shown_is_not_sent(client, stream):
     fields = {"echo": True, "max_tokens": 0, "stop_token_ids": TOKENS.encode("a")}
     choice = streamed(client, **fields)[0][-1] if stream else choice_of(client, **fields)
     assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
-
-
-FULL = HI * 512  # the context's 1,024 tokens
+    usage = post(client, **fields).json()["usage"]
+    assert usage == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
 
 
 @pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 1}, {"echo": True}, {"prompt_logprobs": 0}])
@@ -124,11 +125,6 @@ def test_a_prompt_of_the_whole_context_is_scored(client, fields, prompts):
         assert (choice["text"], choice["finish_reason"]) == (TOKENS.decode(prompt) * ("echo" in fields), "length")
         scored = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else choice.get("prompt_logprobs")
         assert scored is None or (scored[0] is None and len(scored) == len(prompt) and None not in scored[1:])
-
-
-def test_a_prompt_of_the_whole_context_is_scored_in_a_stream(client):
-    parts, shown = streamed(client, prompt=FULL, echo=True, logprobs=0, max_tokens=0)
-    assert shown == "hi" * 512 and joined(parts)["text_offset"] == list(range(1024))
 
 
 @pytest.mark.parametrize(
@@ -149,29 +145,6 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_length(client, fields, 
     assert (error["code"], said in error["message"]) == ("context_length_exceeded", True), error["message"]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "offsets"),
-    [
-        ("</s>hi", [0, 4, 5]),
-        ("h</s>i</s></s>", [0, 1, 5, 6, 10]),
-        ("h€i", [0, 1, 1, 1, 2]),
-        ([*HI, TOKENS.eos_token_id, HI[0]], [0, 1, 2, 2]),  # the echo of ids leaves special tokens out
-        ([EURO[0], HI[0], HI[1]], [0, 0, 2]),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_offsets_of_an_echo_count_in_its_text(client, prompt, offsets, stream):
-    fields = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2}
-    shown, scored = echoed(client, stream, **fields)
-    assert scored["text_offset"][:-2] == offsets
-    assert scored["text_offset"][-2:] == [len(shown) - 2, len(shown) - 1] and shown.endswith("ab")
-
-
-def test_no_tokens_without_an_echo_are_refused(client):
-    response = client.post(COMPLETIONS, json={"prompt": "hi", "max_tokens": 0})
-    assert (response.status_code, error_of(response)["param"]) == (400, "max_tokens")
-
-
 def test_an_echo_without_log_probabilities_asks_for_none(client):
     assert choice_of(client, echo=True, max_tokens=1)["logprobs"] is None
 
@@ -188,38 +161,6 @@ def test_each_choice_has_its_own(client):
         part = event["choices"][0]
         whole[part["index"]] += "".join((part["logprobs"] or {"tokens": []})["tokens"])
     assert whole == tokens
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_parts_of_a_character_are_named_by_their_bytes(client, stream):
-    """As OpenAI does; their offset is that of the character, so that text and offsets always agree."""
-    fields = {"prompt": EURO, "echo": True, "logprobs": 1, "max_tokens": 4}
-    if stream:
-        parts, shown = streamed(client, **{**fields, "prompt": [*EURO, *TOKENS.encode("+")]})
-        logprobs = joined(parts)
-        assert shown == "€+äö"
-        assert logprobs["tokens"][3:] == ["+", *(f"bytes:\\x{byte:02x}" for byte in "äö".encode())]
-        assert logprobs["text_offset"] == [0, 0, 0, 1, 2, 2, 3, 3]
-    else:
-        choice = choice_of(client, **fields)
-        assert choice["text"] == "€abcd"
-        assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "a", "b", "c", "d"]
-        assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 2, 3, 4]
-        assert len(choice["logprobs"]["top_logprobs"][1]) == 2, "two tokens by two names"
-
-
-def test_streamed_chunks_carry_the_tokens_whose_text_is_held_back(client):
-    """A stop string that may have begun holds text back, not log-probabilities; together they are the whole's."""
-    fields = {"prompt": "hi~", "max_tokens": 6, "stop": ["cx", "efz"], "logprobs": 2}
-    parts, shown = streamed(client, **fields)
-    whole = choice_of(client, **fields)
-    assert (shown, joined(parts)) == (whole["text"], whole["logprobs"])
-
-
-def test_the_end_token_is_there_though_its_text_is_not(client):
-    choice = choice_of(client, prompt="$", max_tokens=9, logprobs=0)
-    assert (choice["text"], choice["logprobs"]["tokens"]) == ("abc", ["a", "b", "c", "</s>"])
-    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
 # Chat.
@@ -290,40 +231,15 @@ def test_token_ids_are_given_on_demand(client, echo):
 
 def test_token_ids_of_a_chat_are_given_on_demand(client):
     body = post(client, CHAT, max_tokens=3, return_token_ids=True).json()
-    assert (TOKENS.decode(body["prompt_token_ids"]), body["choices"][0]["token_ids"]) == (
-        "<user>hi<assistant>",
-        TOKENS.encode("abc"),
-    )
+    assert TOKENS.decode(body["prompt_token_ids"]) == "<user>hi<assistant>"
+    assert body["choices"][0]["token_ids"] == TOKENS.encode("abc")
     found = events(post(client, CHAT, max_tokens=3, return_token_ids=True, stream=True))
     assert found[0]["prompt_token_ids"] == body["prompt_token_ids"]
     assert [token for event in found for token in event["choices"][0].get("token_ids", [])] == TOKENS.encode("abc")
     assert all("token_ids" not in event["choices"][0] for event in events(post(client, CHAT, stream=True)))
 
 
-# What is refused.
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "field", "says"),
-    [
-        *((COMPLETIONS, {"logprobs": value}, "logprobs", says) for value, says in ((-1, "not supported"), (21, "20"))),
-        (COMPLETIONS, {"logprobs": True}, "logprobs", "whole number"),
-        (COMPLETIONS, {"top_logprobs": 2}, "top_logprobs", "not supported"),
-        (CHAT, {"logprobs": 3}, "logprobs", "bool"),
-        (CHAT, {"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
-        *((CHAT, {"logprobs": True, "top_logprobs": value}, "top_logprobs", "") for value in (-1, 21, 10**30, True)),
-        *((path, {"prompt_logprobs": -1}, "prompt_logprobs", "not supported") for path in (COMPLETIONS, CHAT)),
-        *((path, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream") for path in (COMPLETIONS, CHAT)),
-    ],
-)  # fmt: skip
-def test_a_wrong_number_of_log_probabilities_is_refused(client, path, fields, field, says):
-    base = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
-    response = client.post(path, json={**base, **fields})
-    assert response.status_code == 400, response.text
-    error = error_of(response)
-    assert error["param"].split(".")[-1] == field
-    assert says in error["message"]
+# Bounds.
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,12 +3,13 @@
 import pytest
 from merging import together
 from server_harness import events, fake_core, serving
+from sharpest import sharpest
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 TEXT = {"prompt": "hi", "return_token_ids": True}
 
 
-@pytest.fixture(scope="module", params=[2, 7, 30])
+@pytest.fixture(scope="module", params=sharpest([7, 2, 30]))
 def merged(request):
     with serving(core=lambda: together(fake_core(), request.param)) as server, server.client() as client:
         yield client

@@ -7,7 +7,6 @@ import pytest
 from server_harness import TOKENS, serving
 
 from gapless.server import messages_answer
-from gapless.server.config import ServerConfig
 from gapless.server.messages_request import CountTokensRequest
 from gapless.testing.core import FakeCore
 
@@ -44,8 +43,7 @@ def thinker():
 
 @pytest.fixture
 def server(thinker):
-    config = ServerConfig(port=0, reasoning_parser="think", disable_uvicorn_access_log=True)
-    with serving(config, core=thinker.core) as running:
+    with serving(reasoning_parser="think", core=thinker.core) as running:
         yield running
 
 

@@ -5,11 +5,10 @@ import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from server_harness import TOKENS, VOCAB, error_of, events, idle, serving
+from server_harness import TOKENS, error_of, events, serving
 
 import gapless
 from gapless.engine.seam import Stats
-from gapless.server.config import ServerConfig
 from gapless.server.metrics import Metrics
 
 
@@ -42,7 +41,7 @@ def test_the_list_of_models_has_a_card_for_each(client):
 
 
 def test_every_served_name_is_listed_and_answers():
-    with serving(ServerConfig(port=0, served_model_name=("org/a", "b"))) as server, server.client() as client:
+    with serving(served_model_name=("org/a", "b")) as server, server.client() as client:
         assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["org/a", "b"]
         assert client.get("/v1/models/org/a").json()["id"] == "org/a"
         for name in ("org/a", "b", None):
@@ -68,24 +67,10 @@ def test_a_conversation_is_tokenized_by_the_chat_template(client):
     assert TOKENS.decode(answer["tokens"]) == "<user>x"
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": []}, {"prompt": 3}, {"prompt": "x", "model": 1}])
-def test_a_wrong_request_to_tokenize_is_refused(client, body):
-    response = client.post("/tokenize", json=body)
-    assert response.status_code == 400
-    error_of(response)
-
-
 def test_a_text_tokenized_and_detokenized_is_the_same(client):
     ids = client.post("/tokenize", json={"prompt": "héllo ✓</s>"}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "héllo ✓</s>"}
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
-
-
-@pytest.mark.parametrize("tokens", [[-1], [VOCAB], [2**70], ["a"], "ab", None])
-def test_a_wrong_request_to_detokenize_is_refused(client, tokens):
-    response = client.post("/detokenize", json={"tokens": tokens})
-    assert response.status_code == 400
-    assert error_of(response)["param"].startswith("tokens")
 
 
 def test_the_info_of_the_tokenizer_is_answered(client):
@@ -164,80 +149,6 @@ def test_the_metrics_page_counts_what_happened():
         assert client.head("/metrics").status_code == 200
 
 
-NUMBERS = Stats(
-    steps=14,
-    waiting=3,
-    depth=4,
-    wall_ns=10 * 10**9,
-    busy_ns=7 * 10**9,
-    idle=idle(host_late=10**9, no_work=15 * 10**8, depth=5 * 10**8, graph_miss=25 * 10**7),
-    plan_ns=10**8,
-    prepare_ns=2 * 10**8,
-    launch_ns=3 * 10**8,
-    wait_ns=4 * 10**8,
-    post_ns=5 * 10**8,
-    steps_decode=10,
-    steps_prefill=3,
-    steps_mixed=1,
-    step_tokens=(9, 0, 0, 4, 0, 1),
-    step_tokens_sum=63,
-    graph_steps=8,
-    graph_misses=2,
-    chained_steps=5,
-    declined_depth=6,
-    declined_ring=7,
-    declined_capture=9,
-    declined_queue=3,
-    captures_refused=4,
-    device_allocations=6,
-    admitted_tokens=50,
-    admitted_cached=20,
-    admitted_loaded=4,
-    prefix_queries=70,
-    prefix_hits=30,
-    preemptions=1,
-)
-
-
-def test_the_loop_s_numbers_come_out_under_their_names():
-    metrics = Metrics("tiny")
-    text = metrics.render(NUMBERS, None, True, 0.25).decode()
-    page = {family.name: family for family in text_string_to_metric_families(text)}
-    assert value(page, "vllm:prompt_tokens_total") == 50, "a prompt that was computed twice counts once"
-    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_compute") == 30
-    assert value(page, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 16
-    assert value(page, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == 4
-    assert value(page, "vllm:prompt_tokens_cached_total") == 20
-    assert value(page, "vllm:prefix_cache_queries_total") == 70
-    assert value(page, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
-    assert value(page, "vllm:iteration_tokens_total_sum") == 63
-    assert value(page, "vllm:iteration_tokens_total_count") == 14
-    buckets = {"1.0": 9, "2.0": 9, "4.0": 9, "8.0": 13, "16.0": 13, "32.0": 14, "+Inf": 14}
-    for bound, count in buckets.items():
-        assert value(page, "vllm:iteration_tokens_total_bucket", le=bound) == count
-    assert value(page, "gapless:gpu_busy_seconds_total") == 7.0
-    assert value(page, "gapless:gpu_idle_seconds_total") == 1.5
-    bubbles = page["gapless:gpu_bubble_seconds"].samples
-    shares = {s.labels["cause"]: s.value for s in bubbles}
-    assert shares == {"host_late": 1, "depth": 0.5, "copy_wait": 0, "grammar": 0, "graph_miss": 0.25, "launch": 0}
-    seconds = {s.labels["phase"]: s.value for s in page["gapless:step_seconds"].samples if s.name.endswith("_sum")}
-    host = {"plan": 0.1, "prepare": 0.2, "launch": 0.3, "wait": 0.4, "post": 0.5, "copy": 0.0, "detok": 0.25}
-    assert seconds == host | {"forward": 7.0}
-    assert {s.labels["kind"]: s.value for s in page["gapless:steps"].samples} == {
-        "decode": 10,
-        "prefill": 3,
-        "mixed": 1,
-    }
-    launches = {s.labels["how"]: s.value for s in page["gapless:launches"].samples}
-    assert launches == {"graph": 8, "miss": 2, "eager": 4}
-    declined = {s.labels["cause"]: s.value for s in page["gapless:declined_launches"].samples}
-    assert declined == {"depth": 6, "ring": 7, "capture": 9, "queue": 3}
-    assert value(page, "gapless:chained_steps_total") == 5
-    assert value(page, "gapless:device_allocations_total") == 6
-    assert value(page, "gapless:depth") == 4
-    assert value(page, "gapless:gpu_busy_ratio") == 0.7
-
-
 def test_the_busy_ratio_is_that_of_the_last_seconds():
     metrics = Metrics("tiny")
     second = 10**9
@@ -275,16 +186,8 @@ def test_histograms_are_cumulative_and_complete(client):
     assert found >= 7
 
 
-def test_the_usual_bounds_of_the_token_latency_are_all_there(client):
-    family = families(client)["vllm:inter_token_latency_seconds"]
-    bounds = {float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")}
-    usual = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
-    assert usual | {0.0005, 0.001, 0.004} <= bounds
-
-
 def test_label_values_cannot_break_the_page():
-    config = ServerConfig(port=0, served_model_name=('a"b\\c\nd',))
-    with serving(config) as server, server.client() as client:
+    with serving(served_model_name=('a"b\\c\nd',)) as server, server.client() as client:
         assert value(families(client), "vllm:num_requests_running", model_name='a"b\\c\nd') == 0
 
 
@@ -320,7 +223,7 @@ def test_the_same_request_id_twice_is_nobodys_problem(server, client):
 
 
 def test_every_answer_has_a_request_id_by_flag():
-    with serving(ServerConfig(port=0, enable_request_id_headers=True)) as server, server.client() as client:
+    with serving(enable_request_id_headers=True) as server, server.client() as client:
         first, second = (client.get("/health").headers["x-request-id"] for _ in range(2))
         assert len(first) == 32 and first != second
 
@@ -330,9 +233,4 @@ def test_cors_is_off_unless_an_origin_is_named():
     with serving() as server, server.client() as client:
         response = client.options("/v1/completions", headers=asked)
         assert response.status_code == 405
-        assert "access-control-allow-origin" not in response.headers
-    with serving(ServerConfig(port=0, allowed_origins=("https://a.example",))) as server, server.client() as client:
-        response = client.options("/v1/completions", headers=asked)
-        assert response.headers["access-control-allow-origin"] == "https://a.example"
-        response = client.get("/health", headers={"origin": "https://b.example"})
         assert "access-control-allow-origin" not in response.headers

@@ -1,7 +1,5 @@
 """`serve --pd 1p1d`: a pair of servers answers as one, with the prefiller and without it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -17,7 +15,7 @@ from kills.pair import ANSWERS, Pair, kill, kill_side
 
 from gapless.server.pair import FOLDER_PREFIX, own_folder
 
-pytestmark = pytest.mark.xdist_group("pair")  # they are killed at the end
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("pair")]  # they are killed at the end
 
 
 @pytest.fixture(scope="module")

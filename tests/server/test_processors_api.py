@@ -1,7 +1,5 @@
 """Logits processors over HTTP: requests name them, with numbers, in vLLM's field."""
 
-from __future__ import annotations
-
 import pytest
 from server_harness import error_of, fake_core, serving
 

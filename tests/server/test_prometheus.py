@@ -18,9 +18,12 @@ from test_dashboard import ALARMS, FILE, expressions
 
 FOLDER = os.environ.get("PROMETHEUS_FOLDER")
 PATIENCE = 60
-pytestmark = pytest.mark.skipif(
-    not FOLDER, reason="PROMETHEUS_FOLDER names no folder that has prometheus and promtool (Debian: prometheus)"
-)
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.skipif(
+        not FOLDER, reason="PROMETHEUS_FOLDER names no folder that has prometheus and promtool (Debian: prometheus)"
+    ),
+]
 
 
 def test_promtool_takes_the_alarms():

@@ -1,7 +1,5 @@
 """From the fields of a request to what its row needs: by the registry of sampling parameters alone."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

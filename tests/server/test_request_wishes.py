@@ -1,7 +1,5 @@
 """Small things that requests ask for: cut prompts, scored answers, special tokens, documents."""
 
-from __future__ import annotations
-
 import pytest
 from server_harness import TEMPLATE, TOKENS, error_of, serving, tokenizer
 
@@ -39,11 +37,6 @@ def test_a_long_prompt_is_cut_to_what_the_context_leaves(client):
     assert error_of(client.post(COMPLETIONS, json=body))["code"] == "context_length_exceeded"
     answer = client.post(COMPLETIONS, json={**body, "truncate_prompt_tokens": -1})
     assert ids_of(answer) == TOKENS.encode("abc" * 500)[-1000:]
-
-
-def test_a_cut_prompt_is_not_echoed(client):
-    answer = client.post(COMPLETIONS, json={"prompt": "abc", "echo": True, "truncate_prompt_tokens": 2})
-    assert answer.status_code == 400 and error_of(answer)["param"] == "truncate_prompt_tokens"
 
 
 def test_an_answer_in_a_chat_is_scored_without_a_new_one(client):

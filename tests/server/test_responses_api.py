@@ -1,31 +1,21 @@
 """/v1/responses over HTTP: items and events in the official client's own types, and what is refused, by its field."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
-import time
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from form_core import FormCore
 from jsonschema import validate
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from server_harness import ALPHABET, MODEL, TEMPLATE, backend, error_of, serving
-from tokenizers import AddedToken
+from server_harness import ALPHABET, MODEL, RESPONSES, broken_off, error_of, serving_forms
+from server_harness import MARKED as TOKENS
 
-from gapless.engine.frontdoor import ModelAssets
 from gapless.server import responses_input
-from gapless.server.config import ServerConfig
 from gapless.server.protocol import parse
 from gapless.server.responses_request import ResponsesRequest
-from gapless.text.chat import ChatTemplate
-from gapless.text.tokenizer import Tokenizer
 
-PATH = "/v1/responses"
 EVENT = TypeAdapter(ResponseStreamEvent)
 CITY = {
     "type": "object",
@@ -38,64 +28,23 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Change files"}
 LOOSE = {**WEATHER, "strict": False}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 PATCHED = '<tool_call>{"name": "apply_patch", "arguments": {"input": "+ \\"a\\"\\n"}}</tool_call>'
-FAULTY = ("(?=a)b", "(a", "a)|(b", r"[)]\)\)a)(b")
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def made_tokenizer() -> Tokenizer:
-    """Like that of the other servers here, and with tokens that begin and end reasoning."""
-    made = backend()
-    made.add_tokens([AddedToken(mark, normalized=False) for mark in ("<think>", "</think>")])
-    return Tokenizer(made, special=SPECIAL, template=ChatTemplate(TEMPLATE, SPECIAL))
-
-
-TOKENS = made_tokenizer()
-
-
-def script(request, count):
-    """What the prompt has between SAY[ and ]SAY, then the end; the alphabet over and over where it has nothing.
-
-    '~' takes 2 ms a token, and '!' has logits that are not finite at its 40th.
-    """
-    prompt = TOKENS.decode(request.tokens.tolist())
-    if "~" in prompt:
-        time.sleep(0.002)
-    asked = re.findall(r"SAY\[(.*?)\]SAY", prompt, re.DOTALL)
-    if not asked:
-        return -1 if "!" in prompt and count == 40 else TOKENS.encode(ALPHABET[count % 26])[0]
-    said = TOKENS.encode(asked[-1])
-    return said[count] if count < len(said) else TOKENS.eos_token_id
 
 
 @pytest.fixture(scope="module")
 def client():
-    yield from connected(reasoning_parser="think")
+    with serving_forms("think") as server, server.client() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def formed():
     """A client of a server whose answers never begin with reasoning, which a random model would not end."""
-    yield from connected(reasoning_parser="none")
-
-
-@contextmanager
-def serving_calls(reasoning, plain=script):
-    """A server that reads hermes calls, and reasoning by the named parser."""
-    config = ServerConfig(
-        port=0, tool_call_parser="hermes", reasoning_parser=reasoning, disable_uvicorn_access_log=True
-    )  # fmt: skip
-    front = ModelAssets(TOKENS, (TOKENS.eos_token_id,), {})
-    with serving(config, lambda: FormCore(TOKENS, plain), front) as server:
-        yield server
-
-
-def connected(reasoning_parser):
-    with serving_calls(reasoning_parser) as server, server.client() as client:
+    with serving_forms("none") as server, server.client() as client:
         yield client
 
 
 def ask(client: Any, said: str | None = None, **fields: Any) -> dict[str, Any]:
-    response = client.post(PATH, json={"input": said if said is None else f"SAY[{said}]SAY", **fields})
+    response = client.post(RESPONSES, json={"input": said if said is None else f"SAY[{said}]SAY", **fields})
     assert response.status_code == 200, response.text
     Response.model_validate(response.json())
     return response.json()
@@ -103,9 +52,13 @@ def ask(client: Any, said: str | None = None, **fields: Any) -> dict[str, Any]:
 
 def streamed(client: Any, **fields: Any) -> list[dict[str, Any]]:
     """The events of a stream, each of the type that the official client has for its name."""
-    response = client.post(PATH, json={"stream": True, **fields})
+    response = client.post(RESPONSES, json={"stream": True, **fields})
     assert response.headers["content-type"].startswith("text/event-stream")
-    *blocks, rest = response.text.split("\n\n")
+    return events_of(response.text)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    *blocks, rest = text.split("\n\n")
     found = []
     for block in blocks:
         name, data = block.split("\n")
@@ -202,12 +155,6 @@ def test_a_stream_ends_with_the_response_that_comes_whole(client):
         assert [event[field] for event in events if event["type"] == f"response.{stem}.done"] == [pieces]
 
 
-def test_a_call_that_is_cut_off_is_incomplete(client):
-    body = ask(client, CALL, tools=[LOOSE], max_output_tokens=60)
-    (call,) = body["output"]
-    assert call["status"] == "incomplete" and '{"city": "Oslo"}'.startswith(call["arguments"])
-
-
 def test_the_input_of_a_custom_tool_is_kept_when_it_has_another_form(client):
     said = PATCHED.replace('"input"', '"patch"')
     (call,) = ask(client, said, tools=[PATCH])["output"]
@@ -262,26 +209,6 @@ def test_tools_that_run_on_openais_servers_are_left_out(formed, hosted):
     assert body["output"][-1]["type"] in ("function_call", "custom_tool_call")
     assert body["tools"] == [WEATHER, PATCH]
     assert ask(formed, input="hi", tools=[hosted], max_output_tokens=3)["tools"] == []
-
-
-def test_a_form_of_a_tool_that_cannot_be_kept_to_is_named_by_its_own_field(formed):
-    bad = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
-    regexes = [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": one}} for one in FAULTY]
-    for tool in ({**WEATHER, "parameters": bad}, *regexes):
-        tools = [{"type": "web_search"}, tool]
-        response = formed.post("/v1/responses", json={"model": MODEL, "input": "hi", "tools": tools})
-        error, field = error_of(response), "format.definition" if tool in regexes else "parameters"
-        assert response.status_code == 400 and error["param"] == f"tools[1].{field}", response.text
-        assert not re.search(r"at \d|JSON schema|parse error", error["message"]), error["message"]
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_form_of_the_text_beside_tools_is_named_by_its_own_field(formed, strict):
-    form = {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}
-    fields = {"input": "hi", "tools": [{**WEATHER, "strict": strict}], "text": {"format": form}}
-    error = error_of(formed.post(PATH, json=fields))
-    assert error["param"] == "text.format.schema"
-    assert error["message"].startswith('text.format.schema cannot be honoured: "uniqueItems"')
 
 
 def test_the_input_of_a_custom_tool_keeps_to_its_regex(formed):
@@ -341,115 +268,15 @@ def test_the_client_that_sends_everything_is_answered(client):
 
 
 def test_a_failure_before_the_first_event_is_a_status_and_a_later_one_an_event(client):
-    response = client.post(PATH, json={"input": "!", "stream": False})
+    response = client.post(RESPONSES, json={"input": "!"})
     assert response.status_code == 500 and error_of(response)["code"] == "internal_error"
-    events = streamed(client, input="~!")
+    events = events_of(broken_off(client, RESPONSES, {"input": "!"}, until="response.output_text.delta"))
     assert events[-1]["type"] == "response.failed" and events[-1]["response"]["status"] == "failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"
     (item,) = events[-1]["response"]["output"]
     assert item["status"] == "incomplete" and ALPHABET.startswith(item["content"][0]["text"][:26])
-    early = client.post(PATH, json={"input": "x" * 5000, "stream": True})
+    early = client.post(RESPONSES, json={"input": "x" * 5000, "stream": True})
     assert early.status_code == 400 and error_of(early)["param"] == "input"
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"previous_response_id": "resp_1"}, "previous_response_id"),
-    ({"conversation": "conv_1"}, "conversation"),
-    ({"background": True}, "background"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"conversation": ""}, "conversation"),
-    ({"conversation": 0}, "conversation"),
-    ({"prompt_logprobs": 0}, "prompt_logprobs"),
-    ({"return_token_ids": True}, "return_token_ids"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"truncation": "some"}, "truncation"),
-    ({"n": 2}, "n"),
-    *(({name: 7}, name) for name in ("input", "instructions", "tools", "text", "reasoning", "include", "metadata")),
-    *(({name: "x"}, name) for name in ("max_output_tokens", "top_logprobs", "temperature", "top_p", "stream", "store")),
-    *(({name: "x"}, name) for name in ("parallel_tool_calls", "background")),
-    ({"max_output_tokens": 0}, "max_output_tokens"),
-    ({"top_logprobs": 21}, "top_logprobs"),
-    ({"temperature": -1}, "temperature"),
-    ({"metadata": {"a": 1}}, "metadata[...]"),
-    ({"include": [1]}, "include[0]"),
-    ({"input": []}, "input"),
-    ({"input": [3]}, "input[0]"),
-    ({"input": [{}]}, "input[0]"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user - at `$`", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
-    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-    ({"input": [{"type": 3}]}, "input[0].type"),
-    ({"input": [{"type": []}]}, "input[0].type"),
-    ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": 3}]}, "input[0].arguments"),
-    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
-    ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input[0].call_id"),
-    ({"input": [{"role": "user", "content": "x", "id": 3}]}, "input[0].id"),
-    ({"reasoning": {"effort": 3}}, "reasoning.effort"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 3}}}, "text.format.schema"),
-    (
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array", "uniqueItems": True}}}},
-        "text.format.schema",
-    ),
-    ({"tools": [3]}, "tools[0]"),
-    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [{"type": "web_search"}, {"type": 3}]}, "tools[1].type"),
-    ({"tools": [{"type": "web_search"}, {**WEATHER, "parameters": 3}]}, "tools[1].parameters"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name"),
-    ({"tools": [{**WEATHER, "parameters": 3}]}, "tools[0].parameters"),
-    ({"tools": [{**WEATHER, "strict": "yes"}]}, "tools[0].strict"),
-    ({"tools": [{**PATCH, "description": 3}]}, "tools[0].description"),
-    ({"tools": [{**PATCH, "name": 3}]}, "tools[0].name"),
-    ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
-    ({"tools": [{**PATCH, "format": "text"}]}, "tools[0].format"),
-    ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}]}, "tools[0].format"),
-    ({"tools": [WEATHER], "tool_choice": 3}, "tool_choice.type"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
-    ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools"),
-    (
-        {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": [{"type": 3, "name": "get_weather"}]}},
-        "tool_choice.tools[0].type",
-    ),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
-    ({"model": "other"}, "model"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param"), REFUSED)
-def test_a_wrong_response_request_is_refused_by_its_field(client, fields, param):
-    response = client.post(PATH, json={"input": "hi", "max_output_tokens": 3, **fields})
-    assert response.status_code == (404 if "model" in fields else 400), response.text
-    error = error_of(response)
-    assert error["param"] == param and error["type"] == "invalid_request_error"
-    assert "response_format" not in error["message"] and ".function" not in error["message"]
-
-
-@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "schema": CITY}])
-@pytest.mark.parametrize("other", ["text", "json_object"])
-def test_a_form_beside_the_form_of_the_text_is_refused(client, form, other):
-    fields = {"input": "hi", "text": {"format": form}, "response_format": {"type": other}}
-    error = error_of(client.post(PATH, json=fields))
-    assert error["param"] == "response_format" and error["message"].startswith("text.format")
-    assert "and response_format both ask for a form of output" in error["message"]
-    guided = client.post(PATH, json={"input": "hi", "text": {"format": form}, "guided_regex": "a", "max_tokens": 0})
-    assert error_of(guided)["param"] == ("max_output_tokens" if form["type"] == "text" else "guided_regex")
-
-
-def test_the_names_that_a_client_chose_stay_as_they_are_in_errors(client):
-    tool = {"type": "function", "name": "max_tokens.function", "parameters": {"type": "object"}}
-    error = error_of(client.post(PATH, json={"input": "hi", "tools": [tool, tool]}))
-    assert error["param"] == "tools[1].name"
-    assert error["message"] == "tools[1].name: two tools are called 'max_tokens.function'"
-    choice = {"type": "function", "name": "x"}
-    error = error_of(client.post(PATH, json={"input": "hi", "tools": [tool], "tool_choice": choice}))
-    assert error["message"] == "tool_choice.name must be one of the tools: max_tokens.function"
 
 
 class Grown(str):
@@ -485,15 +312,15 @@ def test_the_input_is_read_on_a_thread_of_the_text(client, monkeypatch):
 
 @pytest.mark.parametrize("path", ["compact", "input_tokens", "resp_1"])
 def test_paths_below_the_responses_are_no_routes(client, path):
-    response = client.post(f"{PATH}/{path}", json={"input": "hi"})
+    response = client.post(f"{RESPONSES}/{path}", json={"input": "hi"})
     assert response.status_code == 404 and error_of(response)["message"].startswith("there is no such route")
 
 
 def test_nothing_is_stored_and_nothing_embeds(client):
     for method in ("GET", "DELETE"):
-        response = client.request(method, f"{PATH}/resp_1")
+        response = client.request(method, f"{RESPONSES}/resp_1")
         assert response.status_code == 404 and "not stored" in error_of(response)["message"]
-    assert "not stored" in error_of(client.post(f"{PATH}/resp_1/cancel"))["message"]
+    assert "not stored" in error_of(client.post(f"{RESPONSES}/resp_1/cancel"))["message"]
     for path in ("/v1/embeddings", "/v1/score", "/v1/rerank"):
         response = client.post(path, json={"model": MODEL, "input": "x"})
         assert response.status_code == 404 and "generates text" in error_of(response)["message"]

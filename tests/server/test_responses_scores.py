@@ -1,13 +1,12 @@
 """Log-probabilities of /v1/responses are those of the tokens of its text, however a reply comes and is read."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from server_harness import backend
+from sharpest import sharpest
 from tokenizers import AddedToken
 
 from gapless.base.params import SamplingParams
@@ -86,9 +85,9 @@ def shown(items: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("marks", TOKENIZERS)
-@pytest.mark.parametrize("names", READERS, ids="-".join)
-def test_scores_of_a_text_are_those_of_chat_for_its_tokens_however_it_comes(marks, names):
-    tokenizer = TOKENIZERS[marks]
+@pytest.mark.parametrize(("tools", "reasoning"), sharpest(READERS[::-1], keep=3))
+def test_scores_of_a_text_are_those_of_chat_for_its_tokens_however_it_comes(marks, tools, reasoning):
+    tokenizer, names = TOKENIZERS[marks], (tools, reasoning)
     for seed in range(40):
         rng = random.Random(seed)
         tokens = [*tokenizer.encode("".join(rng.choices(PIECES, k=rng.randrange(1, 9)))), tokenizer.eos_token_id]

@@ -9,7 +9,6 @@ from jsonschema import Draft202012Validator
 from server_harness import error_of, serving
 
 from gapless.server.app import OTHER_KINDS, ROUTES
-from gapless.server.config import ServerConfig
 from gapless.server.openapi import SAMPLES
 
 RECORDED = Path(__file__).parents[1] / "clients" / "recorded"
@@ -35,7 +34,7 @@ def test_the_root_sends_callers_to_the_page(client, method):
 
 @pytest.mark.parametrize("path", ["/llm", "/llm/", "/"])
 def test_a_root_path_is_kept_and_may_be_taken_away_before(path):
-    with serving(ServerConfig(port=0, root_path="/llm")) as server, server.client() as client:
+    with serving(root_path="/llm") as server, server.client() as client:
         assert client.get(path).headers["location"] == "/llm/ui"
         assert client.get(f"{path.rstrip('/')}/v1/models").json()["data"][0]["id"] == "tiny"
         assert client.get("/llmv1/models").status_code == 404

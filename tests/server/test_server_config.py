@@ -19,24 +19,33 @@ from gapless.server.logs import log_stats, rates, stats_line
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("fields", "message"),
     [
-        ("port", -1),
-        ("port", 65536),
-        ("max_body_bytes", 0),
-        ("drain_seconds", -1.0),
-        ("drain_seconds", float("nan")),
-        ("request_timeout", 0.0),
-        ("request_timeout", float("nan")),
-        ("log_level", "loud"),
-        ("log_format", "xml"),
-        ("api_key", ("",)),
-        ("served_model_name", ("a", "")),
+        ({"port": -1}, "port"),
+        ({"port": 65536}, "port"),
+        ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"drain_seconds": -1.0}, "drain_seconds"),
+        ({"drain_seconds": float("nan")}, "drain_seconds"),
+        ({"request_timeout": 0.0}, "request_timeout"),
+        ({"request_timeout": float("nan")}, "request_timeout"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"log_format": "xml"}, "log_format"),
+        ({"api_key": ("",)}, "api_key"),
+        ({"served_model_name": ("a", "")}, "served_model_name"),
+        ({"root_path": "llm"}, "root_path must begin with /"),
+        ({"root_path": "/llm/"}, "root_path must begin with / and not end"),
+        ({"ssl_keyfile": "k.pem"}, "ssl_certfile is missing"),
+        ({"ssl_certfile": "c.pem", "ssl_cert_reqs": 2}, "ssl_ca_certs is missing"),
+        ({"ssl_cert_reqs": 3}, "ssl_cert_reqs must be a whole number from 0 to 2"),
+        ({"default_chat_template_kwargs": "{"}, "default_chat_template_kwargs must be JSON such as"),
+        ({"default_chat_template_kwargs": "[1]"}, "must be a JSON object"),
+        ({"max_logprobs": 21}, "max_logprobs must be a whole number from 0 to 20"),
+        ({"stream_interval": 0}, "stream_interval must be a whole number from 1"),
     ],
 )
-def test_wrong_values_are_named(name, value):
-    with pytest.raises(ConfigError, match=name):
-        ServerConfig(**{name: value})
+def test_settings_that_cannot_be_are_named(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        ServerConfig(**fields)
 
 
 def test_the_defaults_are_modest():
@@ -183,7 +192,7 @@ def test_endpoints_named_by_a_flag_leave_no_access_line(capsys, monkeypatch):
 
 def test_requests_are_logged_on_demand_without_their_text(caplog):
     caplog.set_level(logging.INFO, "gapless.server")
-    with serving(ServerConfig(port=0, enable_log_requests=True)) as server, server.client() as client:
+    with serving(enable_log_requests=True) as server, server.client() as client:
         fields = {"prompt": "my secret words", "max_tokens": 3}
         client.post("/v1/completions", json=fields, headers={"x-request-id": "label-7"})
         assert re.search(r"request label-7 \(cmpl-\w{24}\): 15 prompt tokens \(0 cached\), 3 generated", caplog.text)
@@ -245,15 +254,19 @@ async def test_an_idle_server_is_silent(caplog):
 
         def __init__(self, stats):
             self.llm = self
+            self.looks = 0
             self._stats = stats
 
         def stats(self):
+            self.looks += 1
             return self._stats
 
     caplog.set_level(logging.INFO, "gapless.server")
     for stats, lines in ((Stats(), 0), (Stats(running=1), 1)):
-        task = asyncio.create_task(log_stats(Idle(stats), every=0.01))
-        await asyncio.sleep(0.1)
+        state = Idle(stats)
+        task = asyncio.create_task(log_stats(state, every=0.001))
+        while state.looks < 4:
+            await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert (caplog.text.count("Avg prompt throughput") > 0) == bool(lines)

@@ -79,6 +79,7 @@ def test_the_phases_come_in_order(caplog):
     assert re.fullmatch(r"ready in \d+\.\d s", caplog.messages[-1])
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_serve_speaks_before_torch_is_there_and_a_failure_is_the_last_line(tmp_path, form):
     with torch_that_waits(tmp_path) as (environment, go):
@@ -94,6 +95,7 @@ def test_serve_speaks_before_torch_is_there_and_a_failure_is_the_last_line(tmp_p
     assert len(first) == 2 and last.endswith("error: ImportError: no torch")
 
 
+@pytest.mark.process
 def test_a_quiet_start_prints_nothing(tmp_path):
     with torch_that_waits(tmp_path) as (environment, go):
         go.touch()
@@ -102,6 +104,7 @@ def test_a_quiet_start_prints_nothing(tmp_path):
     assert done.stderr == "gapless: error: ImportError: no torch\n"
 
 
+@pytest.mark.process
 def test_run_without_a_terminal_has_lines():
     done = subprocess.run([*RUN, "1 + 1"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.strip()
@@ -111,6 +114,7 @@ def test_run_without_a_terminal_has_lines():
     assert ready.startswith("gapless: ready in ") and " 2 out, " in summary
 
 
+@pytest.mark.process
 def test_on_a_terminal_serve_has_one_line_until_it_is_ready():
     shown = shown_on_terminal(SERVE, b"start-up, seconds", signal.SIGTERM, cwd=ROOT)
     start, _, rest = shown.partition("\r\n")

@@ -102,7 +102,7 @@ def test_a_stream_without_an_interval_stays_silent_and_keeps_its_status(gate):
 
 @pytest.fixture(scope="module", params=[1, 3])
 def interval(request):
-    with serving(ServerConfig(port=0, stream_interval=request.param)) as server, server.client() as client:
+    with serving(stream_interval=request.param) as server, server.client() as client:
         yield request.param, client
 
 

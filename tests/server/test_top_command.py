@@ -69,6 +69,7 @@ def test_top_once_prints_one_view_and_ends(busy, answers, capsys, monkeypatch):
     assert "\x1b" not in shown
 
 
+@pytest.mark.process
 def test_lines_where_there_is_no_terminal_and_an_interrupt_ends_them(busy):
     command = [sys.executable, "-m", "gapless", "top", busy + "/metrics", "--interval", "0.1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -79,6 +80,7 @@ def test_lines_where_there_is_no_terminal_and_an_interrupt_ends_them(busy):
     assert all(re.match(r"\d\d:\d\d:\d\d \| running [01] waiting 0 \| tokens/s ", text) for text in lines)
 
 
+@pytest.mark.process
 def test_a_screen_where_there_is_one(busy):
     command = [sys.executable, "-m", "gapless", "top", busy, "--interval", "0.2"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
@@ -132,7 +134,7 @@ def test_trouble_is_on_the_screen():
 def test_top_without_the_key_is_refused(capsys, monkeypatch):
     for name in KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with serving(ServerConfig(port=0, api_key=("k",), disable_uvicorn_access_log=True)) as server:
+    with serving(api_key=("k",)) as server:
         assert main(["top", server.url, "--once"]) == 1
         assert "401" in capsys.readouterr().err
         assert main(["top", "--base-url", server.url, "--once", "--interval", "0.1", "--api-key", "k"]) == 0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from server_harness import MODEL, serving
+from server_harness import MODEL, broken_off, serving
 
 from gapless.base.addresses import hide_password
 from gapless.base.errors import ConfigError
@@ -43,6 +43,17 @@ class Seen:
         self.exporter.clear()
         return found
 
+    def ask(self, prompt="a", headers=None, path="/v1/completions", **fields):
+        return self.server.http.post(path, json={"prompt": prompt, **fields}, headers=headers)
+
+    @contextmanager
+    def using(self, tracing):
+        before, self.server.state.tracing = self.server.state.tracing, tracing
+        try:
+            yield
+        finally:
+            self.server.state.tracing = before
+
     def request(self):
         (root,) = [span for span in self.spans() if span.name == "llm_request"]
         return root
@@ -53,7 +64,7 @@ def traced():
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    with serving(ServerConfig(port=0, enable_log_requests=True, disable_uvicorn_access_log=True)) as server:
+    with serving(enable_log_requests=True) as server:
         server.state.tracing = Tracing(provider)
         with server.client() as client:
             server.http = client
@@ -66,18 +77,9 @@ def named(spans):
 
 
 def test_a_request_has_a_span_with_its_phases(traced):
-    body = {
-        "prompt": "a~",
-        "max_tokens": 8,
-        "seed": 7,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 5,
-        "ignore_eos": True,
-    }
-    answer = traced.server.http.post(
-        "/v1/completions", json=body, headers={"traceparent": TRACEPARENT, "tracestate": "vendor=x"}
-    ).json()
+    sampling = {"seed": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 5}
+    headers = {"traceparent": TRACEPARENT, "tracestate": "vendor=x"}
+    answer = traced.ask("a~", headers, max_tokens=8, ignore_eos=True, **sampling).json()
     spans = named(traced.spans())
     assert set(spans) == {"llm_request", "receive", "queue", "prefill", "decode"}
     root = spans.pop("llm_request")
@@ -142,7 +144,7 @@ def test_a_streamed_conversation_has_one_span(traced):
 
 def test_spans_of_several_prompts_are_bounded(traced, monkeypatch):
     monkeypatch.setattr(tracing, "MAX_NESTED", 2)
-    traced.server.http.post("/v1/completions", json={"prompt": ["a", "bc", "def"], "max_tokens": 2})
+    traced.ask(["a", "bc", "def"], max_tokens=2)
     spans = traced.spans()
     decodes = [span for span in spans if span.name == "decode"]
     assert sorted(span.attributes["gapless.prompt.index"] for span in decodes) == [0, 1]
@@ -153,32 +155,30 @@ def test_spans_of_several_prompts_are_bounded(traced, monkeypatch):
 
 def test_no_text_is_in_a_span(traced):
     secret, stop = "zebra crossing", "klmno"
-    body = {"prompt": secret, "max_tokens": 20, "stop": [stop], "user": "somebody"}
-    answer = traced.server.http.post("/v1/completions", json=body).json()
+    answer = traced.ask(secret, max_tokens=20, stop=[stop], user="somebody").json()
     written = "".join(span.to_json() for span in traced.spans())
     for text in (secret, stop, answer["choices"][0]["text"], "somebody"):
         assert text and text not in written
 
 
 @pytest.mark.parametrize(
-    "path, body, error, status",
+    "fields, error, status",
     [
-        ("/v1/completions", {"prompt": "a", "temperature": -1}, "400", StatusCode.UNSET),
-        ("/v1/completions", {"model": "another", "prompt": "a"}, "model_not_found", StatusCode.UNSET),
-        ("/v1/completions", {"prompt": "a!", "max_tokens": 5}, "internal_error", StatusCode.ERROR),
+        ({"temperature": -1}, "400", StatusCode.UNSET),
+        ({"model": "another"}, "model_not_found", StatusCode.UNSET),
+        ({"prompt": "a!", "max_tokens": 5}, "internal_error", StatusCode.ERROR),
     ],
 )
-def test_a_request_that_fails_has_its_error_in_the_span(traced, path, body, error, status):
-    traced.server.http.post(path, json=body)
+def test_a_request_that_fails_has_its_error_in_the_span(traced, fields, error, status):
+    traced.ask(**fields)
     root = traced.request()
     assert root.attributes["error.type"] == error
     assert root.status.status_code is status
 
 
 def test_an_answer_that_breaks_in_its_middle_has_its_error_in_the_span(traced):
-    body = {"prompt": "a~!", "max_tokens": 5, "stream": True}
-    answer = traced.server.http.post("/v1/completions", json=body)
-    assert answer.status_code == 200 and "could not complete" in answer.text
+    text = broken_off(traced.server.http, "/v1/completions", {"prompt": "a!", "max_tokens": 5})
+    assert "could not complete" in text
     spans = named(traced.spans())
     assert spans["llm_request"].attributes["error.type"] == "internal_error"
     assert spans["llm_request"].status.status_code is StatusCode.ERROR
@@ -196,9 +196,8 @@ def test_a_client_that_goes_away_is_named_in_the_span(traced):
 
 
 def test_an_unsampled_parent_is_obeyed(traced):
-    http = traced.server.http
-    http.post("/v1/completions", json={"prompt": "a"}, headers={"traceparent": TRACEPARENT[:-1] + "0"})
-    http.post("/v1/completions", json={"prompt": "b"})
+    traced.ask(headers={"traceparent": TRACEPARENT[:-1] + "0"})
+    traced.ask("b")
     assert f"{traced.request().context.trace_id:032x}" != PARENT_TRACE
 
 
@@ -206,14 +205,14 @@ def test_only_generation_is_traced(traced):
     http = traced.server.http
     for path in ("/health", "/metrics", "/v1/models"):
         assert http.get(path).status_code == 200
-    http.post("/tokenize", json={"prompt": "a"})
-    http.post("/v1/completions", json={"prompt": "a"})
+    traced.ask(path="/tokenize")
+    traced.ask()
     assert len([span for span in traced.spans() if span.kind is SpanKind.SERVER]) == 1
 
 
 def test_the_line_of_the_request_names_the_trace(traced, caplog):
     caplog.set_level(logging.INFO, "gapless.server")
-    traced.server.http.post("/v1/completions", json={"prompt": "ab", "max_tokens": 3}, headers={"x-request-id": "r1"})
+    traced.ask("ab", {"x-request-id": "r1"}, max_tokens=3)
     root = traced.request()
     (record,) = [record for record in caplog.records if record.message.startswith("request r1")]
     assert record.fields["trace_id"] == f"{root.context.trace_id:032x}"
@@ -228,13 +227,9 @@ def test_old_names_go_when_the_convention_alone_is_wanted():
 
 
 def test_spans_without_old_names_have_the_new_ones_alone(traced):
-    before = traced.server.state.tracing
-    traced.server.state.tracing = Tracing(before.provider, old_names=False)
-    try:
-        traced.server.http.post("/v1/completions", json={"prompt": "a"})
+    with traced.using(Tracing(traced.server.state.tracing.provider, old_names=False)):
+        traced.ask()
         names = set(traced.request().attributes)
-    finally:
-        traced.server.state.tracing = before
     assert "gen_ai.usage.input_tokens" in names
     assert not names & {"gen_ai.usage.prompt_tokens", "gen_ai.request.id", "gen_ai.request.n"}
     assert not any(name.startswith("gen_ai.latency.") for name in names)
@@ -286,12 +281,10 @@ def collecting(hold=None):
 def test_spans_reach_a_collector(traced, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    before = traced.server.state.tracing
     with collecting() as collector:
         exporting = open_tracing(collector.url)
-        traced.server.state.tracing = exporting
-        traced.server.http.post("/v1/completions", json={"prompt": "a"}, headers={"traceparent": TRACEPARENT})
-        traced.server.state.tracing = before
+        with traced.using(exporting):
+            traced.ask(headers={"traceparent": TRACEPARENT})
         assert collector.asked.wait(20)
         exporting.provider.shutdown()
     path, _ = collector.got[0]
@@ -308,13 +301,11 @@ def test_a_collector_that_hangs_holds_up_no_request(traced, monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
-    before = traced.server.state.tracing
     with collecting(hold=threading.Event()) as collector:
         stuck = open_tracing(collector.url)
-        traced.server.state.tracing = stuck
-        for _ in range(12):  # 5 spans each: the queue overflows
-            assert traced.server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-        traced.server.state.tracing = before
+        with traced.using(stuck):
+            for _ in range(12):  # 5 spans each: the queue overflows
+                assert traced.ask().status_code == 200
         assert collector.asked.wait(20)
         assert len(collector.got) == 1, "one thread exports, and it is stuck"
         collector.hold.set()
@@ -340,12 +331,10 @@ async def test_closing_does_not_wait_for_a_collector(monkeypatch):
 
 def test_sampling_is_as_the_environment_says(traced, monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    before = traced.server.state.tracing
     with collecting() as collector:
         off = open_tracing(collector.url)
-        traced.server.state.tracing = off
-        assert traced.server.http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
-        traced.server.state.tracing = before
+        with traced.using(off):
+            assert traced.ask().status_code == 200
         off.provider.shutdown()
         assert not collector.got
 
@@ -395,6 +384,7 @@ def test_a_missing_extra_is_named(monkeypatch):
         open_tracing("http://localhost:4318")
 
 
+@pytest.mark.process
 def test_the_sdk_is_imported_only_when_asked_for():
     code = "import gapless.server.run, sys; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

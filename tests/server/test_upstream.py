@@ -1,7 +1,5 @@
 """A call to another server of ours: its answer is passed on as it comes, and no faster than it is taken."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

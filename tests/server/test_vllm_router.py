@@ -3,8 +3,6 @@
 It runs where vllm-router is installed, which the dev extra does on x86-64 Linux.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -21,6 +19,8 @@ from fake_resp import free_port
 from served import Server
 
 pytestmark = [
+    pytest.mark.process,
+    pytest.mark.net,
     pytest.mark.xdist_group("vllm-router"),  # they are killed at the end
     pytest.mark.skipif(importlib.util.find_spec("vllm_router") is None, reason="vllm-router is not installed"),
 ]

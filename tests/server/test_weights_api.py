@@ -1,14 +1,11 @@
 """New weights over HTTP: for operators, from below one directory, with one answer when they are in use."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from server_harness import error_of, fake_core, serving
 
 from gapless.base.config import EngineConfig
 from gapless.base.errors import RequestError
-from gapless.server.config import ServerConfig
 
 ROUTE = "/update_weights_from_disk"
 
@@ -73,14 +70,3 @@ def test_a_server_without_the_directory_changes_nothing():
         answer = client.post(ROUTE, json={"model_path": "good"})
         assert answer.status_code == 400 and "--weights-dir" in error_of(answer)["message"]
         assert not server.core.updates
-
-
-def test_updates_are_for_operators_alone(folder):
-    config = ServerConfig(port=0, api_key=("user",), operator_key=("boss",), disable_uvicorn_access_log=True)
-    engine = EngineConfig(weights_dir=str(folder / "here"))
-    with serving(config, core=core, engine=engine) as server, server.client() as client:
-        codes = [
-            client.post(ROUTE, json={"model_path": "good"}, headers={"Authorization": f"Bearer {key}"}).status_code
-            for key in ("user", "boss")
-        ]
-    assert codes == [401, 200]

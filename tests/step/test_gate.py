@@ -16,12 +16,12 @@ from gapless.kernels.layout import NO_TOKEN, REJECTED, RIGHT
 from gapless.model.seam import BatchShape
 from gapless.step.speculation import (
     BEYOND,
-    FIRST,
+    FIRST_TRIAL,
     LEARNS,
-    LOOKS,
-    PLAIN,
+    LOOK_STEPS,
     RETRY,
     SELDOM,
+    WITHOUT_DRAFTS,
     Gate,
     PromptLookup,
     Speculation,
@@ -64,10 +64,10 @@ def steps_with_drafts(gate: Gate, count: int, right: int, ratio: float) -> int:
 
 
 def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[int]:
-    """Rows come and go, so that there are LOOKS steps of a decision."""
+    """Rows come and go, so that there are LOOK_STEPS steps of a decision."""
     found, decode = [], ALL
     for step in range(count):
-        decode = decode if step % LOOKS else (*ROW.tolist(),)
+        decode = decode if step % LOOK_STEPS else (*ROW.tolist(),)
         verify = gate.decide(decode)
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, right), verify)
@@ -79,24 +79,24 @@ def places_of_steps(gate: Gate, count: int, right: int, ratio: float) -> list[in
 def test_a_step_without_drafts_is_measured_though_drafts_seem_to_pay():
     for right in (1, 4):
         gate = gate_of()
-        assert steps_with_drafts(gate, FIRST, right, 1.0) == FIRST - LOOKS
+        assert steps_with_drafts(gate, FIRST_TRIAL, right, 1.0) == FIRST_TRIAL - LOOK_STEPS
         further = places_of_steps(gate, 2 * RETRY, right, 1.0)
-        assert further.count(1) == LOOKS, "and again, now and then"
-        assert min(further.count(3), further.count(5)) == LOOKS, "in turn with the other number of drafts"
+        assert further.count(1) == LOOK_STEPS, "and again, now and then"
+        assert min(further.count(3), further.count(5)) == LOOK_STEPS, "in turn with the other number of drafts"
 
 
 def test_drafts_that_cost_more_than_they_give_end_once_that_is_measured():
     gate = gate_of()
-    steps_with_drafts(gate, FIRST, 2, 6.0)
-    assert steps_with_drafts(gate, RETRY - LOOKS, 2, 6.0) == 0
-    assert steps_with_drafts(gate, LOOKS, 2, 6.0) == LOOKS, "a trial may find that they cost less by now"
+    steps_with_drafts(gate, FIRST_TRIAL, 2, 6.0)
+    assert steps_with_drafts(gate, RETRY - LOOK_STEPS, 2, 6.0) == 0
+    assert steps_with_drafts(gate, LOOK_STEPS, 2, 6.0) == LOOK_STEPS, "a trial may find that they cost less by now"
 
 
 def test_a_gate_whose_rows_have_no_right_drafts_is_seldom_at_work(monkeypatch):
     gate, decided = gate_of(), []
     monkeypatch.setattr("gapless.step.speculation.kind_of", lambda rows: decided.append(rows) or kind_of(rows))
-    for step in range(FIRST + 10 * SELDOM):
-        if step == FIRST + 2 * SELDOM:
+    for step in range(FIRST_TRIAL + 10 * SELDOM):
+        if step == FIRST_TRIAL + 2 * SELDOM:
             decided.clear()
         verify = gate.decide(ALL)
         places = verify.places
@@ -108,13 +108,13 @@ def test_a_gate_whose_rows_have_no_right_drafts_is_seldom_at_work(monkeypatch):
 def test_drafts_whose_masks_come_late_end_though_their_steps_are_short():
     gate = gate_of()
     verified = []
-    for _ in range(3 * FIRST):
+    for _ in range(3 * FIRST_TRIAL):
         verify = gate.decide(ALL)
         verified.append(verify.places > 1)
         gate.observe(ROW, lines(verify.places, 2), verify)
         held = 0.9 if verify.places > 1 else 0.0  # nine of ten steps wait for the masks
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000, held)
-    assert all(verified[:LOOKS]) and not any(verified[FIRST:])
+    assert all(verified[:LOOK_STEPS]) and not any(verified[FIRST_TRIAL:])
 
 
 def test_drafts_that_are_never_right_get_no_trials():
@@ -125,10 +125,10 @@ def test_drafts_that_are_never_right_get_no_trials():
 
 def test_a_head_drafts_once_a_step_without_it_was_measured_and_is_tried_again():
     gate = gate_of(head=object())
-    assert steps_with_drafts(gate, LOOKS, 3, 1.5) == 0
-    assert steps_with_drafts(gate, RETRY - LOOKS, 3, 1.5) == RETRY - 2 * LOOKS
+    assert steps_with_drafts(gate, LOOK_STEPS, 3, 1.5) == 0
+    assert steps_with_drafts(gate, RETRY - LOOK_STEPS, 3, 1.5) == RETRY - 2 * LOOK_STEPS
     steps_with_drafts(gate, RETRY, 0, 1.5)
-    assert steps_with_drafts(gate, RETRY, 0, 1.5) == LOOKS, "its share is known from such steps alone"
+    assert steps_with_drafts(gate, RETRY, 0, 1.5) == LOOK_STEPS, "its share is known from such steps alone"
 
 
 def steps_beside(gate: Gate, count: int, right: int, ratio: float) -> int:
@@ -151,23 +151,25 @@ def places_beside(gate: Gate, count: int, right: int, ratio: float) -> list[int]
 
 def test_steps_beside_chunks_run_drafts_by_times_of_their_own():
     gate = gate_of()
-    steps_with_drafts(gate, FIRST, 3, 1.5)
-    assert steps_beside(gate, FIRST // LOOKS, 3, 1.1) == FIRST // LOOKS - 1
-    assert steps_beside(gate, RETRY // LOOKS, 3, 1.1) == RETRY // LOOKS - 1, "one is measured without, now and then"
+    steps_with_drafts(gate, FIRST_TRIAL, 3, 1.5)
+    assert steps_beside(gate, FIRST_TRIAL // LOOK_STEPS, 3, 1.1) == FIRST_TRIAL // LOOK_STEPS - 1
+    assert steps_beside(gate, RETRY // LOOK_STEPS, 3, 1.1) == RETRY // LOOK_STEPS - 1, (
+        "one is measured without, now and then"
+    )
     dear = gate_of()
-    steps_with_drafts(dear, FIRST, 3, 1.5)
-    steps_beside(dear, FIRST // LOOKS, 3, 6.0)
-    assert steps_beside(dear, RETRY // LOOKS - 1, 3, 6.0) == 0
-    assert steps_with_drafts(dear, LOOKS, 3, 1.5) == LOOKS, "without chunks they still pay"
+    steps_with_drafts(dear, FIRST_TRIAL, 3, 1.5)
+    steps_beside(dear, FIRST_TRIAL // LOOK_STEPS, 3, 6.0)
+    assert steps_beside(dear, RETRY // LOOK_STEPS - 1, 3, 6.0) == 0
+    assert steps_with_drafts(dear, LOOK_STEPS, 3, 1.5) == LOOK_STEPS, "without chunks they still pay"
 
 
 def test_trials_come_as_often_as_the_guide_says_beside_chunks_and_without():
     guide = " ".join((Path(__file__).parents[2] / "docs/guides/speculation.md").read_text().split())
     gate = gate_of()
-    found = places_of_steps(gate, FIRST + 4 * RETRY, 4, 1.1)
+    found = places_of_steps(gate, FIRST_TRIAL + 4 * RETRY, 4, 1.1)
     trials = [step for step in range(1, len(found)) if found[step] != found[step - 1] == 5]
     assert {later - step for step, later in pairwise(trials)} == {RETRY}
-    assert f"Every {RETRY} steps another number than the best runs for four" in guide and LOOKS == 4
+    assert f"Every {RETRY} steps another number than the best runs for four" in guide and LOOK_STEPS == 4
     beside = [step for step, places in enumerate(places_beside(gate, RETRY, 4, 1.1)) if places == 1]
     (apart,) = {later - step for step, later in pairwise(beside)}
     assert f"Beside prompts each step is chosen alone, and another number runs in one of {apart}." in guide
@@ -175,7 +177,7 @@ def test_trials_come_as_often_as_the_guide_says_beside_chunks_and_without():
 
 def test_drafts_that_would_not_pay_alone_do_not_run_beside_chunks():
     gate = gate_of()
-    steps_with_drafts(gate, FIRST, 2, 6.0)
+    steps_with_drafts(gate, FIRST_TRIAL, 2, 6.0)
     assert steps_beside(gate, RETRY, 2, 1.0) == 0
 
 
@@ -287,9 +289,11 @@ def test_a_choice_that_stays_is_made_more_seldom_and_a_trial_is_short():
         found.append(verify.places)
         gate.observe(ROW, lines(verify.places, 4), verify)
         gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * verify.places, (), 9, verify.places), 1000)
-    assert found.index(1) == FIRST - LOOKS and found[FIRST] == 5
-    assert found.index(3) == FIRST - LOOKS + RETRY, "as many steps later, of which most are between two decisions"
-    assert found[found.index(3) :].index(5) == LOOKS
+    assert found.index(1) == FIRST_TRIAL - LOOK_STEPS and found[FIRST_TRIAL] == 5
+    assert found.index(3) == FIRST_TRIAL - LOOK_STEPS + RETRY, (
+        "as many steps later, of which most are between two decisions"
+    )
+    assert found[found.index(3) :].index(5) == LOOK_STEPS
 
 
 @pytest.mark.parametrize("right", [0, DRAFTS])
@@ -347,7 +351,7 @@ def test_batches_whose_drafts_are_never_right_run_none_after_the_first():
             gate.observe(ROW, lines(places, 0), verify)
             gate.learn(kind_of(len(ALL)), BatchShape(len(ALL) * places, (), 9, places), 1500 if places > 1 else 1000)
         ran.append(found)
-    assert 0 < ran[0] <= 2 * LOOKS and not any(ran[1:])
+    assert 0 < ran[0] <= 2 * LOOK_STEPS and not any(ran[1:])
 
 
 @pytest.mark.parametrize("places", [1, 5])
@@ -356,7 +360,7 @@ def test_a_step_whose_rows_had_no_drafts_by_our_own_choice_says_nothing_of_draft
     before = gate.keeps.copy()
     without = [[5] + [NO_TOKEN] * DRAFTS, line(places, DRAFTS), [5] + [NO_TOKEN] * DRAFTS]
     for _ in range(8):
-        gate.observe(ROW, lines(1, 0), PLAIN)
+        gate.observe(ROW, lines(1, 0), WITHOUT_DRAFTS)
         gate.observe(ROW, np.array(without, np.int32), Verify(places, drafts=True))
     assert gate.counts.drafts == (8 if places > 1 else 0)
     assert np.array_equal(gate.keeps[[1, 3]], before[[1, 3]]) and gate.keeps[2, 0] > before[2, 0], "a form drafted"

@@ -1,7 +1,5 @@
 """Golden replies of every family, and what a reply's events add up to."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Sequence

@@ -2,6 +2,7 @@
 
 import pytest
 from replies import FUNCTIONS, GOLDEN, Call, Golden, Reply, added_up, feed, form_of
+from sharpest import sharpest
 from test_reply_parser import special
 
 from gapless.text.replies import ReplyForms, last_words
@@ -18,7 +19,7 @@ def fed(parser: ReplyParser, form: ReplyFormat, text: str) -> Reply:
     return added_up([*events, *feed(parser, [text[at:]])])
 
 
-@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("tokens", sharpest([True, False]))
 @pytest.mark.parametrize("name", sorted(GOLDEN))
 def test_a_reply_goes_on_wherever_the_prompt_ends(name: str, tokens: bool) -> None:
     golden = GOLDEN[name]

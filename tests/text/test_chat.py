@@ -112,19 +112,6 @@ def test_the_tool_template_is_used_for_tools() -> None:
     assert template.render(CHAT, tools=TOOLS) == "with tools"
 
 
-def test_tool_arguments_as_text_are_objects_in_the_template() -> None:
-    text = {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1, "b": "é"}'}}]}
-    template = ChatTemplate(QWEN3)
-    assert template.render([*CHAT, text]) == template.render([*CHAT, CALL])
-
-
-def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "how "}, {"type": "text", "text": "are you"}]
-    template = ChatTemplate(CHATML)
-    joined = template.render([{"role": "user", "content": "how are you"}])
-    assert template.render([{"role": "user", "content": parts}]) == joined
-
-
 @pytest.mark.parametrize(
     "message",
     [

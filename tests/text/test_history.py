@@ -8,6 +8,7 @@ import pytest
 import templates
 import transformers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from sharpest import sharpest
 from vocabularies import SPECIAL, byte_level
 
 from gapless.base.errors import RequestError
@@ -140,7 +141,7 @@ SHOWS = (
 
 
 @pytest.mark.parametrize("empty", EMPTIES, ids=str)
-@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+@pytest.mark.parametrize("role", sharpest(["assistant", "user", "system"]))
 def test_a_field_that_holds_nothing_is_not_there(empty, role):
     plain = [{"role": role, "content": "yes?"}, USER]
     assert ours(SHOWS, [{**plain[0], **empty}, USER]) == ours(SHOWS, plain) == theirs(SHOWS, plain)
@@ -158,7 +159,7 @@ BROKEN = ['{"city', '{"city": "Par', "[1", "[1, 2]", '"Paris"', "3", "true", "Pa
           '{"a": 1}}', '{"a":' * 2000, "'{}'"]  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", sharpest(BROKEN, keep=3))
 @pytest.mark.parametrize("name", [*READ, "OLD_R1", "MISTRAL"])
 def test_arguments_that_are_no_object_are_their_text_or_marked(broken, name):
     text = ours(getattr(templates, name), [USER, called(broken, {}), result("not executed"), USER])

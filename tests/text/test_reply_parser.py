@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from replies import FUNCTIONS, GOLDEN, HARD, NESTED, SIMPLE, Call, Golden, Reply, added_up, feed, form_of, random_parts
+from sharpest import sharpest
 
 import gapless.demo
 from gapless.text import reply_parser
@@ -14,8 +15,6 @@ from gapless.text.incremental import Detokenizer
 from gapless.text.reply_parser import (
     CallArguments,
     CallBegun,
-    Content,
-    Reasoning,
     ReplyFormat,
 )
 from gapless.text.reply_tables import REASONING_TABLES, TOOL_TABLES, Move, ReplyTable
@@ -23,6 +22,7 @@ from gapless.text.reply_tables import ReplyState as S
 from gapless.text.tokenizer import Tokenizer
 
 NAMES = sorted(GOLDEN)
+SHARPEST = ("hermes", "qwen3_coder", "pythonic", "harmony")
 SPECIAL = re.compile(r"<[|｜][^<]*[|｜]>|\[/?[A-Z_]+\]")
 """Terminals that are special tokens of the models that write them."""
 WEIGHTS = Path(gapless.demo.__file__).parent / "weights"
@@ -45,28 +45,12 @@ def test_a_golden_reply_has_its_meaning_at_once_and_by_characters(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_complete_arguments_are_json(name: str) -> None:
-    for call in GOLDEN[name].means.calls:
-        assert isinstance(json.loads(call.arguments), dict)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_every_split_in_two_gives_the_same_reply(name: str) -> None:
     golden = GOLDEN[name]
     form = form_of(golden)
     for at in range(len(golden.text) + 1):
         parts = [golden.text[:at], golden.text[at:]]
         assert added_up(feed(form.parser(FUNCTIONS, golden.prompt), parts)) == golden.means, at
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_random_splits_give_the_same_reply(name: str) -> None:
-    golden, seed = GOLDEN[name], random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for _ in range(60):
-        parts = random_parts(golden.text, rng)
-        assert parsed(golden, parts) == golden.means, (seed, parts)
 
 
 def in_tokens(text: str, added: dict[str, int], rng: random.Random) -> list[tuple[int, str]]:
@@ -93,15 +77,14 @@ def special(golden: Golden) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if special(GOLDEN[name])])
 def test_special_tokens_are_terminals(name: str) -> None:
-    golden, seed = GOLDEN[name], random.randrange(1 << 32)
-    print(f"seed {seed}")
+    golden = GOLDEN[name]
     added = special(golden)
     form = form_of(golden, added)
     for i in range(30):
-        tokens = in_tokens(golden.text, added, random.Random(f"{seed}-{i}"))
+        tokens = in_tokens(golden.text, added, random.Random(i))
         parser = form.parser(FUNCTIONS, golden.prompt)
         events = [e for token, text in tokens for e in (parser.push(text) if token == 7 else parser.push("", text))]
-        assert added_up([*events, *parser.finish()]) == golden.means, (seed, i)
+        assert added_up([*events, *parser.finish()]) == golden.means, i
 
 
 @pytest.mark.parametrize("skip", [True, False])
@@ -310,12 +293,10 @@ PIECES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tools", sorted(TOOL_TABLES))
+@pytest.mark.parametrize("tools", sharpest([*SHARPEST, *sorted({*TOOL_TABLES} - {*SHARPEST})], len(SHARPEST)))
 def test_any_junk_is_read_without_an_error_and_alike_however_it_is_split(tools: str) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     for i in range(120):
-        rng = random.Random(f"{seed}-{i}")
+        rng = random.Random(i)
         reasoning = "harmony" if tools == "harmony" else rng.choice([None, "think", "mistral"])
         form = form_of(Golden(tools, reasoning, "", Reply()))
         terminals = [move.terminal for table in (form.tools, form.reasoning) for move in table.moves]
@@ -323,7 +304,7 @@ def test_any_junk_is_read_without_an_error_and_alike_however_it_is_split(tools: 
         prompt = rng.choice(["", "a" + form.reasoning.opening])
         whole = added_up(feed(form.parser(FUNCTIONS, prompt), [text]))
         for parts in (list(text), random_parts(text, rng), random_parts(text, rng)):
-            assert added_up(feed(form.parser(FUNCTIONS, prompt), parts)) == whole, (seed, i, text, prompt)
+            assert added_up(feed(form.parser(FUNCTIONS, prompt), parts)) == whole, (i, text, prompt)
 
 
 def test_deep_and_long_values_are_strings_when_they_are_no_json() -> None:
@@ -349,13 +330,6 @@ def test_lone_surrogates_do_not_reach_the_client() -> None:
     golden = Golden("hermes", None, '<tool_call>{"name": "f\\ud800", "arguments": "\\ud83d\\ude00\\udc00"}', Reply())
     call = parsed(golden, [golden.text]).calls[0]
     assert call == ("f\ufffd", "😀\ufffd", None)
-
-
-def test_events_of_a_whole_reply_come_in_order() -> None:
-    golden = GOLDEN["hermes"]
-    kinds = [type(event) for event in feed(form_of(golden).parser(), [golden.text])]
-    call = [CallBegun, CallArguments]
-    assert kinds == [Reasoning, Content, *call, *call]
 
 
 LONG = {

@@ -70,13 +70,6 @@ def test_token_bytes_join_to_the_text() -> None:
         assert tokenizer.token_bytes(10**6) == b"" and tokenizer.token_str(10**6) == ""
 
 
-def test_a_token_named_in_the_config_is_special(tmp_path: Path) -> None:
-    number = byte_level().token_id("<plain>")
-    listed = {"added_tokens_decoder": {str(number): {"content": "<plain>", "special": True}}}
-    tokenizer = Tokenizer.from_dir(write(tmp_path, byte_level(), listed))
-    assert tokenizer.decode([number]) == "" and number in tokenizer.special_ids
-
-
 def test_templates_come_from_the_config_or_a_file_beside_it(tmp_path: Path) -> None:
     config = {"chat_template": [{"name": "default", "template": "C"}, {"name": "tool_use", "template": "T"}]}
     write(tmp_path, byte_level(), config)
@@ -92,11 +85,6 @@ def test_templates_come_from_the_config_or_a_file_beside_it(tmp_path: Path) -> N
     assert Tokenizer.from_dir(tmp_path, "{{ messages[0].content }}!").chat(chat) == "x!"
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
         Tokenizer.from_dir(tmp_path, str(tmp_path / "nowhere"))
-
-
-def test_special_tokens_are_read_from_the_old_file(tmp_path: Path) -> None:
-    write(tmp_path, byte_level(), special_tokens_map__json={"eos_token": "</s>"})
-    assert Tokenizer.from_dir(tmp_path).eos_token == "</s>"
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_a_peer_gets_in_while_strangers_connect_and_say_nothing(opened, giver, s
         stranger.close()
 
 
+@pytest.mark.seeds
 def test_a_stranger_that_says_a_little_at_a_time_is_sent_away(giver, setup, path, monkeypatch):
     monkeypatch.setattr("gapless.tiers.giving.ADMIT_SECONDS", 1.0)
     monkeypatch.setattr("gapless.tiers.frames.FRAME_SECONDS", 1e6)

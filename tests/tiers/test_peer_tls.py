@@ -12,6 +12,7 @@ import pytest
 from certificates import Authority, needs_openssl
 from fake_resp import free_port
 from peer_rig import KEY, open_giver
+from sharpest import sharpest
 from tier_rig import SLOT, content, has, loaded, stored, until
 
 from gapless.base.config import EngineConfig
@@ -163,7 +164,7 @@ def test_a_handshake_that_does_not_end_delays_no_other_peer(said, opened, setup,
         until(lambda: not giver.server.connections)
 
 
-@pytest.mark.parametrize("said", [*STALLED, b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("said", sharpest([b"GET / HTTP/1.1\r\n\r\n", *STALLED]))
 def test_a_handshake_that_does_not_end_is_ended(said, opened, setup, address, files):
     opened(giver_at(setup, address, files))
     with connected(address) as raw:
@@ -173,6 +174,7 @@ def test_a_handshake_that_does_not_end_is_ended(said, opened, setup, address, fi
                 pass
 
 
+@pytest.mark.seeds
 def test_a_handshake_byte_by_byte_is_ended(opened, setup, address, files):
     giver = opened(giver_at(setup, address, files))
     with connected(address) as raw, pytest.raises(OSError):
@@ -182,6 +184,7 @@ def test_a_handshake_byte_by_byte_is_ended(opened, setup, address, files):
     until(lambda: not giver.server.connections)
 
 
+@pytest.mark.seeds
 def test_a_giver_that_never_answers_has_nothing_and_closing_does_not_wait_for_it(opened, setup, files, monkeypatch):
     with socket.create_server((HOST, 0)) as silent:
         address = PeerAddress(*silent.getsockname())

@@ -93,5 +93,5 @@ def test_weights_that_change_while_they_are_loaded_are_refused(tmp_path):
 @pytest.mark.parametrize("tiers", [["host:900TiB"], ["host:1MiB", "peer:900TiB"]])
 def test_tiers_that_the_memory_of_the_machine_cannot_hold_are_refused_at_once(tiers):
     config = EngineConfig("demo", kv_tiers=tiers, role="both", kv_peer_listen="127.0.0.1:5600")
-    with pytest.raises(ConfigError, match=r"host and peer ask for [\d,]+ bytes of this machine's [\d,]+: give less"):
+    with pytest.raises(ConfigError, match=r"host and peer need [\d,]+ bytes, this machine has [\d,]+: give less"):
         EngineTiers(config)

@@ -1,7 +1,5 @@
 """A browser and a server for the pages of one file: Playwright holds an event loop, of which other tests want none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Processor time of the browser while it shows the live page: `python tests/ui/page_cost.py` (Linux)."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

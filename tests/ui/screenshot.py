@@ -1,7 +1,5 @@
 """The picture of docs/ui.md: `python tests/ui/screenshot.py docs/ui.png [--theme dark] [--width 1240]`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

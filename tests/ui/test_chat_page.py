@@ -1,7 +1,5 @@
 """The chat in a real browser: answers of the demo model, Markdown, conversations that stay in the browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -66,6 +64,7 @@ def answered(page: Page, *deltas: dict[str, str]) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, body=body))
 
 
+@pytest.mark.process
 def test_an_answer_has_its_cost_and_the_conversation_is_kept(page):
     bodies = []
     page.on("request", lambda one: bodies.append(one.post_data_json) if "chat/completions" in one.url else None)
@@ -120,6 +119,7 @@ def test_markdown_is_shown_as_elements_and_nothing_else_is(page):
     expect(log(page).get_by_text("Let me see")).to_be_visible()
 
 
+@pytest.mark.process
 def test_a_schema_and_tools_are_sent_and_calls_shown(page):
     settings(page)
     schema = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
@@ -151,6 +151,7 @@ STOPS = """() => {
 """Presses Stop with the first token: on a busy machine the whole answer has come before the test can."""
 
 
+@pytest.mark.process
 def test_an_answer_is_stopped_and_errors_are_shown(page):
     settings(page)
     page.get_by_label("Temperature").fill("1")
@@ -172,6 +173,7 @@ def test_an_answer_is_stopped_and_errors_are_shown(page):
     expect(log(page).get_by_role("alert")).to_have_text("the queue is full")
 
 
+@pytest.mark.process
 def test_a_narrow_chat_needs_no_sideways_scrolling(page):
     page.set_viewport_size({"width": 360, "height": 640})
     answered(page, {"content": WRITTEN + "x" * 300})

@@ -1,7 +1,5 @@
 """The live page in a real browser, on a real server with the demo model, by roles and names as a reader has them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from served import Server
 from ui_browser import KEY, PATIENCE_MS, Watch
 from ui_load import Load
 
+pytestmark = pytest.mark.process
 SIZE = {"width": 1240, "height": 980}
 CAUSES = ("host late", "depth", "launch", "graph miss", "grammar", "copy wait", "no work")
 
@@ -141,32 +140,6 @@ def test_the_machine_is_told(page):
     expect(table.get_by_role("row", name="KV pages")).to_contain_text("on cpu")
 
 
-def test_the_steps_are_those_of_the_engine(page, load):
-    wait_for_more(page, "steps", 10)
-    steps = page.evaluate(
-        """async () => {
-          const { call } = await import("/ui/api.js");
-          const { serverEvents } = await import("/ui/sse.js");
-          const stop = new AbortController();
-          const found = [];
-          let columns;
-          for await (const data of serverEvents(await call("debug/steps", { signal: stop.signal }))) {
-            const event = JSON.parse(data);
-            columns ??= event.columns;
-            found.push(...event.steps);
-            if (found.length > 20) return { columns, found };
-          }
-        }"""
-    )
-    place = {name: steps["columns"].index(name) for name in steps["columns"]}
-    order = ("planning_at", "planned_at", "packed_at", "launched_at", "observed_at", "committed_at")
-    numbers = [line[place["step"]] for line in steps["found"]]
-    assert numbers == sorted(set(numbers))
-    for line in steps["found"]:
-        times = [line[place[name]] for name in order]
-        assert times == sorted(times) and line[place["device_start"]] < line[place["device_end"]]
-
-
 def test_bubbles_have_a_legend_in_words(page):
     items = page.get_by_role("list", name="Causes of device idle time").get_by_role("listitem")
     texts = [text.replace("\u00a0", " ") for text in items.all_text_contents()]
@@ -212,7 +185,7 @@ def test_every_control_is_reached_by_keyboard(page, load):
     page.keyboard.press("Space")
     expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-pressed", "true")
     expect(page.locator("#status")).to_have_text("paused")
-    page.wait_for_timeout(100)
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     frames, steps = count(page, "frames"), count(page, "steps")
     wait_for_more(page, "events", 3)
     assert count(page, "frames") == frames and count(page, "steps") > steps, "paused: collected, not drawn"
@@ -380,10 +353,6 @@ def test_an_ab_report_is_drawn_from_its_file(page, tmp_path):
     }"""
     page.evaluate(drop, ["dropped.json", report.read_text()])
     expect(section.get_by_role("status")).to_have_text("dropped.json is shown below")
-
-
-def test_the_server_says_where_the_page_is(server):
-    assert f"  live page {server.base}/ui\n" in server.greeting
 
 
 def test_the_trace_file_is_saved(page, load):

@@ -1,7 +1,5 @@
 """The page's files as they are: small, plain, and without any way to run what is not theirs."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """The page's modules on their own, in a browser without a server, against figures worked out here."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from playwright.sync_api import Browser, Page, Route
 
 import gapless.ui
 
+pytestmark = pytest.mark.process
 FOLDER = Path(gapless.ui.__file__).parent
 BASE = "http://page.test"
 TYPES = {".js": "text/javascript", ".html": "text/html", ".css": "text/css", ".svg": "image/svg+xml"}

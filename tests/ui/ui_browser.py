@@ -1,7 +1,5 @@
 """Debian's Chromium, driven by Playwright. Nothing is downloaded; without a browser the tests are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Something for the engine to do while a test looks at the page."""
 
-from __future__ import annotations
-
 import json
 import threading
 import urllib.request

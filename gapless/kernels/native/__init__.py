@@ -23,7 +23,7 @@ from gapless.kernels.views import Counts
 
 SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "kernels"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+NATIVE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OF_VIEWS = (
     "cut", "sample", "finish", "score", "accept", "look_up", "ask", "draft", "keep_drafts", "adjust", "mask", "reply",
     "adapt", "remember", "recall",
@@ -37,7 +37,7 @@ def load() -> Kernels | None:
 
 
 def kernels() -> Kernels:
-    """Return the loaded operators; those of several tensors take views."""
+    """Return the loaded operators; ones of several tensors take views."""
     ops = torch.ops.gapless
     of_views: dict[str, Any] = {name: unpacked(getattr(ops, name).default) for name in OF_VIEWS}
     return Kernels(
@@ -77,8 +77,7 @@ def copy_pages(src: Tensor, dst: Tensor, places: Tensor, sums: Tensor) -> None:
 
 
 def share_from(times: int) -> None:
-    """Set, for calls from this thread, the work at which a second thread takes part, in times of the work that pays for
-    it."""
+    """Set, for calls from this thread, the least work of a second thread, in times of the work that pays for it."""
     if NAME in build.outcomes and build.outcomes[NAME].library:
         torch.ops.gapless.share_from(times)
 

@@ -34,20 +34,20 @@ class Way(IntEnum):
     AMX = 2
 
 
-ROWS = (1, 8, 32, 128)
-TURNS = 3
+CHOICE_ROWS = (1, 8, 32, 128)
+CHOICE_TURNS = 3
 SAMPLE = 1 << 22
 """Most weights of a measurement: a larger matrix is measured by its first columns."""
-COLUMNS = 64
+CUT_COLUMNS = 64
 """Columns at whose multiples a packed weight may be cut."""
 MEASURING_SECONDS = 0.3
 """Longest time that a process measures, without the last shape. Later shapes get the first way."""
-CLEAR = 1.1
+CLEAR_RATIO = 1.1
 """The second way is chosen if the first takes this many times as long: no busy moment makes such a difference."""
 
-LOCK = "choices.lock"
+CHOICES_LOCK = "choices.lock"
 """Lock file in the cache folder, held by the measuring process."""
-LOCK_SECONDS = 60.0
+CHOICES_LOCK_SECONDS = 60.0
 """Longest wait for other processes: each holds the lock for one shape, a part of a second."""
 
 spent = 0.0
@@ -74,11 +74,11 @@ def pair_name(ways: Sequence[Way]) -> str:
 def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, kept: Path) -> list[float]:
     """Return the first process's answer. Processes measure in turn, or one would slow the other.
 
-    Raises UserError if another process keeps the lock for LOCK_SECONDS.
+    Raises UserError if another process keeps the lock for CHOICES_LOCK_SECONDS.
     """
     with ExitStack() as turn:
         with suppress(OSError):  # a cache on a read-only disk: every start measures
-            turn.enter_context(build.only_one(kept.parent / LOCK, LOCK_SECONDS))
+            turn.enter_context(build.only_one(kept.parent / CHOICES_LOCK, CHOICES_LOCK_SECONDS))
         shapes = read(kept)
         if name not in shapes:
             shapes[name] = measured_ratios(ways, packed, outputs, inputs)
@@ -88,7 +88,7 @@ def _settled(name: str, ways: Sequence[Way], packed: Tensor, outputs: int, input
 
 def serves_first(ratios: list[float]) -> bool:
     """Return whether the first way is chosen, by its times over the second's; True if nothing was measured."""
-    return typical(ratios) < CLEAR
+    return typical(ratios) < CLEAR_RATIO
 
 
 def typical(ratios: list[float]) -> float:
@@ -97,8 +97,8 @@ def typical(ratios: list[float]) -> float:
 
 
 def read(kept: Path) -> dict[str, list[float]]:
-    """Return, by ways, shape and threads, the first way's time over the second's for each of ROWS; an empty list if
-    time was short."""
+    """Return, by ways, shape and threads, the first way's time over the second's for each of CHOICE_ROWS; an empty list
+    if time was short."""
     try:
         found: dict[str, list[float]] = json.loads(kept.read_text())
     except OSError:  # none yet, or not ours to read
@@ -121,10 +121,10 @@ def measured_ratios(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: i
     if spent > MEASURING_SECONDS:
         return []
     start = perf_counter()
-    columns = max(SAMPLE // inputs // COLUMNS, 1) * COLUMNS
+    columns = max(SAMPLE // inputs // CUT_COLUMNS, 1) * CUT_COLUMNS
     if columns < outputs:
         packed, outputs = packed[: columns * (inputs + inputs % 2)], columns
-    ratios = [round(_ratio(ways, packed, outputs, inputs, rows), 3) for rows in ROWS]
+    ratios = [round(_ratio(ways, packed, outputs, inputs, rows), 3) for rows in CHOICE_ROWS]
     spent += perf_counter() - start
     return ratios
 
@@ -133,7 +133,7 @@ def _ratio(ways: Sequence[Way], packed: Tensor, outputs: int, inputs: int, rows:
     """Return the first way's time over the second's, the least of a few each, in turns."""
     x = torch.ones(rows, inputs, dtype=packed.dtype)
     times: dict[Way, list[float]] = {way: [] for way in ways}
-    for _ in range(TURNS):
+    for _ in range(CHOICE_TURNS):
         for way, seconds in times.items():
             start = perf_counter()
             torch.ops.gapless.linear.default(x, packed, outputs, None, way)

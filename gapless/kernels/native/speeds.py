@@ -12,10 +12,10 @@ import torch
 from gapless.kernels import native
 from gapless.kernels.native.choice import Way
 
-TURNS = 5
-TOKENS, WIDTH = 192, 1024
-"""Rows of a product [TOKENS, WIDTH] @ [WIDTH, WIDTH], not bound by memory"""
-PROMPT, HEADS, DIM, PAGE = 512, 4, 128, 16
+SPEED_TURNS = 5
+PRODUCT_TOKENS, PRODUCT_WIDTH = 192, 1024
+"""Rows of a product [PRODUCT_TOKENS, PRODUCT_WIDTH] @ [PRODUCT_WIDTH, PRODUCT_WIDTH], not bound by memory"""
+PROMPT, ATTENTION_HEADS, ATTENTION_DIM, ATTENTION_PAGE = 512, 4, 128, 16
 
 
 class Speed(NamedTuple):
@@ -30,40 +30,42 @@ class Speed(NamedTuple):
 
 def speeds() -> list[Speed]:
     """Measure each dtype, about 0.2 s in all. The operators are loaded."""
-    unit, peak = torch.ops.gapless.vector_unit(), max(torch.ops.gapless.vector_peak() for _ in range(TURNS))
+    unit, peak = torch.ops.gapless.vector_unit(), max(torch.ops.gapless.vector_peak() for _ in range(SPEED_TURNS))
     found = []
-    for dtype in native.DTYPES:
+    for dtype in native.NATIVE_DTYPES:
         way = native.ways(dtype)[0]
-        product = 2 * TOKENS * WIDTH**2 / _seconds(_product(dtype, way))
-        attention = 2 * HEADS * DIM * PROMPT**2 / _seconds(_attention(dtype))  # half of the pairs, two products
-        attends = Way.FLOATS if way is Way.BF16_DOT and torch.ops.gapless.floats_attend(DIM) else way
+        product = 2 * PRODUCT_TOKENS * PRODUCT_WIDTH**2 / _seconds(_product(dtype, way))
+        attention = (
+            2 * ATTENTION_HEADS * ATTENTION_DIM * PROMPT**2 / _seconds(_attention(dtype))
+        )  # half of the pairs, two products
+        attends = Way.FLOATS if way is Way.BF16_DOT and torch.ops.gapless.floats_attend(ATTENTION_DIM) else way
         names = (unit if one is Way.FLOATS else one.name.lower() for one in (way, attends))
         found.append(Speed(dtype, next(names), product / peak, next(names), attention / peak))
     return found
 
 
 def _product(dtype: torch.dtype, way: Way) -> Callable[[], object]:
-    packed = torch.ops.gapless.linear_pack.default(torch.ones(WIDTH, WIDTH, dtype=dtype))
-    x = torch.ones(TOKENS, WIDTH, dtype=dtype)
-    return partial(torch.ops.gapless.linear.default, x, packed, WIDTH, None, way)
+    packed = torch.ops.gapless.linear_pack.default(torch.ones(PRODUCT_WIDTH, PRODUCT_WIDTH, dtype=dtype))
+    x = torch.ones(PRODUCT_TOKENS, PRODUCT_WIDTH, dtype=dtype)
+    return partial(torch.ops.gapless.linear.default, x, packed, PRODUCT_WIDTH, None, way)
 
 
 def _attention(dtype: torch.dtype) -> Callable[[], object]:
     """Return a call of the attention of one prompt."""
-    pages = PROMPT // PAGE
-    q = torch.ones(PROMPT, HEADS, DIM, dtype=dtype)
-    cache = torch.ones(pages, 1, 2, PAGE, HEADS, DIM, dtype=dtype)
+    pages = PROMPT // ATTENTION_PAGE
+    q = torch.ones(PROMPT, ATTENTION_HEADS, ATTENTION_DIM, dtype=dtype)
+    cache = torch.ones(pages, 1, 2, ATTENTION_PAGE, ATTENTION_HEADS, ATTENTION_DIM, dtype=dtype)
     table = torch.arange(pages, dtype=torch.int32)[None]
     row, starts, lens = torch.tensor([0]), torch.tensor([0, PROMPT]), torch.tensor([PROMPT])
     attend = torch.ops.gapless.prefill_attention.default
-    return lambda: attend(q, cache, 0, table, row, starts, lens, DIM**-0.5, PROMPT)
+    return lambda: attend(q, cache, 0, table, row, starts, lens, ATTENTION_DIM**-0.5, PROMPT)
 
 
 def _seconds(call: Callable[[], object]) -> float:
     """Return the least time of a few calls, the first left out."""
     call()
     times = []
-    for _ in range(TURNS):
+    for _ in range(SPEED_TURNS):
         start = perf_counter()
         call()
         times.append(perf_counter() - start)

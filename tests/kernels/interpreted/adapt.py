@@ -32,16 +32,16 @@ from gapless.kernels.joined_rows import JOINED_ROWS
 @pytest.mark.parametrize(("tokens", "slots"), [(1, 1), (5, 3), (33, 8)])
 def test_it_adds_what_the_definition_says(tokens, slots, dtype):
     for seed in range(2):
-        check_adapt(all_triton.KERNELS, dtype, "cpu", tokens, slots, seed)
+        check_adapt(all_triton.TRITON_KERNELS, dtype, "cpu", tokens, slots, seed)
 
 
 def test_so_it_does_in_larger_blocks(monkeypatch):
     monkeypatch.setattr(adapt_triton, "MANY_TOKENS", 64)
-    check_adapt(all_triton.KERNELS, torch.float32, "cpu", 70, 3, 0)
+    check_adapt(all_triton.TRITON_KERNELS, torch.float32, "cpu", 70, 3, 0)
 
 
 def test_a_token_is_alone():
-    check_alone(all_triton.KERNELS, torch.float32, "cpu")
+    check_alone(all_triton.TRITON_KERNELS, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize("ways", [few_rows.ADAPTED_ROWS, fused_reference.ADAPTED_ROWS], ids=["triton", "torch"])

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered", "ign
 @pytest.mark.parametrize("vocab", [5, 131, 2500])
 def test_slots_hold_the_logits_of_the_definition(vocab, dtype):
     for seed in range(8):
-        check_adjust(all_triton.KERNELS, vocab, dtype, "cpu", seed)
+        check_adjust(all_triton.TRITON_KERNELS, vocab, dtype, "cpu", seed)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_rows_with_a_slot_are_cut_and_drawn_from_it(dtype):
-    check_draws(all_triton.KERNELS, 1500, dtype, "cpu")
+    check_draws(all_triton.TRITON_KERNELS, 1500, dtype, "cpu")

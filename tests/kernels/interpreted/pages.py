@@ -17,9 +17,9 @@ from gapless.kernels import all_triton, pages_triton
 @pytest.mark.parametrize("words, programs", [(1, 2), (7, 8), (4096, 2), (4097, 8), (70_000, 2), (70_000, 8)])
 def test_rows_are_copied_and_each_word_counts_by_its_place(words, programs, monkeypatch):
     monkeypatch.setattr(pages_triton, "STORING", programs)  # memory of the CPU is stored to
-    check_definition(all_triton.KERNELS, words, "cpu", words, True)
+    check_definition(all_triton.TRITON_KERNELS, words, "cpu", words, True)
 
 
 @pytest.mark.parametrize("words", [33, 5000])
 def test_flips_in_pairs_and_words_that_change_places_are_found(words):
-    check_changes(all_triton.KERNELS, words, "cpu", 1)
+    check_changes(all_triton.TRITON_KERNELS, words, "cpu", 1)

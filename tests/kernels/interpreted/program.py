@@ -33,7 +33,7 @@ def benches(tmp_path, monkeypatch):
     # Kernels read weights as they are on a GPU: not in the layout that torch packs for a CPU.
     monkeypatch.setattr(linear, "packs", lambda weight: False)
     made = []
-    for kernels in (plain.KERNELS, all_triton.KERNELS):
+    for kernels in (plain.KERNELS, all_triton.TRITON_KERNELS):
         model = load(tmp_path, load_format="dummy", dtype="float32")
         model.kernels = kernels
         made.append(Bench(model, size=8, kernels=kernels))

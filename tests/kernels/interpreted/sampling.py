@@ -14,7 +14,7 @@ from sampling_cases import check_bad_logits, check_greedy, check_independence, c
 from sampling_oracle import ALL, Setting, check_bad_rows, check_hard_rows, check_masks_of_places, tables_of
 
 from gapless.kernels import cut_triton
-from gapless.kernels.all_triton import KERNELS
+from gapless.kernels.all_triton import TRITON_KERNELS
 from gapless.kernels.views import Filters
 
 # -inf less -inf and so on: what a GPU computes without a word.
@@ -50,15 +50,15 @@ def test_a_token_does_not_depend_on_the_batch():
 
 @pytest.mark.parametrize("vocab, dtype", [(300, torch.float16), (301, torch.float32)])
 def test_rows_where_searches_go_wrong(vocab, dtype):
-    check_hard_rows(KERNELS, vocab, dtype, "cpu", every=13)
+    check_hard_rows(TRITON_KERNELS, vocab, dtype, "cpu", every=13)
 
 
 def test_rows_that_are_not_finite_and_padding():
-    check_bad_rows(KERNELS, 1100, "cpu")
+    check_bad_rows(TRITON_KERNELS, 1100, "cpu")
 
 
 def test_each_place_of_a_row_draws_what_its_mask_leaves():
-    check_masks_of_places(KERNELS, 1100, "cpu")
+    check_masks_of_places(TRITON_KERNELS, 1100, "cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -70,6 +70,6 @@ def test_a_cut_is_the_same_in_any_spread_and_beside_any_filters(few, dtype, monk
     for tile, filters in dict.fromkeys(((256, ALL), (256, own), (512, own), (1024, ALL))):
         monkeypatch.setattr(cut_triton, "FEW_ROWS_TILE", tile)
         rows, tables = tables_of([Setting(0.8, **few), Setting(1.3, **few)])
-        KERNELS.cut(logits, index, rows, tables, filters)
+        TRITON_KERNELS.cut(logits, index, rows, tables, filters)
         found.append(tables.state)
     assert all(torch.equal(state, found[0]) for state in found)

@@ -50,6 +50,6 @@ def test_the_begin_of_a_mixed_step_equals_the_reference(decode, chunks, spare, n
 
 def test_the_begin_of_a_mixed_step_in_small_programs_equals_the_reference(monkeypatch):
     """So that each goes over its row's tokens several times."""
-    monkeypatch.setattr(mixed_triton, "BLOCK", 8)
+    monkeypatch.setattr(mixed_triton, "MIXED_BLOCK", 8)
     monkeypatch.setattr(mixed_triton, "SPLITS", 2)
     check_begin_mixed("cpu", 0, 50, 3, [40, 33, 17], 50, 2)

@@ -20,13 +20,13 @@ SOON = 12
 and few rows would decode."""
 LONGEST = 8
 """Longest step, in times of its decoding rows, that SOON may ask for."""
-LEAST_TOKENS = 128
+LEAST_CHUNK_TOKENS = 128
 """Least prompt tokens of a step: every prompt ends, and products are efficient with such chunks."""
 LEAST_BOUNDED = 16
 """Least prompt tokens of a step under a user's bound, which comes first."""
-SPREADS = 3
+BOUND_SPREADS = 3
 """Mean deviations of measured from expected times that a bound leaves room for"""
-MARGIN = 0.03
+BOUND_MARGIN = 0.03
 """Share of a bound kept free for costs outside the terms"""
 _WEIGHT = 1 / 16
 _KEEP = 1 - 1 / 16
@@ -35,7 +35,7 @@ _UNITS = np.array([1.0, 16.0, 256.0])
 _RIDGE = np.diag([1e-4, 1e-4, 1e-6])
 """Weight of small terms, as a share of the measurements. If all steps were alike, the time goes to tokens."""
 
-Cause = Literal["rows", "chunk", "late"]
+OverrunCause = Literal["rows", "chunk", "late"]
 """Cause of a step over the bound: its rows alone take longer, the least chunk beside them does, or the forecast was too
 low."""
 
@@ -84,18 +84,18 @@ class StepTimes:
         return max(0.0, float(self._terms[0] + self._terms[1] * rows))
 
 
-class Beside:
+class ChunkLimit:
     """Number of prompt tokens that may share a step with decoding rows, by measured times.
 
     Without a bound a step takes UNNOTICED_NS, or STALL times as long as its rows alone, whichever is longer, and up to
     LONGEST times that if many prompts wait. With a user's bound `most_ns`, as many tokens run as fit. At least
-    LEAST_TOKENS, or LEAST_BOUNDED, always run.
+    LEAST_CHUNK_TOKENS, or LEAST_BOUNDED, always run.
     """
 
     def __init__(self, most_ns: int = 0) -> None:
         self.most_ns = most_ns
         """Longest time of a step with decoding rows; 0: unbounded."""
-        self._least = LEAST_BOUNDED if most_ns else LEAST_TOKENS
+        self._least = LEAST_BOUNDED if most_ns else LEAST_CHUNK_TOKENS
         self._times = StepTimes()
 
     def tokens(self, rows: int, waiting: int) -> int:
@@ -105,7 +105,7 @@ class Beside:
             return self._least
         rows_ns = times.rows_ns(rows)
         if self.most_ns:
-            most = (1 - MARGIN) * self.most_ns - SPREADS * times.spread_ns
+            most = (1 - BOUND_MARGIN) * self.most_ns - BOUND_SPREADS * times.spread_ns
         else:
             soon = rows_ns + waiting / SOON * times.token_ns
             most = max(UNNOTICED_NS, STALL * rows_ns, min(soon, LONGEST * rows_ns))
@@ -115,7 +115,7 @@ class Beside:
         """Take in a measured step of `rows` decoding rows and `chunk_tokens` prompt tokens."""
         self._times.learn(rows, chunk_tokens, ns)
 
-    def over(self, rows: int, chunk_tokens: int, ns: int) -> Cause | None:
+    def over(self, rows: int, chunk_tokens: int, ns: int) -> OverrunCause | None:
         """Return the cause of a step over the bound; None if it kept it, no row decoded, or there is no bound."""
         if not rows or not self.most_ns or ns <= self.most_ns:
             return None

@@ -1,0 +1,71 @@
+"""The pages "Add a ...": each diff applies to today's tree, and the page's program then prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(diff|python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PATIENT = "import gapless.memory.host\ngapless.memory.host.LOOKUP_NS = 10**11\n"
+"""A busy machine answers a tier's question late, and that page would be computed."""
+PLAIN = "from gapless.kernels import native\nnative.load = lambda: None\n"
+"""Without the C++ kernels"""
+
+pytestmark = pytest.mark.process
+
+
+class Tree:
+    """A copy of the package to which the diff of a page is applied."""
+
+    def __init__(self, folder: Path, page: str) -> None:
+        self.folder, self.paths = folder, [str(folder)]
+        shutil.copytree(ROOT / "gapless", folder / "gapless", ignore=shutil.ignore_patterns("__pycache__"))
+        parts = BLOCK.findall((ROOT / "docs" / "extend" / f"{page}.md").read_text(encoding="utf-8"))
+        self.blocks = dict(reversed(parts))
+        diffs = [text for kind, text in parts if kind == "diff"]
+        assert len(diffs) == 1, "a page has one diff"
+        subprocess.run(["git", "apply", "-"], cwd=folder, input=diffs[0], text=True, check=True)
+
+    def run(self, *command: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(self.paths)}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def check_program(self, before: str = "") -> None:
+        """Run the page's program after these lines: it prints the page's text."""
+        assert self.run("-c", before + self.blocks["python"]) == self.blocks["text"]
+
+
+@pytest.mark.parametrize("before", ["", PLAIN], ids=["native", "plain"])
+def test_an_added_sampling_parameter_changes_tokens(tmp_path, before):
+    Tree(tmp_path, "sampling-parameter").check_program(before)
+
+
+def test_an_added_model_gives_the_tokens_of_transformers(tmp_path):
+    Tree(tmp_path, "model").check_program()
+
+
+def test_an_added_device_keeps_the_contract_and_gives_the_tokens_of_the_cpu(tmp_path):
+    (tmp_path / "tests" / "device").mkdir(parents=True)
+    tree = Tree(tmp_path, "device")
+    shutil.copy(ROOT / "tests" / "device" / "device_contract.py", tmp_path / "tests" / "device")
+    said = tree.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/device/test_inline_device.py")
+    assert re.search(r"^\d\d passed", said, re.MULTILINE)
+    tree.check_program()
+
+
+def test_an_added_tier_loads_the_pages_that_it_stored(tmp_path):
+    tree = Tree(tmp_path, "tier")
+    tree.run("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", "installed", "./sqlite_tier")
+    tree.paths.append(str(tmp_path / "installed"))
+    tree.check_program(PATIENT)
