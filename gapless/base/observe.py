@@ -1,4 +1,4 @@
-"""The hook between engines and checkers: devices report here what they enqueue, and engines where their steps run.
+"""The hook between engines and checkers: devices report their operations here, and engines their steps.
 
 While `watcher` and `steps` are None, which is the rule, a report costs one check of that name and nothing is called.
 """
@@ -54,7 +54,7 @@ class Watcher(Protocol):
 
 
 class LaunchWatcher(Protocol):
-    """What a checker hears of the steps of all engines."""
+    """Reports of the steps of all engines."""
 
     def launches(self, launcher: Any) -> AbstractContextManager[object]:
         """See `launching`."""
@@ -65,7 +65,7 @@ class LaunchWatcher(Protocol):
         ...
 
     def moves(self, program: Program) -> AbstractContextManager[object]:
-        """Give the context in which a simulated device runs a program, on a thread that is the host's."""
+        """Give the context for a program of a simulated device, on a thread of the host."""
         ...
 
 
@@ -112,7 +112,7 @@ def watch_steps(observer: LaunchWatcher | None, /) -> LaunchWatcher | None:
 
 
 def launching(launcher: Any) -> AbstractContextManager[object]:
-    """Give the context in which a loop plans, packs and enqueues, or an executor obeys an order."""
+    """Give the context for the host's half of a step: plan, pack, enqueue, or obey an order."""
     return _UNWATCHED if steps is None else steps.launches(launcher)
 
 
@@ -124,7 +124,7 @@ def built(part: Any) -> None:
 
 @contextmanager
 def listening(*more: Callable[[Any], None]) -> Iterator[None]:
-    """Report what is made to these too."""
+    """Report new parts to these listeners too."""
     global listeners
     before, listeners = listeners, (*listeners, *more)
     try:

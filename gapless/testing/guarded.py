@@ -3,11 +3,10 @@
     with guarded():
         llm.generate(prompts)
 
-Two halves of a step are watched: the host's (plan, pack, enqueue) and the device's (the programs that are enqueued). Of
-a captured step, the device's half is checked when it is recorded, of another the first time that its engine runs a
-program with such a key: what a program asks for depends on the key alone, since to depend on a value it would have to
-read one. Sizes count as alike up to the next power of two, at which kernels change. Tables, KV, weights and buffers
-are device tensors, slots of rings are pinned memory.
+Two halves of a step are watched: the host's (plan, pack, enqueue) and the device's (its programs). The device's half of
+a captured step is checked during its recording, that of another step at the first program with such a key: a program
+depends on the key alone, since to depend on a value it would have to read one. Sizes count as alike up to the next
+power of two, as for kernels. Tables, KV, weights and buffers are device tensors, slots of rings are pinned memory.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from gapless.step.executor import Executor
 
 
 class StepGuard:
-    """What was found on the launch paths. Implements `observe.LaunchWatcher`."""
+    """Findings on the launch paths. Implements `observe.LaunchWatcher`."""
 
     def __init__(self) -> None:
         # A call takes as long as it takes on a busy machine, so `slow_ms` is off; nothing else is.
@@ -52,7 +51,7 @@ class StepGuard:
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Check no step meanwhile, and no capture, if others like it are checked: that doubles what they take."""
+        """Check no step meanwhile, and no capture: a step takes twice as long under no_sync."""
         before, self._resting = self._resting, True
         check = observe.capture_check
         observe.check_captures(lambda name: nullcontext())
@@ -105,8 +104,7 @@ class StepGuard:
 
 @contextmanager
 def guarded(guard: StepGuard | None = None) -> Iterator[StepGuard]:
-    """Check every step inside, on whatever thread. A finding raises in the program or in the loop's turn, and at the
-    end if an engine has swallowed it."""
+    """Check every step inside, on any thread; a finding raises in the program or in the loop's turn."""
     checked = guard or StepGuard()
     before = observe.watch_steps(checked)
     try:

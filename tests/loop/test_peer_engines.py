@@ -46,7 +46,7 @@ class Side:
         self.tier = open_peer_tier(setup, PeerPlan(listens, peers, key), transfers.adopt, back_off=0.02)
         self.worker = PeerWorker("peer", self.tier, self.loop.bell.ring)
         self.worker.start()
-        self.below = transfers.host.attach([self.worker], transfers.slot)
+        self.below = transfers.host.attach([self.worker], transfers.slot, 10**10)
         (self.counts,) = self.below.counts
         self.keys = 0
         self.closed = False
