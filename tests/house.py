@@ -40,7 +40,7 @@ HABITS = {
 """Clauses that a noun or a name replaces: how many docstrings and comments may hold each is counted."""
 ALIAS = re.compile(r"_?[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*")
 CONSTANT = re.compile(r"[A-Z][A-Z0-9_]+")
-DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_exit", "_getframe", "_C"}
+DOCUMENTED = {"_replace", "_asdict", "_fields", "_field_defaults", "_make", "_exit", "_getframe", "_C"}
 """Public names that begin with an underscore: those of named tuples, os, sys and torch."""
 
 

@@ -22,4 +22,5 @@ def sharpest(values: Iterable[Any], keep: int = 1, mark: str = "seeds", whole: b
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    return value if type(value) is tuple else (value,)
+    """The values of several parameters; a named tuple is one."""
+    return value if isinstance(value, tuple) and not hasattr(value, "_fields") else (value,)

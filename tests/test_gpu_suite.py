@@ -33,6 +33,7 @@ def test_the_documented_command_finds_the_tests():
         assert f"tests/gpu/{path.name}::" in done.stdout
 
 
-def test_nothing_else_asks_for_a_gpu():
-    marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in p.read_text(encoding="utf-8")]
-    assert marked and {p.parent.name for p in marked if p != Path(__file__)} == {"gpu"}
+def test_no_file_asks_for_a_gpu_by_itself():
+    """Its folder does, or the cases of kernels for CUDA: the command above finds these alone."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    assert not [path for path in files if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]

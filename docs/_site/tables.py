@@ -172,7 +172,7 @@ def depth_cuda() -> Lines:
     for run in _load("gpu_all"):
         load = run["load"]
         of = f" of {load['requests']}" if load["requests"] else ""
-        name = f"{load['rows']}{of}, {load['prompt']} in, {load['output']:,} out"
+        name = f"{load['rows']}{of}, {load['prompt']} in, {load['output']:,} out{', mixed' * load['mixed']}"
         loads.setdefault(name, {}).setdefault(run["arm"], []).append(run)
     lines = _head("load", "arm", "tokens/s", "step, us", "host, us", "device idle", "auto / 1")
     for load, arms in loads.items():
@@ -190,10 +190,10 @@ def _step_figures(runs: Sequence[Any]) -> list[str]:
     return [f"{rate:,.0f}", f"{step:,.0f}", f"{host:.0f}", f"{100 * idle:.1f} %"]
 
 
-def lanes_cuda(name: str) -> Lines:
+def lanes_cuda() -> Lines:
     """Tokens/s of a batch in which one row asks, divided by those of the batch without it."""
     found: dict[str, dict[int, float]] = {}
-    for entry in _load(name)["batch"]:
+    for entry in _load("gpu_lanes")["batch"]:
         found.setdefault(entry["asks"], {})[entry["rows"]] = entry["ratio"]
     sizes = sorted({size for ratios in found.values() for size in ratios})
     lines = _head("one row asks for", *(f"{size} rows" for size in sizes))
@@ -340,8 +340,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "host-step": host_step,
     "structured-cuda": structured_cuda,
     "speculation-cpu": speculation_cpu,
-    "lanes-cuda": lambda: lanes_cuda("gpu_lanes"),
-    "lanes-adjust": lambda: lanes_cuda("gpu_lanes_adjust")[:4],
+    "lanes-cuda": lanes_cuda,
     "sampling": sampling,
     "engine-arguments": engine_arguments,
     "recorded-clients": recorded_clients,

@@ -104,7 +104,7 @@ def _advise(data: Bytes, what: int) -> None:
 
 
 def _populate(data: Bytes) -> None:
-    """Have all of it there: else the first copy into each page takes several times as long."""
+    """Allocate all pages now: otherwise the first copy into each takes several times as long."""
     try:
         _advise(data, POPULATE_WRITE)
     except OSError as error:

@@ -56,7 +56,7 @@ class _States:
         self._kept: dict[tuple[int, int], Tensor] = {}
         self._last = (0, 0)
         self._offset = 0
-        """The largest that was ever given: no two states have one"""
+        """Largest offset given so far: no two states share one"""
 
     def get(self, device: Any = None) -> Tensor:
         with _disable_current_modes():

@@ -187,7 +187,7 @@ class Tail:
         self.behind = behind(self.samples, quantile)
         """Samples at or beyond the quantile, in all runs."""
         self.behind_a_run = behind(min(sizes), quantile)
-        """Samples there in the smallest run; 1 means that the run's quantile is its one worst sample."""
+        """Samples there in the smallest run; 1 means that the quantile is the run's single worst sample."""
 
 
 def _from_top(

@@ -84,7 +84,7 @@ class HeadParams(NamedTuple):
     """[H, taps * H]"""
     hidden_norm: Tensor
     layer: Layer
-    """The norm of its input is that of embeddings. Hidden states come beside these: `qkv` is [.., 2 H]."""
+    """A layer whose input norm is for embeddings; hidden states are concatenated to them: `qkv` is [.., 2 H]."""
     norm: Tensor
     head: Tensor
     """[drafted, H]"""

@@ -349,6 +349,7 @@ def program():
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("program", "seconds"), [(BUSY, 60.0), (STUCK, 0.1)], ids=["busy", "stuck"])
 def test_the_interpreter_exits_with_an_open_device(use_native: bool, program: str, seconds: float) -> None:
     code = EXIT.format(program=program, seconds=seconds, native=use_native)

@@ -379,7 +379,7 @@ def test_memory_stays_reserved_for_programs_after_a_refused_capture(
 
 
 @pytest.mark.parametrize("nbytes", [1, 5 << 20, 34 << 20, 200 << 20])
-def test_what_is_taken_is_what_was_asked_for(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_memory_is_as_large_as_asked_for(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **options: made.append(size) or empty(size, **options))
@@ -388,7 +388,7 @@ def test_what_is_taken_is_what_was_asked_for(nbytes: int, monkeypatch: pytest.Mo
     assert sum(made) == nbytes and len(small) <= cuda.SMALL_BLOCKS and sum(small) <= nbytes / 2
 
 
-def test_what_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:
+def test_a_program_that_cuda_cannot_capture_leaves_the_device_well(device: CudaDevice, fake: FakeCuda) -> None:
     def fails_in_capture() -> None:
         if fake.graphs:
             raise RuntimeError("operation not permitted when stream is capturing")

@@ -90,7 +90,7 @@ def test_a_torch_that_is_no_release_has_no_minor_version(version: str, release: 
     assert prebuilt.minor(version) == release
 
 
-def test_what_is_brought_is_loaded_without_a_compiler(folder: Path, tmp_path: Path) -> None:
+def test_a_library_of_the_wheel_is_loaded_without_a_compiler(folder: Path, tmp_path: Path) -> None:
     library = bring(folder)
     outcome = build.operators("plain", [source(folder)])
     assert outcome[:4] == (library, "", 0.0, "prebuilt for any") and outcome.brought and outcome.notes is not None
@@ -99,7 +99,7 @@ def test_what_is_brought_is_loaded_without_a_compiler(folder: Path, tmp_path: Pa
     assert outcome.notes.name.startswith(library.stem) and not list(outcome.notes.parent.iterdir())
 
 
-def test_what_was_made_for_another_torch_or_is_switched_off_is_left_alone(
+def test_a_library_for_another_torch_or_switched_off_is_left_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bring(folder, release="2.1")
@@ -117,7 +117,7 @@ def test_an_extension_of_another_python_is_left_alone(folder: Path) -> None:
     assert build.module("plain", [source(folder)]) is None
 
 
-def test_what_does_not_load_is_built_here(
+def test_a_library_of_the_wheel_that_does_not_load_is_built_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = folder / prebuilt.file_name("plain", RELEASE, ANY)

@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 from device_contract import Contract
+from sharpest import sharpest
 
 from gapless.device import Device
 from gapless.testing.adversary import MOODS
@@ -21,7 +22,7 @@ def mood(request: pytest.FixtureRequest) -> str | None:
     return request.param
 
 
-@pytest.fixture(params=range(3))
+@pytest.fixture(params=sharpest(range(3)))
 def device(request: pytest.FixtureRequest, mood: str | None) -> SimDevice:
     return SimDevice(request.param, mood)
 

@@ -95,7 +95,7 @@ def test_preempted_rows_go_on_with_their_adapter(paths, wanted):
 
 
 @pytest.mark.seeds
-def test_steps_of_rows_without_adapters_are_those_of_an_engine_without(paths, wanted):
+def test_steps_of_rows_without_adapters_are_those_of_an_engine_without(captures_all, paths, wanted):
     modules = tuple(f"{name}={path}" for name, path in paths.items())
     found = []
     for lora_modules in ((), modules):

@@ -17,6 +17,7 @@ from gapless.engine.outputs import RequestOutput
 from gapless.testing.core import next_token
 
 Params = gapless.SamplingParams
+LETTER_L = TOKENIZER.token_id("l")
 
 
 def llm(one=None, **options) -> LLM:
@@ -52,19 +53,25 @@ def test_one_prompt_or_many_give_an_output_each():
     assert one.generate("hello")[0].prompt == "hello"
 
 
-def test_text_ends_before_the_end_of_sequence():
-    output = only(llm(says("你 hello")).generate("a", Params(max_tokens=50)))
-    assert (output.text, output.finish_reason, output.stop_reason) == ("你 hello", "stop", None)
-    assert output.token_ids[-1] == EOS
+ENDS = [
+    ("你 hello", {}, ("你 hello", "stop", None, 10)),
+    ("hello", {"stop_token_ids": [LETTER_L]}, ("he", "stop", LETTER_L, 3)),
+    ("hello", {"stop_token_ids": [LETTER_L], "include_stop_str_in_output": True}, ("hel", "stop", LETTER_L, 3)),
+    ("one", {"max_tokens": 3, "stop": "ne"}, ("o", "stop", "ne", 3)),
+    ("one tw", {"stop": " two"}, ("one tw", "stop", None, 7)),
+    ("a你", {"max_tokens": 2}, ("a\ufffd", "length", None, 2)),
+    ("aaaabaa", {"min_tokens": 3, "stop": "a"}, ("aaa", "stop", "a", 4)),
+    ("hello", {"detokenize": False}, ("", "stop", None, 6)),
+]
 
 
-def test_a_stop_token_id_is_the_stop_reason():
-    token = TOKENIZER.token_id("l")
-    params = Params(max_tokens=50, stop_token_ids=[token])
-    output = only(llm(says("hello")).generate("a", params))
-    assert (output.text, output.finish_reason, output.stop_reason) == ("he", "stop", token)
-    kept = only(llm(says("hello")).generate("a", params.replace(include_stop_str_in_output=True)))
-    assert kept.text == "hel"
+@pytest.mark.parametrize(("said", "asked", "end"), ENDS)
+def test_an_output_ends_with_its_text_and_the_reason(said, asked, end):
+    fake = says(said)
+    output = only(llm(fake).generate("x", Params(**{"max_tokens": 50, **asked})))
+    assert (output.text, output.finish_reason, output.stop_reason, len(output.token_ids)) == end
+    assert (output.token_ids[-1] == EOS) == (end[1:3] == ("stop", None))
+    assert fake.aborted == [] or output.stop_reason == "a", "only a stop string before the end aborts"
 
 
 @pytest.mark.parametrize("include", [True, False])
@@ -82,37 +89,12 @@ def test_a_stop_string_across_tokens_aborts_the_engine(include, lag):
     assert only(one.generate("a", params)).text == output.text
 
 
-def test_a_stop_string_in_the_last_token_is_a_stop():
-    fake = says("one")
-    output = only(llm(fake).generate("a", Params(max_tokens=3, stop="ne")))
-    assert (output.text, output.finish_reason, output.stop_reason) == ("o", "stop", "ne")
-    assert fake.aborted == []
-
-
-def test_held_back_text_comes_out_at_the_end():
-    output = only(llm(says("one tw")).generate("a", Params(max_tokens=50, stop=" two")))
-    assert (output.text, output.finish_reason) == ("one tw", "stop")
-    cut = only(llm(says("a你")).generate("a", Params(max_tokens=2)))
-    assert (cut.text, cut.finish_reason) == ("a\ufffd", "length")
-
-
-def test_a_stop_string_is_not_looked_for_before_min_tokens():
-    params = Params(max_tokens=50, min_tokens=3, stop="a")
-    output = only(llm(says("aaaabaa")).generate("x", params))
-    assert (output.text, output.stop_reason) == ("aaa", "a")
-
-
 def test_many_completions_differ_and_keep_their_index():
     outputs = llm().generate("hello", Params(n=4, seed=3, max_tokens=6, ignore_eos=True))[0].outputs
     assert [output.index for output in outputs] == [0, 1, 2, 3]
     assert len({tuple(output.token_ids) for output in outputs}) == 4
     alone = only(llm().generate("hello", Params(seed=3, max_tokens=6, ignore_eos=True)))
     assert alone.token_ids == outputs[0].token_ids
-
-
-def test_an_output_without_detokenizing_has_no_text():
-    output = only(llm(says("hello")).generate("a", Params(detokenize=False)))
-    assert output.text == "" and len(output.token_ids) == 6
 
 
 def test_an_error_on_the_device_row_ends_that_completion_only():

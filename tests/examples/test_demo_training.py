@@ -166,6 +166,7 @@ def test_the_template_writes_what_the_model_was_trained_on(decoder):
     assert checked > 200
 
 
+@pytest.mark.seeds
 def test_the_packaged_questions_are_those_that_the_generator_holds_out(tmp_path):
     write_questions(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_text() == (weights_dir().parent / "questions.jsonl").read_text()

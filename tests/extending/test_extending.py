@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,13 @@ def test_an_added_device_keeps_the_contract_and_gives_the_tokens_of_the_cpu(tmp_
 
 
 def test_an_added_tier_loads_the_pages_that_it_stored(tmp_path):
-    tree = Tree(tmp_path, "tier")
-    tree.run("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--target", "installed", "./sqlite_tier")
-    tree.paths.append(str(tmp_path / "installed"))
+    tree, package = Tree(tmp_path, "tier"), tmp_path / "sqlite_tier"
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = package / "plug_in.dist-info"  # what an installation writes; pip would need a network
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"{name} = {place}" for name, place in points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    tree.paths.append(str(package))
     tree.check_program(PATIENT)

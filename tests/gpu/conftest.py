@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from gapless.device import CudaDevice
 
+SAID = ("Synchronization debug mode", "TRITON_DEFAULT_FP_FUSION is unset")
+"""What torch says once of its debug mode, which does not detect everything, and Triton 3.9 of its next version."""
+MARKS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
+    pytest.mark.filterwarnings(*(f"ignore:{words}" for words in SAID)),
+]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let torch say once that its debug mode does not detect everything."""
+    """All tests of this folder need a GPU."""
     for item in items:
-        item.add_marker(pytest.mark.filterwarnings("ignore:Synchronization debug mode"))
+        for mark in MARKS if item.path.parent == Path(__file__).parent else ():
+            item.add_marker(mark)
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
 
 from device_contract import Contract
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 LONG_CYCLES = 2_000_000_000
 """Keeps a GPU busy for about a second."""
 
@@ -49,7 +44,7 @@ def test_ring_memory_is_pinned(device: CudaDevice) -> None:
     assert all(slot.tensor.is_pinned() for slot in device.ring(slots=2, nbytes=100).slots)
 
 
-def test_what_was_reserved_stays_after_a_refused_capture(device: CudaDevice) -> None:
+def test_reserved_memory_stays_after_a_refused_capture(device: CudaDevice) -> None:
     size, ran = 64 << 20, []
 
     def reads() -> None:

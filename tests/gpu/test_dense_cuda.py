@@ -14,11 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 
 from paging_driver import CPU, VOCAB, Driver, Sequence, load, prompt, relative_error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 SIZES = tiny_config(
     vocab_size=VOCAB,
     hidden_size=256,

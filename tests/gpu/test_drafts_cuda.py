@@ -1,38 +1,23 @@
-"""Drafts on a GPU: the checks of tests/kernels, and the checksum model's tokens at any depth with an oracle."""
+"""Drafts on a GPU: the checksum model's tokens at any depth with an oracle, and engines."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from itertools import product
 from math import exp, prod
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
-from draft_cases import check_accept, check_begin, check_begin_beside, check_look_up, check_sample
 from oracle_drafter import cost
 from oracles import right_drafts
-from score_cases import check_score
-from suffix_cases import check_recall, check_remember
 
 from gapless import LLM, SamplingParams
 from gapless.device import CudaDevice
-from gapless.kernels.all_triton import TRITON_KERNELS
-from gapless.kernels.views import Recall
 from gapless.step.speculation import WITHOUT_DRAFTS, Gate, Verify
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 4}
 ITSELF = {"method": "draft_model", "model": "demo", "num_speculative_tokens": 4}
@@ -45,25 +30,6 @@ WORDS = (5, 6, 72, 1121)
 UNLIKELY = 114.0
 """A chi-square of 63 degrees of freedom exceeds this once in 10,000 times. On a CPU that of the draws below was 44, and
 253 where one in four wrong first drafts was kept."""
-
-
-@pytest.mark.parametrize("places", [1, 2, 5])
-def test_places_begin_end_and_draw_as_their_rows_would(places: int) -> None:
-    for seed in range(8):
-        check_begin(TRITON_KERNELS, "cuda", seed, places)
-        check_begin_beside(TRITON_KERNELS, "cuda", seed, places, [3, 1, 7, 9, 2, 0])
-        check_accept(TRITON_KERNELS, "cuda", seed, places, 5)
-        if places > 1:
-            check_sample(TRITON_KERNELS, "cuda", seed, places, 4000)
-
-
-def test_what_followed_before_is_drafted() -> None:
-    assert sum(check_look_up(TRITON_KERNELS, "cuda", seed, 4, (2, 4)) for seed in range(12)) > 10
-
-
-def test_every_token_that_a_row_with_drafts_got_is_scored() -> None:
-    listed = [place * 7 + row for row in (0, 2, 3, 4, 6) for place in range(3)]
-    check_score(TRITON_KERNELS.score, "ties", torch.bfloat16, "cuda", 7, 4999, listed, 5, places=3)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
@@ -96,12 +62,6 @@ def test_a_head_drafts_inside_captured_steps_and_changes_no_token(
         if config:
             assert sum(stats.accepted) > 0.5 * stats.draft_tokens > 20
     assert all(tokens == found[0] for tokens in found[1:])
-
-
-@pytest.mark.parametrize(("width", "lengths"), [(1, 3), (5, 2)])
-def test_what_followed_in_other_answers_is_noted_and_drafted(width: int, lengths: int) -> None:
-    assert sum(check_remember(TRITON_KERNELS, "cuda", seed, width, lengths, steps=40) for seed in range(6)) > 30
-    assert sum(check_recall(TRITON_KERNELS, "cuda", seed, Recall(4, 1000, 100), lengths) for seed in range(6)) > 0
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ from gapless.base.records import Request
 from gapless.device import CudaDevice
 from gapless.engine.core import build_core
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 TINY = tiny_config(
     vocab_size=512,
     hidden_size=128,

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-
-from page_cases import check_changes, check_definition
 
 from gapless import LLM, SamplingParams
 from gapless.base.shared import SharedMemory, mapped
 from gapless.device import CudaDevice
 from gapless.memory.gate import LoadGate
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
-
-@pytest.mark.parametrize("out", [True, False])
-@pytest.mark.parametrize("words", [1, 4097, 1 << 19])
-def test_pages_are_copied_and_each_word_counts_by_its_place(words: int, out: bool) -> None:
-    from gapless.kernels import all_triton, plain
-
-    for kernels in (all_triton.TRITON_KERNELS, plain.KERNELS):
-        check_definition(kernels, words, "cuda", words, out)
-    check_changes(all_triton.TRITON_KERNELS, words, "cuda", 1)
 
 
 def test_host_memory_is_pinned_and_begins_with_a_page() -> None:

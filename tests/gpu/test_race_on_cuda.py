@@ -11,11 +11,6 @@ import torch
 from gapless.device import CudaDevice
 from gapless.guard.race import RaceChecker, no_race
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 SLOTS, STEPS = 2, 6
 
 
@@ -127,7 +122,7 @@ def test_reading_a_result_orders_the_host() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_a_kernel_fills_on_one_stream_is_read_on_another(waits: bool) -> None:
+def test_memory_filled_on_one_stream_is_read_on_another(waits: bool) -> None:
     other = torch.cuda.Stream()
     torch.cuda.synchronize()
     with no_race("record", track="all") as checker:

@@ -8,11 +8,6 @@ from guard.test_sync_rules import CASES, Case, World, names
 
 from gapless import guard
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
-
 TORCH_ROWS = range(1, 12)
 """Rows of the catalogue that torch's debug mode is said to flag."""
 ONLY_OURS = ("host-operand", "record-stream")

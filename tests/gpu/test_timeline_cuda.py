@@ -5,16 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch
 from harness import checksum_loop, run, script, sizes
 
 from gapless.device import CudaDevice
 
-pytestmark = [
-    pytest.mark.usefixtures("reserved_memory"),
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-]
+pytestmark = pytest.mark.usefixtures("reserved_memory")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 8])

@@ -216,7 +216,7 @@ TABLE = {"think": "qwen3_coder", "mistral": "mistral", "harmony": "harmony"}
 
 @pytest.mark.parametrize(
     ("reasoning", "tokens"),
-    [("harmony", True), ("think", True), ("think", False), ("mistral", True), ("mistral", False)],
+    sharpest([("harmony", True), ("think", False), ("think", True), ("mistral", True), ("mistral", False)], keep=2),
 )
 def test_thinking_before_calls_is_free_and_the_calls_are_not(reasoning, tokens):
     marks = tuple(sorted({*THINKING[reasoning], *marks_of(TABLE[reasoning])}))

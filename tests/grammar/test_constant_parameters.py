@@ -4,6 +4,7 @@ import json
 
 import jsonschema
 import pytest
+from sharpest import sharpest
 from test_call_grammar import NAMES, Drawn, forms_of, marks_of, speaker
 
 from gapless.base.errors import RequestError
@@ -35,7 +36,7 @@ def tool(schema):
     return [{"type": "function", "function": {"name": "now", "parameters": schema}}]
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", sharpest(FORMS, keep=2))
 def test_constants_are_written_and_read_back_as_what_they_are(name):
     voice, seen = speaker(marks_of(name)), set()
     for seed in range(15):

@@ -500,6 +500,7 @@ def test_backward_and_views_of_a_module_run_unchanged():
     assert layer.bias.grad.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.seeds
 def test_a_compiled_function_runs_under_it():
     compiled = torch.compile(lambda x: (x * 2).sin() + 1, backend="eager")
     x = torch.ones(4)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernels.native_kernels import build_emulated
+from implementations import implementation as implementation
+from interpreter import pytest_pyfunc_call as pytest_pyfunc_call
+from native_kernels import build_emulated
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Paged batches for attention tests, and the answer computed directly: one row and head at a time, in float64."""
+"""Paged batches for attention tests, and the answer computed directly: one token at a time, in float64."""
 
 from __future__ import annotations
 
@@ -71,15 +71,14 @@ def direct(q: Tensor, batch: Paged, chunk_of: list[int], seen: list[int], scale:
     """Token t reads the first seen[t] entries of row chunk_of[t]. -> [T, heads * dim] float64 on the CPU."""
     q, cache, table = q.double().cpu(), batch.cache.cpu(), batch.page_table.cpu().long()
     page_size, kv_heads = cache.shape[3:5]
-    heads = q.shape[1]
-    out = torch.zeros(q.shape, dtype=torch.float64)
+    grouped = q.unflatten(1, (kv_heads, -1))
+    out = torch.zeros(grouped.shape, dtype=torch.float64)
     for t, (c, n) in enumerate(zip(chunk_of, seen, strict=True)):
         entry = torch.arange(n)
         page = table[batch.rows[c].item(), entry // page_size]
-        k, v = (cache[page, LAYER, kind, entry % page_size].double() for kind in (0, 1))
-        for head in range(heads):
-            group = head * kv_heads // heads
-            out[t, head] = torch.softmax(k[:, group] @ q[t, head] * scale, 0) @ v[:, group]
+        k, v = cache[page, LAYER, :, entry % page_size].double().unbind(1)
+        scores = torch.einsum("hgd,nhd->hgn", grouped[t], k) * scale
+        out[t] = torch.einsum("hgn,nhd->hgd", scores.softmax(-1), v)
     return out.flatten(1)
 
 

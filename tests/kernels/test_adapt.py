@@ -1,62 +1,395 @@
-"""Adapters: in torch, in Triton's interpreter, and compiled for three GPUs."""
+"""What adapters add to a product, against float64 token by token: in plain products, in layers of few and many rows,
+and below the matrices of large models."""
 
 from __future__ import annotations
 
-import pytest
+import functools
+from typing import Any, NamedTuple
+
+import fused_reference
 import torch
-from adapt_cases import check_adapt, check_alone
-from kernels.native_kernels import load_native
+from implementations import BF16, F32, TRITON, Implementation, runs
+from paged import Heads, paged, unturned
+from products import EPS, ROUNDING, close, gated
+from torch import Tensor
 
-from gapless.kernels import native, plain
+from gapless.kernels import plain
+from gapless.kernels.adapt import AdapterPart, Joint, Shrunk
+from gapless.kernels.linear import TorchLinear
+from gapless.kernels.seam import AdaptedRows
+from gapless.kernels.views import KV, Rotation, TokenBatch
 
-COUNTS = {"tokens": "i32", "used": "i32"}
-ENDS = {"first": "i32", "second": "i32", "last": "i32"}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("tokens", "slots"), [(1, 1), (5, 3), (200, 8)])
-def test_it_adds_what_the_definition_says(tokens, slots, dtype):
-    for seed in range(2):
-        check_adapt(plain.KERNELS, dtype, "cpu", tokens, slots, seed)
-
-
-def test_a_token_is_alone():
-    check_alone(plain.KERNELS, torch.float32, "cpu")
-
-
-@pytest.mark.parametrize("dtype", native.NATIVE_DTYPES)
-@pytest.mark.parametrize(("tokens", "slots"), [(1, 1), (5, 3), (200, 8)])
-def test_native_code_adds_what_the_definition_says(tokens, slots, dtype):
-    kernels = load_native()
-    for seed in range(2):
-        check_adapt(kernels, dtype, "cpu", tokens, slots, seed)
-    check_alone(kernels, dtype, "cpu")
+SHAPES = [(64, (48,), 16), (300, (96, 32, 32), 16), (1000, (200, 200), 32), (2100, (130,), 16)]
+"""Inputs, outputs of each projection, rank"""
+LAYERS = ("torch", "interpreter", "cuda")
+"""C++ has no layers that fuse adapters."""
+LAYER_SIZES = [(1024, (2048, 1024, 1024), 3072, 16), (896, (896, 128, 128), 2432, 16), (2048, (200, 100, 56), 1504, 64)]
+"""Hidden size, columns of projections, middle, rank, on a GPU: some do not end where a tile does"""
 
 
-def test_kernels_pass_their_tests_in_the_interpreter() -> None:
-    pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
-    import interpreter
+@functools.cache
+def ways(name: str) -> dict[str, Any]:
+    """The layers of an implementation."""
+    if name == "torch":
+        few, many, joined = fused_reference.ADAPTED_ROWS, fused_reference.MANY_ADAPTED, fused_reference.JOINED_ROWS
+        return {"few": few, "many": many, "joined": joined}
+    from gapless.kernels import few_rows, joined_rows, many_rows
 
-    interpreter.run("adapt")
+    return {"few": few_rows.ADAPTED_ROWS, "many": many_rows.MANY_ADAPTED, "joined": joined_rows.JOINED_ROWS}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "high", "capability"),
+def random_part(inputs: int, outputs: tuple[int, ...], rank: int, slots: int, dtype: torch.dtype) -> AdapterPart:
+    """Tables of small numbers, whose slot 0 is zeros."""
+    down = torch.randn(slots + 1, len(outputs) * rank, inputs) / inputs**0.5
+    up = torch.randn(slots + 1, rank, sum(outputs))
+    down[0], up[0] = 0, 0
+    ends = tuple(sum(outputs[: i + 1]) for i in range(len(outputs)))
+    return AdapterPart(down.to(dtype), up.to(dtype), ends)
+
+
+def moved(part: AdapterPart, device: str, *more: Any) -> AdapterPart:
+    return AdapterPart(part.down.to(device, *more), part.up.to(device, *more), part.ends)
+
+
+def by_definition(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> Tensor:
+    """float64 [T, out]."""
+    wanted, x, down, up = y.double(), x.double(), part.down.double(), part.up.double()
+    for token, slot in enumerate(slots.tolist()):
+        inner, begin = down[slot] @ x[token], 0
+        for number, end in enumerate(part.ends):
+            mine = inner[number * part.rank : (number + 1) * part.rank]
+            wanted[token, begin:end] += mine @ up[slot, :, begin:end]
+            begin = end
+    return wanted
+
+
+def adapted(x: Tensor, y: Tensor, slots: Tensor, part: AdapterPart) -> Tensor:
+    """float64 [T, out] on x's device; rows of slot 0 have y's numbers."""
+    own, wanted = slots.cpu(), y.cpu().double()
+    mine = own > 0
+    wanted[mine] = by_definition(x.cpu()[mine], wanted[mine], own[mine], moved(part, "cpu"))
+    return wanted.to(x.device)
+
+
+def near(found: Tensor, wanted: Tensor) -> None:
+    """Sums of rounded numbers about one or two in size."""
+    tolerance = 2 * ROUNDING[found.dtype]
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def random_weight(columns: int, depth: int) -> Tensor:
+    return torch.randn(columns, depth) * depth**-0.5
+
+
+def layer_of(weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
+    """A layer whose weight no device packs."""
+    layer = TorchLinear(weight.double(), bias)
+    layer.weight = weight
+    return layer
+
+
+def check_adapt(implementation: Implementation, dtype: torch.dtype, tokens: int, slots: int, seed: int) -> None:
+    """Tokens of several adapters and of none, in any order."""
+    torch.manual_seed(seed)
+    device = implementation.device
+    for inputs, outputs, rank in SHAPES:
+        part = random_part(inputs, outputs, rank, slots, dtype)
+        x, y = torch.randn(tokens, inputs).to(dtype), torch.randn(tokens, sum(outputs)).to(dtype)
+        own = torch.randint(0, slots + 1, (tokens,))
+        if seed % 2:
+            own = own.sort().values  # blocks of one adapter, or of none
+        wanted, found = by_definition(x, y, own, part), y.to(device)
+        implementation.kernels.adapt(x.to(device), found, own.to(device), moved(part, device))
+        error = (found.cpu().double() - wanted).abs().max().item()
+        assert error < {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.15}[dtype], (inputs, outputs)
+        assert torch.equal(found.cpu()[own == 0], y[own == 0])
+
+
+@runs("tokens, slots", [(5, 3), (1, 1)], cpu=[(200, 8)], interpreter=[(33, 8)], cuda=[(32, 8), (1000, 4)], keep=1)
+def test_tokens_get_the_sums_of_their_adapters(implementation, tokens, slots):
+    for dtype in implementation.dtypes:
+        for seed in range(2):
+            check_adapt(implementation, dtype, tokens, slots, seed)
+
+
+@runs(on=("interpreter",))
+def test_tokens_get_the_sums_of_their_adapters_in_larger_blocks(implementation, monkeypatch):
+    from gapless.kernels import adapt_triton
+
+    monkeypatch.setattr(adapt_triton, "MANY_TOKENS", 64)
+    check_adapt(implementation, F32, 70, 3, 0)
+
+
+@runs()
+def test_a_token_does_not_depend_on_the_adapters_of_others(implementation):
+    for dtype in implementation.dtypes:
+        torch.manual_seed(0)
+        part = moved(random_part(300, (96, 32), 16, 4, F32), implementation.device, dtype)
+        x, y = (torch.randn(20, width).to(implementation.device, dtype) for width in (300, 128))
+        results = []
+        for others in (0, 2, 4):
+            own, found = torch.full((20,), others, device=implementation.device), y.clone()
+            own[7] = 3
+            implementation.kernels.adapt(x, found, own, part)
+            results.append(found[7])
+        assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+class LayerShape(NamedTuple):
+    """A layer's sizes, as far as adapters beside its products can tell."""
+
+    rows: int
+    hidden: int
+    projections: tuple[int, ...]
+    """Columns of a product of the norm"""
+    middle: int
+    """Columns of the gates, and as many ups; inputs of the product that is added"""
+    rank: int = 16
+
+
+def real(*rows: int) -> list[LayerShape]:
+    return [LayerShape(count, *sizes) for count in rows for sizes in LAYER_SIZES]
+
+
+def check_layer(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: LayerShape) -> None:
+    """A layer's products with adapters of three slots and of none. What no row may read is NaN."""
+    torch.manual_seed(0)
+    rows, hidden, projections, middle, rank = shape
+    own = torch.randint(0, 4, (rows,))
+    own[-1], there = 3, torch.tensor([0, 1, 3, 4])[own]  # no row has slot 2
+    parts = [random_part(n, out, rank, 5, dtype) for n, out in
+             ((hidden, projections), (hidden, (middle, middle)), (middle, (hidden,)))]  # fmt: skip
+    for part in parts:
+        part.down[2], part.up[2], part.up[0], part.down[0] = torch.nan, torch.nan, torch.nan, torch.nan
+        part.up.mul_(0.5)
+    qkv, gate_up, down = [moved(part, device) for part in parts]
+    wide = layer_of(
+        random_weight(sum(projections), hidden).to(device, dtype), torch.randn(sum(projections)).to(device, dtype)
+    )
+    gates, back = (
+        layer_of(random_weight(*size).to(device, dtype)) for size in ((2 * middle, hidden), (hidden, middle))
+    )
+    slots, norm = there.to(device), (torch.randn(hidden) * 0.3 + 1).to(device, dtype)
+    x, y = torch.randn(rows, hidden).to(device, dtype), torch.randn(rows, middle).to(device, dtype)
+    want_x = adapted(y, x.double() + y.double() @ back.weight.double().T, slots, down)
+
+    left = ways.linear_add(x, y, back, slots, down)
+    left.inner[:, slots == 0] = torch.nan
+    x, normed, inner = ways.norm(x, left, norm, EPS, slots, qkv)
+    assert inner is not None
+    inner.inner[:, slots == 0] = torch.nan
+    near(x, want_x)
+    want = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * norm.double()
+    near(normed, want)
+    product = normed.double() @ wide.weight.double().T + wide.bias.double()
+    near(ways.linear(normed, inner, wide), product if ways.rotate else adapted(want, product, slots, qkv))
+
+    same, normed, inner = ways.norm(x, None, norm, EPS, slots, gate_up)
+    assert torch.equal(same, x) and inner is not None
+    inner.inner[:, slots == 0] = torch.nan
+    product = normed.double() @ gates.weight.double().T
+    if ways.rotate:  # what adapters add comes to the rounded product
+        rounded = ways.linear(normed, inner, gates)
+        near(rounded, product)
+        product = rounded.double()
+    near(ways.silu_mul(normed, inner, gates), gated(adapted(want, product, slots, gate_up)))
+    last, again, nothing = ways.norm(x, left, norm, EPS, slots, None)
+    near(last, adapted(y, x.double(), slots, down))
+    assert nothing is None and again.isfinite().all()
+
+
+@runs(
+    "shape",
     [
-        ("*bf16", 16, 90),
-        *((dtype, high, gpu) for dtype, high in (("*fp32", 16), ("*bf16", 64)) for gpu in (80, 90, 100)),
+        LayerShape(3, 80, (48,), 40, 32), LayerShape(1, 64, (40, 24), 48), LayerShape(2, 64, (40, 24), 48),
+        LayerShape(7, 100, (70, 30, 30), 52), LayerShape(13, 48, (24, 24), 40),
     ],
-)
-def test_it_compiles_ahead_of_time(dtype: str, high: int, capability: int) -> None:
-    pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
-    import aot
+    on=LAYERS, keep=2, cuda=real(1, 3, 6, 32),
+)  # fmt: skip
+def test_a_layer_of_few_rows_has_the_sums_of_its_adapters(implementation, shape):
+    for dtype in implementation.dtypes:
+        check_layer(ways(implementation.name)["few"], dtype, implementation.device, shape)
 
-    from gapless.kernels.adapt_triton import BLOCK_K, BLOCK_N, down_kernel, up_kernel
 
-    down = {"x": dtype, "down": dtype, "slots": "*i64", "parts": "*fp32", **COUNTS}
-    sizes = {"K": 4096, "WIDTH": 48, "RANK": 16, "DEPTH": 256, "BLOCK_T": high, "BLOCK_K": BLOCK_K}
-    found = [aot.build(down_kernel, capability, down, sizes, warps=4, stages=3, unaligned=COUNTS)]
-    up = {"y": dtype, "up": dtype, "slots": "*i64", "parts": "*fp32", **COUNTS, **ENDS}
-    sizes = {"N": 6144, "WIDTH": 48, "RANK": 16, "SHARES": 16, "BLOCK_T": high, "BLOCK_N": BLOCK_N}
-    found.append(aot.build(up_kernel, capability, up, sizes, warps=4, stages=2, unaligned=COUNTS))
-    assert not [trouble for used in found for trouble in used.trouble(capability)]
+@runs("shape", [LayerShape(7, 80, (72, 24, 24), 40, 32), LayerShape(70, 136, (48,), 200)], on=LAYERS, keep=1)
+def test_a_layer_of_many_rows_has_the_sums_of_its_adapters(implementation, shape):
+    for dtype in implementation.dtypes:
+        check_layer(ways(implementation.name)["many"], dtype, implementation.device, shape)
+
+
+@runs("shape", on=("cuda",), cuda=real(33, 200))
+def test_a_layer_of_many_rows_of_a_real_size_has_the_sums_of_its_adapters(implementation, shape):
+    check_layer(ways("cuda")["many"], BF16, "cuda", shape)
+
+
+@runs(on=("interpreter",))
+def test_a_layer_in_parts_has_the_sums_of_its_adapters(implementation, monkeypatch):
+    """Several shares of the inputs, several parts of the ranks, and several splits of the product."""
+    from gapless.kernels import adapt_fused_triton, few_rows_triton
+
+    monkeypatch.setattr(adapt_fused_triton, "MOST_INPUTS", {32: 512})
+    monkeypatch.setattr(adapt_fused_triton, "HELD", 512)
+    tiles = few_rows_triton.FewRowsTiles(64, 32, 1, 2, 3)
+    monkeypatch.setattr(few_rows_triton, "tiles_for", lambda rows, *_: tiles)
+    check_layer(ways("interpreter")["few"], F32, "cpu", LayerShape(5, 64, (40, 12, 12), 560, 32))
+
+
+@runs(
+    "way, rows", on=TRITON, interpreter=[("few", 2), ("few", 5), ("few", 10), ("many", 5)],
+    cuda=[("few", 2), ("few", 16), ("few", 32), ("many", 64)],
+)  # fmt: skip
+def test_a_row_does_not_depend_on_the_adapters_of_others(implementation, way, rows, monkeypatch):
+    if implementation.name == "interpreter":
+        from gapless.kernels import adapt_fused_triton
+
+        monkeypatch.setattr(adapt_fused_triton, "MOST_HELD", 5)
+    torch.manual_seed(0)
+    layer, device = ways(implementation.name)[way], implementation.device
+    dtype = F32 if device == "cpu" else BF16
+    qkv, down = (moved(random_part(n, out, 16, 4, dtype), device) for n, out in ((96, (44, 44)), (80, (96,))))
+    wide, back = (layer_of(random_weight(*size).to(device, dtype)) for size in ((88, 96), (96, 80)))
+    x, y, norm = (torch.randn(*size).to(device, dtype) for size in ((rows, 96), (rows, 80), (96,)))
+    found = []
+    for others in (0, 2, 3):
+        slots, start = torch.full((rows,), others, device=device), x.clone()
+        slots[0] = 3
+        left = layer.linear_add(start, y, back, slots, down)
+        changed, normed, inner = layer.norm(start, left, norm, EPS, slots, qkv)
+        results = [changed, normed, layer.linear(normed, inner, wide), layer.silu_mul(normed, inner, wide)]
+        found.append([result[0] for result in results])
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+class RotatedShape(NamedTuple):
+    rows: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rank: int = 16
+
+
+@runs(
+    "shape",
+    [RotatedShape(7, 5, 1, 24, 32), RotatedShape(1, 2, 2, 16), RotatedShape(6, 6, 3, 8)],
+    on=LAYERS, keep=1,
+    cuda=[RotatedShape(40, 16, 8, 128), RotatedShape(200, 14, 2, 64), RotatedShape(33, 8, 2, 96, 64)],
+)  # fmt: skip
+def test_a_rotation_adds_the_sums_of_adapters(implementation, shape):
+    for dtype in implementation.dtypes:
+        check_rotated(ways(implementation.name)["many"], dtype, implementation.device, shape)
+
+
+def check_rotated(ways: AdaptedRows, dtype: torch.dtype, device: str, shape: RotatedShape) -> None:
+    """Queries, keys and values with adapters of three slots and of none. What no row may read is NaN."""
+    torch.manual_seed(shape.rows)
+    rows, heads, kv_heads, width, rank = shape
+    columns = (heads * width, kv_heads * width, kv_heads * width)
+    slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))]  # no row has slot 2
+    slots[-1] = 4
+    part = random_part(64, columns, rank, 5, dtype)
+    part.up[0] = part.up[2] = torch.nan
+    inner = torch.randn(1, rows, 3 * rank) * 0.3
+    given = torch.randn(rows, sum(columns)).to(dtype)
+    wide = given.double()
+    for row, slot in enumerate(slots.tolist()):
+        sums = inner[0, row].double().view(3, rank)
+        up = part.up[slot].double().split(columns, dim=1)
+        if slot > 0:
+            wide[row] += torch.cat([one @ lines for one, lines in zip(sums, up, strict=True)])
+    inner[:, slots == 0] = torch.nan
+    own = Shrunk(inner.to(device), slots.to(device), moved(part, device))
+    table, weights = torch.randn(30, width), torch.randn(heads + kv_heads, width).to(dtype)
+    batch = TokenBatch(torch.randint(0, 30, (rows,)), torch.arange(rows) + 4)
+    there = TokenBatch(*(tensor.to(device) for tensor in batch))
+    pages = torch.zeros(0, dtype=torch.int32)
+    want_cache = torch.zeros(rows // 4 + 2, 2, 2, 4, kv_heads, width, dtype=torch.float64)
+    cache = want_cache.to(device, dtype)
+    assert ways.rotate is not None
+    for qk_norm in (weights, None):
+        want, found = wide.clone().view(rows, -1, width), given.view(rows, -1, width).to(device, copy=True)
+        scale = None if qk_norm is None else qk_norm.double()
+        plain.rope_and_write(want, Rotation(scale, EPS, table), KV(want_cache, 1, pages), batch)
+        scale = None if qk_norm is None else qk_norm.to(device)
+        ways.rotate(found, own, Rotation(scale, EPS, table.to(device)), KV(cache, 1, pages.to(device)), there)
+        turned = heads + kv_heads
+        near(found[:, :turned].cpu(), want[:, :turned])
+        near(cache.cpu(), want_cache)
+
+
+@runs(
+    "shape", [LayerShape(7, 80, (72, 24, 24), 40, 32), LayerShape(1, 64, (40, 24), 48)], on=LAYERS,
+    cuda=[LayerShape(rows, 2048, (2048, 512, 512), 4096) for rows in (1, 2, 33, 256)],
+)  # fmt: skip
+def test_a_joined_product_and_its_second_half_have_the_sums_of_adapters(implementation, shape):
+    """Slot 2, which no row has, is NaN, and so are the lines of `up` that no row may read."""
+    for dtype in implementation.dtypes:
+        check_joined(implementation, dtype, shape)
+
+
+def check_joined(implementation: Implementation, dtype: torch.dtype, shape: LayerShape) -> None:
+    torch.manual_seed(shape.rows)
+    layer, device = ways(implementation.name)["joined"], implementation.device
+    rows, hidden, projections, middle, rank = shape
+    slots = torch.tensor([0, 1, 3, 4])[torch.randint(0, 4, (rows,))].to(device)
+    slots[-1] = 3
+    x, norm = torch.randn(rows, hidden).to(device, dtype), (torch.randn(hidden) * 0.3 + 1).to(device, dtype)
+    joints = []
+    for columns in (projections, (middle, middle), (hidden,)):
+        part = random_part(hidden, columns, rank, 5, dtype)
+        part.up[0] = part.up[2] = torch.nan
+        part.down[2] = torch.nan
+        wide = sum(columns)
+        whole = torch.cat((random_weight(wide, hidden), part.down.view(-1, hidden).float())).to(device, dtype)
+        bias = torch.cat((torch.randn(wide), torch.zeros(len(whole) - wide))).to(device, dtype)
+        product = layer_of(whole[:wide], bias[:wide])
+        part = AdapterPart(whole[wide:].view(part.down.shape), part.up.to(device), part.ends)
+        joint = layer.linear(x, product, slots, part)
+        near(joint.product, x.double() @ product.weight.double().T + product.bias.double())
+        near(product(x), joint.product.double())
+        near(joint.inner[:, 3], x.double() @ part.down[3].double().T)
+        joints.append(joint)
+
+    def wanted(joint: Joint) -> Tensor:
+        """The sum, from the first half as it was rounded."""
+        total, (inner, own) = joint.product.double(), (joint.inner.double(), slots.tolist())
+        for row in (row for row, slot in enumerate(own) if slot):
+            sums = inner[row, own[row]].view(-1, rank)
+            begins = (0, *joint.part.ends)
+            for one, begin, end in zip(sums, begins, joint.part.ends, strict=False):
+                total[row, begin:end] += one @ joint.part.up[own[row], :, begin:end].double()
+        return total
+
+    want = gated(wanted(joints[1]))
+    near(layer.silu_mul(joints[1]), want)
+    start = torch.randn(rows, hidden).to(device, dtype)
+    total = start.double() + wanted(joints[2])
+    normed = layer.add_rms_norm(start, joints[2], norm, EPS)
+    near(start, total)
+    want = start.double()
+    near(normed, want * torch.rsqrt(want.square().mean(-1, keepdim=True) + EPS) * norm.double())
+
+
+@runs(
+    "heads, lengths", on=LAYERS, torch=[(Heads(4, 2, 16), [9, 2, 16, 17, 5])],
+    interpreter=[(Heads(4, 2, 16), [9, 2, 16, 17, 5])], cuda=[(Heads(32, 8, 128), [700, 2, 16, 17, 255, 1100, 40] * 5)],
+)  # fmt: skip
+def test_joined_queries_keys_and_values_are_read_as_by_plain_torch(implementation, heads, lengths):
+    """With adapters, rotated, written and read, beside plain torch in float32."""
+    device, dtype = implementation.device, F32 if implementation.device == "cpu" else BF16
+    batch, scale = paged(heads, lengths, dtype=dtype, device=device), heads.dim**-0.5
+    turn = unturned(heads, batch, True)
+    columns = tuple(heads.dim * count for count in (heads.query, heads.kv, heads.kv))
+    slots = torch.tensor([0, 1, 3])[torch.arange(len(lengths)) % 3].to(device)
+    part = random_part(64, columns, 16, 3, dtype)
+    part = AdapterPart(part.down.to(device), part.up.to(device) * 0.3, part.ends)
+    flat = turn.qkv.flatten(1)
+    both = torch.cat((flat, (torch.randn(len(lengths), 4 * 48) * 0.3).to(device, dtype)), dim=1)
+    joint = Joint(both[:, : flat.shape[1]], both[:, flat.shape[1] :].view(len(lengths), 4, 48), slots, part)
+    wide = batch._replace(cache=batch.cache.to(F32, copy=True))
+    rotation = Rotation(*(value.float() if isinstance(value, Tensor) else value for value in turn.rotation))
+    exact = Joint(joint.product.float(), joint.inner.float(), slots, moved(part, device, F32))
+    want = fused_reference.JOINED_ROWS.decode(exact, rotation, wide.kv, turn.tokens, wide.batch, scale)
+    bare = fused_reference.decode(turn.qkv.float(), rotation, wide.kv, turn.tokens, wide.batch, scale)
+    assert (bare - want).abs().max() > 0.1, "adapters change what is read"
+    decode = ways(implementation.name)["joined"].decode
+    close(decode(joint, turn.rotation, batch.kv, turn.tokens, batch.batch, scale), want.double())

@@ -40,6 +40,7 @@ def kinds_of_steps() -> dict[str, str]:
     return dict(zip(CASES, done.stdout.splitlines(), strict=True))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
 def test_kinds_of_steps_leave_no_kernel_to_a_replay_and_few_to_eager_steps(case, kinds_of_steps):
     """Whatever the number of query heads that share keys, by which a chunk of a few tokens gets its tile. To steps with
@@ -72,7 +73,7 @@ def test_launches_inside_compile_and_run_nothing(no_gpu):
     assert "__getitem__" not in vars(aot.triton.JITFunction)
 
 
-def test_what_is_missing_is_compiled_by_other_processes(no_gpu, monkeypatch):
+def test_missing_kernels_are_compiled_by_other_processes(no_gpu, monkeypatch):
     hits = []
     monkeypatch.setattr(aot.triton.knobs.compilation, "listener", lambda **what: hits.append(what["cache_hit"]))
     with ahead():
@@ -160,7 +161,7 @@ def test_a_machine_that_refuses_processes_compiles_in_threads(no_gpu, monkeypatc
     assert aot.compiled(rms_norm_kernel) == before + 1
 
 
-def test_what_programs_leave_unwritten_is_zeros():
+def test_memory_that_programs_leave_unwritten_is_zeros():
     with ahead_triton.Zeros():
         made = [torch.empty(1 << 16), torch.ones(3).new_empty(1 << 16), torch.empty_like(torch.ones(9))]
     assert not any(tensor.count_nonzero() for tensor in made)

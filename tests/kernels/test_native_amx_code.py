@@ -13,6 +13,7 @@ import pytest
 from gapless.device import compiling
 from gapless.kernels import native
 
+pytestmark = pytest.mark.process
 KNOWN = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16", "amx-tile", "amx-bf16")
 LINE = re.compile(r"^ *[0-9a-f]+:\t((?:[0-9a-f]{2} )+) *\t(ldtilecfg|tile\w+|tdp\w+) *(.*)$")
 NONE, F3, F2 = 0, 2, 3  # the prefix in the third byte of VEX
@@ -34,13 +35,14 @@ class Instruction(NamedTuple):
         return tuple(int(number) for number in reversed(re.findall(r"%tmm(\d)", self.operands)))
 
 
-@pytest.fixture(params=sorted(MULTIPLIED))
+@pytest.fixture(scope="module", params=sorted(MULTIPLIED))
 def stem(request):
     return request.param
 
 
-@pytest.fixture
-def instructions(tmp_path, stem):
+@pytest.fixture(scope="module")
+def instructions(tmp_path_factory, stem):
+    tmp_path = tmp_path_factory.mktemp(stem)
     if platform.machine() != "x86_64":
         pytest.skip(f"AMX is no part of {platform.machine()}")
     tool, dump = compiling.compiler(), shutil.which("objdump")

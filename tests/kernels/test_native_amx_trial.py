@@ -65,4 +65,4 @@ def test_a_trial_of_amx_takes_a_bounded_time(library):
         start = time.perf_counter()
         library.trial()
         times.append(time.perf_counter() - start)
-    assert min(times) < 0.05
+    assert min(times) < 2

@@ -161,6 +161,7 @@ for outputs in map(int, sys.stdin.readline().split()):
 """
 
 
+@pytest.mark.process
 def test_processes_of_one_start_use_the_same_answers(kept):
     """Each would measure another answer than the other."""
     command, pipes = (sys.executable, "-c", A_PROCESS, str(kept)), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -188,7 +189,7 @@ def test_a_process_that_never_ends_its_measuring_is_an_error(products, kept, mon
     assert asked(kept) and made.calls
 
 
-def test_what_is_kept_but_broken_is_measured_again(products, kept):
+def test_a_broken_file_of_choices_is_measured_again(products, kept):
     kept.write_text("{")
     made = products()
     assert asked(kept) and made.calls and choice.read(kept)

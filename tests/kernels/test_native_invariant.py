@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 from kernels.native_kernels import load_native, load_plain_variant
-from kernels.test_native_attention import LENGTHS, PAGE, made, queries
+from kernels.paged import Heads, paged, queries
 
 from gapless.kernels.choose import choose
 from gapless.kernels.native import NATIVE_DTYPES, NativeLinear
@@ -27,13 +27,16 @@ def test_the_record_has_a_product_of_ours_for_every_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES)
-@pytest.mark.parametrize(("kv_heads", "grouped", "dim"), [(1, 2, 64), (1, 1, 128), (1, 7, 80), (2, 4, 32), (2, 3, 16)])
-def test_a_query_has_the_same_bits_in_any_chunk_and_alone(kv_heads, grouped, dim, dtype):
+@pytest.mark.parametrize(
+    "heads", [Heads(2, 1, 64), Heads(1, 1, 128), Heads(7, 1, 80), Heads(8, 2, 32), Heads(6, 2, 16)]
+)
+def test_a_query_has_the_same_bits_in_any_chunk_and_alone(heads, dtype):
     """Before and after the 512 keys at which a decode row's sums are cut."""
-    check_any_chunk(choose("cpu", dtype, batch_invariant=True), kv_heads, grouped, dim, dtype)
+    check_any_chunk(choose("cpu", dtype, batch_invariant=True), heads, dtype)
 
 
-def test_it_holds_without_the_bfloat16_dot_product(tmp_path):
+@pytest.mark.process
+def test_a_query_has_the_same_bits_without_the_bfloat16_dot_product(tmp_path):
     ops = load_plain_variant(tmp_path)
     from gapless.kernels import unpack
 
@@ -42,14 +45,13 @@ def test_it_holds_without_the_bfloat16_dot_product(tmp_path):
         prefill_attention=unpack.prefill_attention(ops.invariant_prefill_attention.default),
     )
     for dtype in NATIVE_DTYPES:
-        check_any_chunk(kernels, 1, 2, 64, dtype)
+        check_any_chunk(kernels, Heads(2, 1, 64), dtype)
 
 
-def check_any_chunk(kernels, kv_heads, grouped, dim, dtype):
-    case = made(kv_heads, dim, dtype)
-    index, length = len(LENGTHS) - 1, LENGTHS[-1]
-    assert length > 1024 and PAGE < 512
-    q, row = queries(length, kv_heads, grouped, dim, dtype), case.rows[index : index + 1]
+def check_any_chunk(kernels, heads, dtype):
+    length, dim = 1030, heads.dim
+    case, q = paged(heads, [40, length], dtype=dtype), queries(heads, length, dtype=dtype)
+    row = case.rows[1:]
 
     def prefill(low, high):
         batch = RowBatch(row, torch.tensor([high]), torch.tensor([0, high - low]))

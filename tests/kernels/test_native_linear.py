@@ -155,7 +155,7 @@ def test_a_drafter_s_layer_gives_the_product_of_what_was_rounded(rows, outputs, 
     assert half is None or (half.dtype == torch.bfloat16 and torch.equal(half, layer(x.bfloat16().float()).bfloat16()))
 
 
-def test_what_is_no_number_stays_in_its_row_of_a_drafter_s_layer():
+def test_a_value_that_is_no_number_stays_in_its_row_of_a_drafter_s_layer():
     if not torch.ops.gapless.has_byte_dot():
         pytest.skip("this processor does not multiply bytes")
     layer, x = native.draft_linear(torch.randn(70, 130), None), torch.randn(4, 130)
@@ -171,6 +171,7 @@ def test_a_drafter_s_layer_is_a_hundredth_off():
     assert (native.draft_linear(weight, None)(x) - want).norm() < 0.012 * want.norm()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dtype", ERRORS)
 def test_the_product_of_narrower_vectors_agrees_and_does_not_depend_on_the_batch(tmp_path, dtype):
     ops = load_plain_variant(tmp_path)
@@ -186,6 +187,7 @@ def test_the_product_of_narrower_vectors_agrees_and_does_not_depend_on_the_batch
         assert torch.equal(ops.embedding_packed.default(ids, packed, outputs, inputs), weight[ids])
 
 
+@pytest.mark.process
 def test_bytes_on_narrower_vectors_have_the_same_sums(tmp_path):
     """Whole numbers are summed up, so each unit gives the same ones; the scales' products may differ in a last bit."""
     ops = load_plain_variant(tmp_path)

@@ -46,6 +46,7 @@ def tool(name: str, package: str) -> str:
     return found
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not os.environ.get("GAPLESS_QEMU"), reason="takes minutes a processor: make qemu")
 @pytest.mark.timeout(COMPILE_SECONDS + RUN_SECONDS)
 @pytest.mark.parametrize("name", MACHINES)

@@ -1,13 +1,16 @@
-"""Sampling in torch and in C++: its definition, its distribution, and its independence of the rest of the batch."""
+"""Sampling: its definition, its distribution, and its independence of the rest of the batch."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
+from implementations import BF16, CPU, F16, F32, TRITON, runs
 from native_kernels import load_native, load_plain_variant
+from products import random as random_numbers
 from sampling_oracle import (
     ALL,
     Setting,
@@ -21,11 +24,15 @@ from sampling_oracle import (
     mask_by,
     tables_of,
 )
+from sharpest import sharpest
 
 from gapless.kernels import plain
-from gapless.kernels.layout import CUT_ID, CUT_VALUE
+from gapless.kernels.layout import CUT_ID, CUT_VALUE, LENGTH, SEED_HIGH, SEED_LOW
+from gapless.kernels.random import gumbel
 from gapless.kernels.sampling import order_keys, reach_by_bits, reach_in_order
+from gapless.kernels.views import Filters
 
+VOCAB = 151_936
 SETTINGS = [
     {},
     {"top_k": 1},
@@ -41,9 +48,9 @@ SETTINGS = [
 HOT = [setting for setting in SETTINGS if setting.get("temperature") != 0.0]
 
 
-@pytest.fixture(params=["torch", "native"])
-def kernels(request):
-    return plain.KERNELS if request.param == "torch" else load_native()
+@pytest.fixture
+def kernels(implementation):
+    return implementation.kernels
 
 
 def normal(*shape, seed):
@@ -87,6 +94,7 @@ def kept_by_hand(logits, asked, slack):
 
 
 @pytest.mark.parametrize("setting", HOT)
+@runs(on=CPU)
 def test_filters_keep_the_set_of_the_definition(kernels, setting):
     asked = Setting(**setting)
     for vocab in (3, 97, 1000):
@@ -99,6 +107,7 @@ def test_filters_keep_the_set_of_the_definition(kernels, setting):
             assert found == kept(logits, asked)
 
 
+@runs(on=CPU)
 def test_top_p_cuts_before_the_first_token_that_is_not_needed(kernels):
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
     assert left(kernels, logits, Setting(top_p=0.5)) == {0}
@@ -107,13 +116,8 @@ def test_top_p_cuts_before_the_first_token_that_is_not_needed(kernels):
     assert left(kernels, logits, Setting(top_p=1e-9)) == {0}
 
 
-def test_top_k_breaks_ties_by_the_smaller_id(kernels):
-    logits = torch.zeros(97)
-    logits[50] = 1.0
-    assert left(kernels, logits, Setting(top_k=6)) == {50, 0, 1, 2, 3, 4}
-
-
-@pytest.mark.parametrize("setting", HOT)
+@pytest.mark.parametrize("setting", sharpest([HOT[6], HOT[3], *HOT[:3], *HOT[4:6], *HOT[7:]], 2))
+@runs(on=CPU)
 def test_draws_follow_the_distribution(kernels, setting):
     vocab, rows, asked = 12, 12_000, Setting(**setting)
     logits = normal(vocab, seed=3) * 1.5
@@ -129,6 +133,7 @@ def test_draws_follow_the_distribution(kernels, setting):
     assert statistic <= 1e-9 + degrees + 5 * (2 * degrees) ** 0.5
 
 
+@runs(on=CPU)
 def test_draws_of_one_seed_over_positions_follow_the_distribution_too(kernels):
     vocab, rows = 5, 12_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -2.0])
@@ -158,6 +163,7 @@ def mixed_batch(seed, vocab, rounding):
 
 @pytest.mark.parametrize("rounding", [0, 1, 6])
 @pytest.mark.parametrize("vocab", [13, 97, 2500])
+@runs(on=CPU)
 def test_a_row_gets_its_own_token_in_any_company(kernels, vocab, rounding):
     logits, settings = mixed_batch(vocab + rounding, vocab, rounding)
     alone = [drawn(logits[i], settings[i], vocab) for i in range(24)]
@@ -167,6 +173,7 @@ def test_a_row_gets_its_own_token_in_any_company(kernels, vocab, rounding):
         assert draw(kernels, logits[rows], [settings[i] for i in rows]) == [alone[i] for i in rows]
 
 
+@runs(on=CPU)
 def test_greedy_rows_stay_greedy_beside_random_ones(kernels):
     logits = normal(40, 97, seed=2)
     tokens = draw(kernels, logits, [Setting(seed=i, temperature=float(i % 2), top_k=i % 3) for i in range(40)])
@@ -176,12 +183,14 @@ def test_greedy_rows_stay_greedy_beside_random_ones(kernels):
 
 @pytest.mark.parametrize("setting", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}])
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30, 1e-40, 1e-45])
+@runs(on=CPU)
 def test_a_tiny_temperature_is_as_good_as_greedy(kernels, temperature, setting):
     logits = normal(20, 97, seed=4) * 5
     settings = [Setting(seed=i, temperature=temperature, **setting) for i in range(20)]
     assert draw(kernels, logits, settings) == logits.argmax(-1).tolist()
 
 
+@runs(on=CPU)
 def test_infinite_and_missing_logits_disturb_no_other_row(kernels):
     logits = normal(6, 97, seed=6)
     settings = [Setting(seed=i, **SETTINGS[i]) for i in range(6)]
@@ -195,6 +204,7 @@ def test_infinite_and_missing_logits_disturb_no_other_row(kernels):
     assert all(0 <= token < 97 for token in tokens), "a token of a failed row must still be a token"
 
 
+@runs(on=CPU)
 def test_minus_infinity_is_never_drawn(kernels):
     logits = torch.full((500, 97), -torch.inf)
     logits[:, 10:14] = normal(500, 4, seed=7)
@@ -202,6 +212,7 @@ def test_minus_infinity_is_never_drawn(kernels):
         assert set(draw(kernels, logits, [Setting(seed=i, **setting) for i in range(500)])) <= {10, 11, 12, 13}
 
 
+@runs(on=CPU)
 def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(kernels):
     logits = torch.tensor([[0.0, 9.0, 1.0, 8.0, 2.0]]).repeat(4, 1)
     for temperature in (0.0, 1e-3):
@@ -209,23 +220,7 @@ def test_stop_ids_are_banned_up_to_the_minimum_and_no_further(kernels):
         assert draw(kernels, logits, settings) == [4, 4, 1, 1]
 
 
-def test_banning_touches_only_the_stop_ids(kernels):
-    logits = torch.zeros(3, 8)
-    settings = [Setting(min_len=9, stop_ids=(0, 7)), Setting(stop_ids=(0,)), Setting(min_len=9)]
-    seen = [set() for _ in settings]
-    for seed in range(200):
-        for found, token in zip(
-            seen, draw(kernels, logits, [asked._replace(seed=seed) for asked in settings]), strict=True
-        ):
-            found.add(token)
-    assert seen == [{1, 2, 3, 4, 5, 6}, set(range(8)), set(range(8))]
-
-
-def test_a_stop_id_outside_the_vocabulary_bans_nothing(kernels):
-    settings = [Setting(seed=seed, min_len=9, stop_ids=(8, 2**31 - 1)) for seed in range(200)]
-    assert set(draw(kernels, torch.zeros(200, 8), settings)) == set(range(8))
-
-
+@runs(on=CPU)
 def test_equal_seeds_and_positions_give_equal_tokens_and_others_do_not(kernels):
     logits = torch.zeros(200, 97)
     assert len(set(draw(kernels, logits, [Setting(seed=4)] * 200))) == 1
@@ -233,22 +228,160 @@ def test_equal_seeds_and_positions_give_equal_tokens_and_others_do_not(kernels):
     assert len(set(draw(kernels, logits, [Setting(seed=i) for i in range(200)]))) > 50
 
 
-@pytest.mark.parametrize("vocab, dtype", [(5, torch.float32), (13, torch.float32), (701, torch.bfloat16)])
-def test_rows_where_searches_go_wrong(kernels, vocab, dtype):
-    check_hard_rows(kernels, vocab, dtype, "cpu")
+@runs(
+    "vocab, dtype", cpu=[(13, F32), (5, F32), (701, BF16)], interpreter=[(301, F32), (300, F16)],
+    cuda=[(vocab, dtype) for vocab in (13, 1025, 20_001) for dtype in (F32, F16, BF16)], keep=1,
+)  # fmt: skip
+def test_rows_are_cut_right_where_searches_go_wrong(implementation, vocab, dtype):
+    every = 20 if implementation.name == "interpreter" else 1
+    check_hard_rows(implementation.kernels, vocab, dtype, implementation.device, every)
 
 
-def test_rows_that_are_not_finite_and_padding(kernels):
-    for vocab in (40, 2500):
-        check_bad_rows(kernels, vocab, "cpu")
+@runs("vocab", cpu=[40, 2500], interpreter=[1100], cuda=[40, VOCAB])
+def test_rows_that_are_not_finite_and_padding_disturb_no_other(implementation, vocab):
+    check_bad_rows(implementation.kernels, vocab, implementation.device)
 
 
-def test_each_place_of_a_row_draws_what_its_mask_leaves(kernels):
-    for vocab in (40, 2500):
-        check_masks_of_places(kernels, vocab, "cpu")
+@runs("vocab", cpu=[40, 2500], interpreter=[1100], cuda=[40, VOCAB])
+def test_each_place_of_a_row_draws_by_its_mask(implementation, vocab):
+    check_masks_of_places(implementation.kernels, vocab, implementation.device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def tables(temperatures, device):
+    """Rows and tables of as many requests; seeds use all 64 bits."""
+    seeds = [(index * 0x9E3779B97F4A7C15 + 0x8000000180000001) % 2**64 for index in range(len(temperatures))]
+    signed = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
+    settings = [Setting(one, seed=signed[i], length=7 * i + 3) for i, one in enumerate(temperatures)]
+    return tables_of(settings, device)
+
+
+def sampled(implementation, logits, rows, made):
+    before = logits.clone()
+    tokens, finite = implementation.kernels.sample(logits, rows, made, None)
+    assert tokens.dtype == torch.int64 and finite.dtype == torch.bool
+    torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
+    return tokens.tolist(), finite.tolist()
+
+
+@runs(
+    "rows, vocab",
+    [(1, 1), (2, 5), (9, 2050)],
+    native=[(9, 30_011)],
+    interpreter=[(3, 1024)],
+    cuda=[(1, VOCAB), (65, VOCAB)],
+)
+def test_greedy_rows_take_the_first_best_token(implementation, rows, vocab):
+    """Wherever the vocabulary is cut."""
+    for dtype in implementation.dtypes:
+        logits = random_numbers((rows, vocab), dtype, implementation.device, 1)
+        for row in range(rows):
+            first = (row * 517 + vocab // 2) % vocab
+            for place in (vocab - 1, first, first + 1, first + 2, first + 1024):
+                logits[row, min(place, vocab - 1)] = 9.0
+        tokens, finite = sampled(implementation, logits, *tables([0.0] * rows, implementation.device))
+        assert tokens == [line.index(max(line)) for line in logits.float().cpu().tolist()]
+        assert all(finite)
+
+
+@runs("vocab", [7, 2000], cuda=[VOCAB])
+def test_bad_logits_are_flagged_in_their_rows_alone(implementation, vocab):
+    """Each fault alone, in the last place. A token is always one of the vocabulary."""
+    good = random_numbers((1, vocab), F32, implementation.device, 2)
+    faults = [good.clone() for _ in range(6)]
+    faults[0][0, -1], faults[1][0, -1], faults[2][:] = math.nan, math.inf, -math.inf
+    faults[3][:] = -math.inf
+    faults[3][0, vocab // 2] = 1.0
+    faults[4][:] = math.nan
+    logits = torch.cat([good, *faults])
+    for temperature in (0.0, 0.7):
+        own = tables([temperature] * 7, implementation.device)
+        tokens, finite = sampled(implementation, logits, *own)
+        assert finite == [True, False, False, False, True, False, True]
+        assert tokens[4] == vocab // 2 and all(0 <= token < vocab for token in tokens)
+        expected, _ = plain.sample(logits, *own, None)
+        assert [tokens[0], tokens[6]] == [int(expected[0]), int(expected[6])]
+
+
+@runs(
+    "dtype, rows, vocab, spread, share", on=("native", *TRITON),
+    native=[(dtype, 9, vocab, 3.0, 1.0) for dtype in (F32, BF16) for vocab in (1, 16, 33, 1000, 30_011)]
+    + [(F32, 20_000, 100, 1.0, 1.0)],
+    interpreter=[(F32, 12, 300, 1.0, 0.9), (F32, 3, 2500, 3.0, 0.6), (F16, 5, 97, 1.0, 0.6)],
+    cuda=[(F32, 2000, 3000, 2.0, 0.999), (F32, 30, VOCAB, 1.0, 0.9), (BF16, 30, VOCAB, 3.0, 0.9)],
+)  # fmt: skip
+def test_draws_are_those_of_torch(implementation, dtype, rows, vocab, spread, share):
+    """Where a token is another one, torch has the two within the last bits of each other. C++ uses torch's logarithms,
+    so nothing can differ."""
+    logits = random_numbers((rows, vocab), dtype, implementation.device, 3, spread)
+    temperatures = [(0.0, 1.0, 0.3, 1e-30, 2.5)[row % 5] for row in range(rows)]
+    own = tables(temperatures, implementation.device)
+    tokens, _ = sampled(implementation, logits, *own)
+    logits = logits.float()
+    expected = plain.sample(logits, *own, None)[0].tolist()
+    differ = [row for row in range(rows) if tokens[row] != expected[row]]
+    assert 1 - len(differ) / rows >= share
+    for row in differ:
+        position, seed = own[1].state[own[0][row], LENGTH], own[1].params[own[0][row], SEED_LOW : SEED_HIGH + 1]
+        noise = gumbel(None, vocab, position.long().view(1, 1), seed[None])[0]
+        scores, pair = (
+            (logits[row] - logits[row].amax()) / (temperatures[row] or 1.0) + noise,
+            [tokens[row], expected[row]],
+        )
+        doubt = 4e-6 * max(1.0, float(noise[pair].abs().max()))
+        assert temperatures[row] and float(scores[pair].diff().abs()) <= doubt, row
+    cold = [row for row in range(rows) if not temperatures[row]]
+    assert [tokens[row] for row in cold] == logits.argmax(-1)[cold].tolist()
+
+
+@runs("count, vocab", on=TRITON, interpreter=[(9, 1100)], cuda=[(200, VOCAB)])
+def test_a_draw_is_independent_of_its_batch(implementation, count, vocab):
+    """A row's token is the same alone and in batches that are cut otherwise."""
+    logits = random_numbers((count, vocab), F32, implementation.device, 4)
+    rows, own = tables([1.0] * count, implementation.device)
+    tokens, _ = sampled(implementation, logits, rows, own)
+    for part in (slice(0, 1), slice(3, 6), slice(count - 2, count)):
+        again, _ = sampled(implementation, logits[part].contiguous(), rows[part].contiguous(), own)
+        assert again == tokens[part]
+
+
+@runs("few", [{"top_k": 40, "top_p": 0.9}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.05}], on=("interpreter",), keep=2)
+def test_a_cut_is_the_same_in_any_spread_and_beside_any_filters(implementation, few, monkeypatch):
+    from gapless.kernels import cut_triton
+
+    for dtype in implementation.dtypes:
+        logits = (normal(2, 900, seed=1) * 3).to(dtype)
+        index, found = torch.arange(2, dtype=torch.int32), []
+        own = Filters("top_k" in few, "top_p" in few)
+        for tile, filters in dict.fromkeys(((256, ALL), (256, own), (512, own), (1024, ALL))):
+            monkeypatch.setattr(cut_triton, "FEW_ROWS_TILE", tile)
+            rows, tables = tables_of([Setting(0.8, **few), Setting(1.3, **few)])
+            implementation.kernels.cut(logits, index, rows, tables, filters)
+            found.append(tables.state)
+        assert all(torch.equal(state, found[0]) for state in found)
+
+
+@runs("dtype, count", on=("cuda",), cuda=[(dtype, count) for dtype in (F32, BF16) for count in (1, 5, 40, 256)])
+def test_cuts_of_a_real_vocabulary_equal_the_definition(implementation, dtype, count):
+    """However many rows share the launches."""
+    asked = [Setting(top_p=0.9), Setting(top_k=50), Setting(0.7, 40, 0.8, 0.02), Setting(1.5, min_p=0.1)]
+    settings = [asked[i % 4]._replace(seed=i) for i in range(count)]
+    rows, tables = tables_of(settings, "cuda")
+    logits = random_numbers((count, VOCAB), dtype, "cuda", 5, 3.0)
+    kernels = implementation.kernels
+    kernels.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
+    tokens, finite = kernels.sample(logits, rows, tables, None)
+    assert bool(finite.all())
+    for i in range(0, count, max(1, count // 12)):
+        row, found = logits[i].cpu(), mask_by(tables, int(rows[i]), logits[i], settings[i])
+        assert not (kept_mask(row, settings[i], -2e-6) & ~found).any(), settings[i]
+        assert not (found & ~kept_mask(row, settings[i], 2e-6)).any(), settings[i]
+        assert found[int(tokens[i])]
+    if count == 40:
+        same = [int(tokens[i]) == drawn(logits[i].cpu(), settings[i], VOCAB) for i in range(count)]
+        assert sum(same) >= 36, "scores tie in the last bits of a logarithm but seldom"
+
+
+@pytest.mark.parametrize("dtype", sharpest([BF16, F32]))
 def test_cuts_of_a_real_vocabulary_equal_the_direct_computation(dtype):
     """151,937 tokens: the sums of the best, of many that are equal, and of the smallest weights."""
     vocab, kernels = 151_937, load_native()
@@ -284,6 +417,7 @@ def test_a_search_by_bits_ends_where_one_in_order_does(vocab):
         assert torch.equal(found > 0, target.clamp(min=1) <= totals), "it was meant to end at a token"
 
 
+@pytest.mark.process
 def test_sampling_without_avx512_is_the_same_to_the_bit(tmp_path):
     """The other half of the C++: the same cuts and draws, to the bit."""
     ops, kernels = load_plain_variant(tmp_path), load_native()

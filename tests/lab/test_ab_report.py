@@ -157,6 +157,7 @@ def test_names_cannot_break_out_of_the_html() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine draws the page")
+@pytest.mark.process
 def test_a_browser_draws_it(tmp_path: Path) -> None:
     made = made_report(made_runs(pairs=6, effect=0.1), arms=arms_from_urls(HOSTILE, "http://b"))
     path = tmp_path / "report.html"

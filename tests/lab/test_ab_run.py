@@ -115,6 +115,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("made")
+@pytest.mark.seeds
 def test_runs_stop_when_the_first_metric_is_decided() -> None:
     arms = arms_from_urls("http://a", "http://b")
     made = Setup(arms, SMALL, AbFlags(runs=40, stop_early=True, pause=0.0, quiet_wait=0.0))

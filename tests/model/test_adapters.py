@@ -209,7 +209,7 @@ def test_settings_that_leave_the_model_as_it_is_are_taken_without_a_warning(conf
     assert caplog.records == []
 
 
-def test_what_an_adapter_says_and_nothing_reads_is_warned_of(config, tmp_path, caplog):
+def test_a_setting_of_an_adapter_that_nothing_reads_is_warned_of(config, tmp_path, caplog):
     settings = {"modules": ["q_proj"], "target_modules": ["q_proj", "v_proj"], "new_number": 3, "new_label": "x"}
     directory = write_adapter(tmp_path / "adapter", config, 1, **settings)
     (directory / "new_embeddings.safetensors").write_bytes(b"")
@@ -269,7 +269,7 @@ def test_files_that_are_missing_or_broken_are_named(config, tmp_path):
         Adapter.read(directory, config, 16)
 
 
-def test_what_tells_adapters_apart_is_their_content(config, tmp_path):
+def test_adapters_are_told_apart_by_their_content(config, tmp_path):
     paths = [write_adapter(tmp_path / name, config, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))]
     one, same, other = (Adapter.read(path, config, 16).digest for path in paths)
     assert one == same != other

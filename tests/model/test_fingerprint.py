@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 
 import pytest
 
@@ -94,11 +93,11 @@ def test_a_file_is_read_once_while_it_stays_as_it_is(checkpoint, tmp_path, reads
 def test_a_file_that_was_written_again_with_its_size_and_time_is_read_again(checkpoint, reads):
     path = checkpoint / "model.safetensors"
     before, facts = fingerprint(checkpoint), path.stat()
-    time.sleep(0.02)  # so that the system's time of the change is another
-    with path.open("r+b") as file:
-        file.seek(500)
-        file.write(b"!")
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    while path.stat().st_ctime_ns == facts.st_ctime_ns:  # the system's time of the change
+        with path.open("r+b") as file:
+            file.seek(500)
+            file.write(b"!")
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert path.stat().st_mtime_ns == facts.st_mtime_ns and path.stat().st_ino == facts.st_ino
     assert fingerprint(checkpoint) != before
 

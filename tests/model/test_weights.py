@@ -67,34 +67,27 @@ def refused(directory, *words, **options):
     assert "\n" not in text
 
 
-def test_a_missing_tensor_is_named(single):
-    edit(single / SINGLE, lambda tensors: tensors.pop(NAME))
-    refused(single, single / SINGLE, NAME, "missing")
+BIAS, BEYOND = NAME.replace("weight", "bias"), "model.layers.2.mlp.up_proj.weight"
+WRONG_TENSORS = {
+    "missing": (lambda tensors: tensors.pop(NAME), (NAME, "missing")),
+    "of another shape": (lambda tensors: {NAME: tensors[NAME][:, :5].contiguous()}, (NAME, "[16, 5]", "[16, 32]")),
+    "transposed, of as many numbers": (lambda tensors: {NAME: tensors[NAME].t().contiguous()}, (NAME, "[32, 16]")),
+    "left over": (lambda tensors: {BEYOND: torch.zeros(2)}, (BEYOND, "unexpected")),
+    "a bias that the config denies": (lambda tensors: {BIAS: torch.zeros(16)}, (BIAS, "unexpected")),
+    "of a wrong dtype": (lambda tensors: {NAME: tensors[NAME].to(torch.int8)}, (NAME, "I8", "BF16")),
+}
 
 
-def test_a_mis_shaped_tensor_is_named(single):
-    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME][:, :5].contiguous()}))
-    refused(single, single / SINGLE, NAME, "[16, 5]", "[16, 32]")
+@pytest.mark.parametrize("mistake", WRONG_TENSORS)
+def test_a_wrong_tensor_is_named(single, mistake):
+    change, words = WRONG_TENSORS[mistake]
 
+    def apply(tensors):
+        changed = change(tensors)
+        tensors.update(changed if isinstance(changed, dict) else {})
 
-def test_a_transposed_tensor_of_as_many_numbers_is_named(single):
-    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].t().contiguous()}))
-    refused(single, single / SINGLE, NAME, "[32, 16]")
-
-
-def test_a_left_over_tensor(single):
-    edit(single / SINGLE, lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}))
-    refused(single, single / SINGLE, "model.layers.2.mlp.up_proj.weight", "unexpected")
-
-
-def test_a_bias_that_the_config_denies(single):
-    edit(single / SINGLE, lambda tensors: tensors.update({NAME.replace("weight", "bias"): torch.zeros(16)}))
-    refused(single, single / SINGLE, NAME.replace("weight", "bias"), "unexpected")
-
-
-def test_a_tensor_of_a_wrong_dtype_is_named(single):
-    edit(single / SINGLE, lambda tensors: tensors.update({NAME: tensors[NAME].to(torch.int8)}))
-    refused(single, single / SINGLE, NAME, "I8", "BF16")
+    edit(single / SINGLE, apply)
+    refused(single, single / SINGLE, *words)
 
 
 def test_a_truncated_file_names_the_first_tensor_lost(single):
@@ -114,7 +107,7 @@ def test_a_file_cut_in_its_header_is_refused(single, keep):
     refused(single, path, "fetch it again")
 
 
-def test_a_header_that_is_not_json(single):
+def test_a_header_that_is_not_json_is_refused(single):
     path = single / SINGLE
     path.write_bytes(struct.pack("<Q", 16) + b"<html>not found>" + bytes(64))
     refused(single, path, "not valid JSON")
@@ -136,7 +129,7 @@ def test_a_malformed_header_entry_is_refused(single, entry):
     refused(single, single / SINGLE, NAME, "malformed")
 
 
-def test_bytes_that_do_not_match_the_shape(single):
+def test_bytes_that_do_not_match_the_shape_are_counted(single):
     def shorten(header):
         header[NAME]["data_offsets"][1] -= 4
 
@@ -159,12 +152,12 @@ def test_a_shard_that_is_missing_is_named_with_its_index(sharded):
     refused(sharded, lost, INDEX, first, "no such file")
 
 
-def test_a_shard_that_lacks_a_tensor(sharded):
+def test_a_shard_that_lacks_a_tensor_is_named(sharded):
     edit(home(sharded), lambda tensors: tensors.pop(NAME))
     refused(sharded, home(sharded), NAME, INDEX)
 
 
-def test_an_index_that_lacks_a_tensor_and_its_shard(sharded):
+def test_an_index_that_lacks_a_tensor_and_its_shard_is_named(sharded):
     shard = home(sharded)
     edit(shard, lambda tensors: tensors.pop(NAME))
     edit_index(sharded, lambda index: index["weight_map"].pop(NAME))
@@ -236,7 +229,7 @@ def test_an_index_without_a_map_is_refused(sharded, weight_map):
     refused(sharded, sharded / INDEX, "weight_map")
 
 
-def test_an_index_that_is_not_json(sharded):
+def test_an_index_that_is_not_json_is_refused(sharded):
     (sharded / INDEX).write_text("{")
     refused(sharded, sharded / INDEX, "JSON")
 
@@ -257,7 +250,7 @@ def test_a_directory_in_place_of_the_file_is_refused(single):
     refused(single, single / SINGLE, "cannot be read")
 
 
-def test_what_may_be_left_over(tmp_path):
+def test_some_tensors_may_be_left_over(tmp_path):
     """Old checkpoints hold rotary frequencies, and some hold the tied head twice."""
     theirs = reference("qwen2")
     theirs.save_pretrained(tmp_path)

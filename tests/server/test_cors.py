@@ -63,10 +63,11 @@ def allowing(*origins, key=(), **more):
     return ServerConfig(port=0, allowed_origins=origins, api_key=key, max_body_bytes=2500, **more)
 
 
-@pytest.fixture(scope="module", params=[(), ("k",)], ids=["open", "keyed"])
+@pytest.fixture(scope="module", params=["k", pytest.param("", marks=pytest.mark.seeds)], ids=["keyed", "open"])
 def keyed(request):
-    with serving(allowing(ORIGIN, key=request.param)) as server, server.client() as client:
-        yield client, request.param
+    key = (request.param,) if request.param else ()
+    with serving(allowing(ORIGIN, key=key)) as server, server.client() as client:
+        yield client, key
 
 
 def assert_formed(response, path, status):

@@ -118,7 +118,7 @@ def test_an_event_comes_at_least_every_second(client, monkeypatch):
 
 def test_a_burst_is_decimated_and_says_so(client, monkeypatch):
     monkeypatch.setattr(debug, "MAX_STEPS", 1)
-    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.3)
+    monkeypatch.setattr(debug, "EVENT_SECONDS", 0.1)
     with Watcher(client) as watcher:
         ask(client, "abc", 60)
         until(lambda: sum(event["skipped"] + len(event["steps"]) for event in watcher.events) >= 60)

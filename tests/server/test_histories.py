@@ -33,7 +33,7 @@ REPLIES = {
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ADD = {"name": "add", "description": "Add", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": ADD}
-EVERY = sharpest((13, 1))
+EVERY = sharpest((29, 1))
 """Cuts after every so many tokens"""
 prompts = []
 

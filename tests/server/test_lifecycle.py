@@ -125,7 +125,7 @@ def test_a_server_that_ends_before_its_model_is_there_is_not_healthy():
 # Time limits
 
 
-@pytest.mark.parametrize("how", ["header", "server"])
+@pytest.mark.parametrize("how", sharpest(["header", "server"]))
 def test_a_late_answer_is_an_error_not_a_short_answer(how):
     config = ServerConfig(port=0, request_timeout=0.2 if how == "server" else 50.0)
     headers = {"x-request-timeout": "0.2" if how == "header" else "50"}

@@ -106,31 +106,35 @@ def test_a_dropped_page_stays_away_after_a_restart(reopened, opened, tmp_path):
     assert has(opened(DiskTier(setup_of(str(copied)))), 0, 1) == [False, True]
 
 
-def test_a_torn_record_is_a_page_that_is_not_there(filled, reopened, tmp_path):
+def patched(path, at, data):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+DAMAGE = {
+    "a torn record": (lambda folder: os.truncate(folder / LOG, DISK_BLOCK + 4 * RECORD_BYTES - 5), {0, 1, 2}),
+    "the key of another page": (lambda folder: patched(folder / LOG, DISK_BLOCK, key(9)), {1, 2, 3}),
+    "pages cut short": (lambda folder: os.truncate(folder / PAGES_FILE, 2 * SLOT + 100), {0, 1}),
+} | {
+    f"a changed record at {at}": (lambda folder, at=at: flip(folder / LOG, DISK_BLOCK + RECORD_BYTES + at), {0, 2, 3})
+    for at in (0, 35, 36, 40, 48, 56, 60, RECORD_BYTES - 1)
+} | {
+    f"a foreign log {log[:4]}": (lambda folder, log=log: (folder / LOG).write_bytes(log), set())
+    for log in FOREIGN
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_has_the_pages_that_are_whole_and_takes_new_ones(filled, reopened, tmp_path, damage):
+    harm, whole = DAMAGE[damage]
     filled()
-    os.truncate(tmp_path / LOG, DISK_BLOCK + 4 * RECORD_BYTES - 5)
+    harm(tmp_path)
     tier, setup = reopened()
-    assert has(tier, 0, 1, 2, 3) == [True, True, True, False]
+    assert has(tier, *range(10)) == [number in whole for number in range(10)]
     stored(tier, setup, 7)
     tier, setup = reopened()
-    assert has(tier, 0, 7) == [True, True] and loaded(tier, setup, 7)[1] == [content(7)]
-
-
-@pytest.mark.parametrize("at", [0, 35, 36, 40, 48, 56, 60, RECORD_BYTES - 1])
-def test_a_changed_record_is_a_page_that_is_not_there(filled, reopened, tmp_path, at):
-    filled()
-    flip(tmp_path / LOG, DISK_BLOCK + RECORD_BYTES + at)
-    tier, _ = reopened()
-    assert has(tier, 0, 1, 2, 3) == [True, False, True, True]
-
-
-def test_a_record_with_the_key_of_another_page_is_not_believed(filled, reopened, tmp_path):
-    filled()
-    log = bytearray((tmp_path / LOG).read_bytes())
-    log[DISK_BLOCK : DISK_BLOCK + 36] = key(9)
-    (tmp_path / LOG).write_bytes(log)
-    tier, _ = reopened()
-    assert has(tier, 0, 9) == [False, False]
+    assert loaded(tier, setup, 7, *whole)[1] == [content(number) for number in (7, *whole)]
 
 
 def test_two_records_of_one_slot_are_the_later_one(filled, reopened, tmp_path):
@@ -139,13 +143,6 @@ def test_two_records_of_one_slot_are_the_later_one(filled, reopened, tmp_path):
         log.write(DiskRecord(key(5), 0, 99, 0, SLOT).packed(NAMESPACE.digest))
     tier, _ = reopened()
     assert has(tier, 0, 1, 5) == [False, True, True]
-
-
-def test_pages_past_the_end_of_a_truncated_file_are_not_there(filled, reopened, tmp_path):
-    filled()
-    os.truncate(tmp_path / PAGES_FILE, 2 * SLOT + 100)
-    tier, _ = reopened()
-    assert has(tier, 0, 1, 2, 3) == [True, True, False, False]
 
 
 def test_a_load_from_a_file_that_is_truncated_under_it_keeps_the_good_pages_in_front(reopened, tmp_path):
@@ -163,16 +160,6 @@ def test_pages_of_another_namespace_are_not_there(filled, reopened):
     stored(tier, setup, 0, version=5)
     tier, _ = reopened()
     assert has(tier, 0, 1) == [False, False], "the other one has taken the directory"
-
-
-@pytest.mark.parametrize("log", FOREIGN)
-def test_a_foreign_log_is_an_empty_tier(filled, reopened, tmp_path, log):
-    filled()
-    (tmp_path / LOG).write_bytes(log)
-    tier, setup = reopened()
-    assert has(tier, 0, 1) == [False, False]
-    stored(tier, setup, 1)
-    assert loaded(tier, setup, 1)[1] == [content(1)]
 
 
 def test_one_directory_has_one_engine(tmp_path):

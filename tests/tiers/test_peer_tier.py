@@ -171,7 +171,7 @@ def test_a_load_that_goes_wrong_keeps_the_pages_before(mood, wrong, setup):
     assert got == [content(0)] and end.failed and end.checksums == (checksum(content(0)),)
 
 
-def test_a_flipped_byte_comes_with_the_checksum_of_what_was_stored(wrong, setup):
+def test_a_flipped_byte_comes_with_the_checksum_of_the_stored_page(wrong, setup):
     peer, taker = wrong
     peer.mood = "flipped"
     assert has(taker, 0) == [True]

@@ -191,7 +191,7 @@ def test_a_tier_without_its_software_names_the_package(monkeypatch):
         RedisTier(setup_of("redis://127.0.0.1:1"))
 
 
-def test_a_cluster_that_repeats_what_it_refuses_is_not_quoted_with_the_password():
+def test_a_cluster_that_repeats_a_refused_command_is_not_quoted_with_the_password():
     fake = FakeResp()
     try:
         fake.answer = lambda words: b"-ERR unknown command, with args beginning with: 's3cret'\r\n"

@@ -108,7 +108,7 @@ def test_a_server_that_is_no_redis_is_named_so_and_not_quoted(fake, monkeypatch,
     assert "secret" not in said_by(error.value)
 
 
-def test_a_server_that_repeats_what_it_refuses_is_not_quoted_with_the_password(fake, monkeypatch):
+def test_a_server_that_repeats_a_refused_command_is_not_quoted_with_the_password(fake, monkeypatch):
     answer = fake.answer
     repeats = b"-ERR unknown command, with args beginning with: 'secret'\r\n"
     monkeypatch.setattr(fake, "answer", lambda words: repeats if words[0] == b"AUTH" else answer(words))

@@ -335,7 +335,7 @@ def test_a_load_that_is_late_before_it_begins_never_does():
     assert end.checksums == () and not end.failed and rig.worker.error == ""
 
 
-def test_closing_stores_what_waits_and_gives_up_on_a_store_that_hangs(started):
+def test_closing_stores_waiting_pages_and_gives_up_on_a_store_that_hangs(started):
     setup = setup_of("")
     worker = started(tier := DictionaryTier(setup))
     for job in range(20):

@@ -1,12 +1,9 @@
-"""The Triton kernels but attention on a GPU: the checks of tests/kernels with bfloat16 and real sizes, under capture,
-and with an outbox in the host's own memory."""
+"""Triton's kernels on a GPU under capture, and with an outbox in the host's own memory."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,206 +11,18 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-
-from fused_cases import (
-    RopeShape,
-    check_add_rms_norm,
-    check_rms_norm,
-    check_rope_and_write,
-    check_silu_mul,
-    random,
-)
-from sampling_cases import (
-    check_bad_logits,
-    check_greedy,
-    check_independence,
-    check_noise,
-    check_random,
-)
-from sampling_oracle import (
-    ALL,
-    Setting,
-    check_bad_rows,
-    check_hard_rows,
-    check_masks_of_places,
-    drawn,
-    kept_mask,
-    mask_by,
-    tables_of,
-)
-from score_cases import KINDS, check_alone, check_score
-from step_cases import (
-    LONGEST,
-    MARK,
-    MAX_PAGES,
-    PAGE_SIZE,
-    SLOTS,
-    STEP,
-    check_begin_decode,
-    check_begin_mixed,
-    check_finish,
-    packet,
-)  # fmt: skip
+from kernels.products import random
+from kernels.sampling_oracle import ALL, Setting, tables_of
+from kernels.step_tables import LONGEST, MARK, MAX_PAGES, PAGE_SIZE, SLOTS, STEP, packet
 
 from gapless.kernels import cut_triton, sampling_triton
 from gapless.kernels.activation_triton import triton_silu_mul
-from gapless.kernels.all_triton import TRITON_KERNELS
 from gapless.kernels.begin_triton import triton_begin_decode
 from gapless.kernels.finish_triton import finish
 from gapless.kernels.layout import ACTIVE, LINE_TOKENS, MAX_LEN, NO_TOKEN, PARAM_COLUMNS, STATE_COLUMNS
 from gapless.kernels.norm_triton import triton_add_rms_norm, triton_rms_norm
 from gapless.kernels.rope_triton import triton_rope_and_write
-from gapless.kernels.score_triton import score
 from gapless.kernels.tables import Tables
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-    # Triton 3.9 says once how its next version will differ.
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
-]
-
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-VOCAB = 151_936
-
-
-@pytest.mark.parametrize("rows, width", [(3, 7), (257, 1024), (5, 2560), (64, 8192)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norms_equal_float64(dtype, rows, width):
-    check_rms_norm("cuda", dtype, rows, width)
-    check_add_rms_norm("cuda", dtype, rows, width)
-
-
-@pytest.mark.parametrize("rows, width", [(1, 3), (300, 1300), (64, 3072)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_silu_and_product_equal_float64(dtype, rows, width):
-    check_silu_mul("cuda", dtype, rows, width)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        RopeShape(tokens=1, heads=1, kv_heads=1, width=2, page_size=1, norm=False),
-        RopeShape(tokens=9, heads=5, kv_heads=1, width=24, page_size=5, norm=True),
-        RopeShape(tokens=70, heads=16, kv_heads=8, width=128, page_size=16, norm=True),
-        RopeShape(tokens=70, heads=32, kv_heads=4, width=80, page_size=32, norm=False),
-    ],
-)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rotation_and_cache_writes_equal_the_reference(dtype, shape):
-    check_rope_and_write("cuda", dtype, shape)
-
-
-@pytest.mark.parametrize("rows, vocab", [(1, VOCAB), (9, 2050), (65, VOCAB)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_greedy_rows_take_the_first_best_token(dtype, rows, vocab):
-    check_greedy("cuda", dtype, rows, vocab)
-
-
-@pytest.mark.parametrize("vocab", [7, VOCAB])
-def test_bad_logits_are_flagged_in_their_rows_alone(vocab):
-    check_bad_logits("cuda", vocab)
-
-
-@pytest.mark.parametrize("seed", [0, -1, 2**31, -(2**63), 0x1234_5678_9ABC_DEF0])
-def test_noise_equals_the_cipher_in_python(seed):
-    check_noise("cuda", seed, 0)
-    check_noise("cuda", seed, 131_071)
-
-
-def test_draws_are_those_of_torch():
-    assert check_random("cuda", torch.float32, 2000, 3000, 2.0) >= 0.999
-    assert check_random("cuda", torch.float32, 30, VOCAB, 1.0) >= 0.9
-    assert check_random("cuda", torch.bfloat16, 30, VOCAB, 3.0) >= 0.9
-
-
-@pytest.mark.parametrize("vocab", [13, 1025, 20_001])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_where_searches_go_wrong(dtype, vocab):
-    check_hard_rows(TRITON_KERNELS, vocab, dtype, "cuda")
-
-
-@pytest.mark.parametrize("vocab", [40, VOCAB])
-def test_rows_that_are_not_finite_and_padding(vocab):
-    check_bad_rows(TRITON_KERNELS, vocab, "cuda")
-
-
-@pytest.mark.parametrize("vocab", [40, VOCAB])
-def test_each_place_of_a_row_draws_what_its_mask_leaves(vocab):
-    check_masks_of_places(TRITON_KERNELS, vocab, "cuda")
-
-
-@pytest.mark.parametrize("count", [1, 5, 40, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cuts_of_a_real_vocabulary(dtype, count):
-    """However many rows share the launches, each keeps what the definition does."""
-    asked = [Setting(top_p=0.9), Setting(top_k=50), Setting(0.7, 40, 0.8, 0.02), Setting(1.5, min_p=0.1)]
-    settings = [asked[i % 4]._replace(seed=i) for i in range(count)]
-    rows, tables = tables_of(settings, "cuda")
-    logits = random((count, VOCAB), dtype, "cuda", 5, 3.0)
-    TRITON_KERNELS.cut(logits, torch.arange(count, dtype=torch.int32, device="cuda"), rows, tables, ALL)
-    tokens, finite = TRITON_KERNELS.sample(logits, rows, tables, None)
-    assert bool(finite.all())
-    for i in range(0, count, max(1, count // 12)):
-        row, found = logits[i].cpu(), mask_by(tables, int(rows[i]), logits[i], settings[i])
-        assert not (kept_mask(row, settings[i], -2e-6) & ~found).any(), settings[i]
-        assert not (found & ~kept_mask(row, settings[i], 2e-6)).any(), settings[i]
-        assert found[int(tokens[i])]
-    if count == 40:
-        same = [int(tokens[i]) == drawn(logits[i].cpu(), settings[i], VOCAB) for i in range(count)]
-        assert sum(same) >= 36, "scores tie in the last bits of a logarithm but seldom"
-
-
-def test_a_draw_is_independent_of_its_batch():
-    check_independence("cuda", 200, VOCAB)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("listed", [[0], [0, 2, 5, 5], [*range(32)]], ids=len)
-@pytest.mark.parametrize("width, pinned", [(0, False), (1, True), (5, True), (20, True)])
-def test_scores_equal_the_direct_computation(width, pinned, listed, kind):
-    check_score(score, kind, torch.bfloat16, "cuda", 33, VOCAB, listed, width, pinned)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_other_sizes_equal_the_direct_computation(dtype):
-    check_score(score, "ties", dtype, "cuda", 5, 3, [1, 4], 20)
-    check_score(score, "masked", dtype, "cuda", 9, 4999, [0, 3, 8, 8], 5)
-    check_alone(score, "cuda", dtype, VOCAB)
-
-
-@pytest.mark.parametrize(
-    "used, padding, writes", [(1, 0, 0), (1, 0, 1), (0, 4, 2), (40, 3, 40), (200, 56, 300), (1500, 548, 1500)]
-)
-def test_the_begin_of_a_decode_step_equals_the_reference(used, padding, writes):
-    for seed in range(3):
-        check_begin_decode("cuda", seed, 1600, used, padding, writes)
-
-
-@pytest.mark.parametrize(
-    "decode, chunks, spare, new",
-    [
-        (0, [1], 0, 0),
-        (3, [7, 1, 30], 0, 2),
-        (30, [5, 2, 8, 40], 300, 4),
-        (400, [40] * 200, 5000, 150),
-        (0, [0, 9], 3, 1),
-    ],
-)
-def test_the_begin_of_a_mixed_step_equals_the_reference(decode, chunks, spare, new):
-    for seed in range(3):
-        check_begin_mixed("cuda", seed, 650, decode, chunks, spare, new)
-
-
-@pytest.mark.parametrize("used, padding", [(1, 0), (0, 3), (61, 4), (300, 4), (1500, 548)])
-@pytest.mark.parametrize("chunks", [False, True])
-@pytest.mark.parametrize("where", ["device", "pinned"])
-@pytest.mark.parametrize("width", [1, 5])
-def test_the_finish_of_a_step_equals_the_reference(used, padding, chunks, where, width):
-    lines = outboxes(where, 2 * 2100)
-    for seed in range(3):
-        check_finish("cuda", seed, 1600, used, padding, chunks=chunks, lines=lines, width=width)
 
 
 def outboxes(where: str, rows: int) -> Tensor:

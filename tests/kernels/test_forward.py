@@ -1,36 +1,29 @@
-"""Whole decode steps in bfloat16 on a GPU against plain torch in float32, on every path that a batch's size chooses."""
+"""Whole decode steps against plain torch in float32, on every path that a batch's size chooses."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
+from forward_cases import FAMILIES, Batch, Family, Launched, batch_of, error, models, ragged, run, written
+from implementations import BF16, F32, runs
+from model.paging_driver import Driver, Sequence, prompt
+from paged import LAYERS, Heads
 
 pytest.importorskip("triton", reason="needs triton: it is installed on Linux only")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-
-from forward_cases import FAMILIES, Batch, Launched, batch_of, error, models, ragged, run, written
-from paged import LAYERS
-from paging_driver import Driver, Sequence, prompt
 from triton.compiler import compiler
 from triton.runtime.jit import JITFunction
 
 from gapless.device import facts
-from gapless.kernels import library_triton
+from gapless.kernels import library_triton, linear
 from gapless.kernels.all_triton import HALF_KERNELS, INVARIANT_KERNELS
+from gapless.kernels.many_rows import MANY_ROWS
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA, and torch sees no CUDA device"),
-    # Triton 3.9 says once how its next version will differ.
-    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset"),
-]
-
+on_cuda = partial(runs, on=("cuda",))
 ROWS = (1, 3, 6, 32, 40, 130)
 LIMIT = 3 * 20**0.5 * 2**-9
 """The largest relative difference of a row. A rounding to bfloat16 moves a number by up to 2**-9 of its size, up or
@@ -56,9 +49,15 @@ def path(rows: int) -> Counter[str]:
     return MANY if library_triton.is_hopper(device) and library_triton.has_large_blocks(device) else ANY
 
 
-@pytest.fixture(params=FAMILIES)
-def family(request):
-    return FAMILIES[request.param]
+SMALL = {
+    "qwen3": Family("Qwen3ForCausalLM", 64, 96, Heads(4, 2, 16)),
+    "llama": Family("LlamaForCausalLM", 48, 80, Heads(4, 1, 16), biased=True),
+    "large": Family("Qwen3ForCausalLM", 2048, 4224, Heads(16, 8, 128)),
+}
+IN_FLOATS = HALF_KERNELS._replace(many_rows=MANY_ROWS._replace(serves=lambda linear: True))
+ADAPTED_LIMIT = 3 * 24**0.5 * 2**-9
+"""With 24 roundings in place of 20: an adapter adds half a rounding to each of the eight products of two layers."""
+EVERY = [(name, rows) for name in FAMILIES for rows in ROWS]
 
 
 @pytest.fixture
@@ -107,9 +106,65 @@ def check(family, rows, folder):
     torch.testing.assert_close(rest, before, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_a_step_is_that_of_plain_torch(family, rows, tmp_path):
-    check(family, rows, tmp_path)
+@runs(
+    "name, rows, launched", on=("interpreter",),
+    interpreter=[
+        ("llama", 3, "linear_add"), ("qwen3", 1, "one_row_linear"), ("llama", 6, "rotated_decode"),
+        ("qwen3", 40, "divided_linear"),
+    ], keep=2,
+)  # fmt: skip
+def test_a_small_step_is_that_of_plain_torch(implementation, name, rows, launched, tmp_path, monkeypatch):
+    # Kernels read weights as they are on a GPU: not in the layout that torch packs for a CPU.
+    monkeypatch.setattr(linear, "packs", lambda weight: False)
+    family = SMALL[name]
+    model, exact = models(family, IN_FLOATS, tmp_path, "cpu", F32)
+    batch = batch_of(family.heads, [min(length, 90) for length in ragged(rows)])
+    ours, theirs = (batch.moved(F32, "cpu") for _ in range(2))
+    with Launched() as seen:
+        found = run(model, ours)
+    assert seen.names[launched]
+    for got, want in zip(found, run(exact, theirs), strict=True):
+        assert error(got[: batch.real], want[: batch.real]) < 1e-5
+    (put, rest), (wanted, before) = written(ours), written(theirs)
+    assert error(put, wanted) < 1e-5
+    torch.testing.assert_close(rest, before, rtol=0, atol=0, equal_nan=True)
+
+
+@on_cuda("name, rows", EVERY)
+def test_a_step_is_that_of_plain_torch(implementation, name, rows, tmp_path):
+    check(FAMILIES[name], rows, tmp_path)
+
+
+@on_cuda("name, rows", [(name, rows) for name in (*FAMILIES, "large") for rows in (1, 3, 6, 32, 40, 256)])
+def test_a_step_of_rows_with_adapters_is_that_of_plain_torch(implementation, name, rows, tmp_path):
+    family = SMALL[name] if name == "large" else FAMILIES[name]
+    model, exact = models(family, HALF_KERNELS, tmp_path, "cuda", adapters=4)
+    assert model.adapters is not None and exact.adapters is not None
+    torch.manual_seed(rows)
+    for slot in range(1, 5):
+        for ours, theirs in zip(model.adapters.slot(slot), exact.adapters.slot(slot), strict=True):
+            theirs.normal_(0, 0.2 if theirs.shape[0] == 16 else theirs.shape[1] ** -0.5)
+            ours.copy_(theirs.bfloat16())
+            theirs.copy_(theirs.bfloat16())
+    slots = torch.arange(rows) % 5 if rows > 1 else torch.tensor([3])
+    batch = batch_of(family.heads, ragged(rows))
+    batch = batch._replace(inputs=batch.inputs._replace(adapters=slots))
+    ours, theirs = batch.moved(BF16, "cuda"), batch.moved(F32, "cpu")
+    with Launched() as launched:
+        found = run(model, ours)
+    few = {"adapted_norm": 2 * LAYERS + 1, "adapted_linear": 2 * LAYERS, "adapted_linear_add": 2 * LAYERS}
+    many = {
+        "adapted_norm": 2 * LAYERS + 1, "divided_linear": 2 * LAYERS, "rope_and_write": LAYERS, "silu_mul": LAYERS,
+        "linear_add_beside": 2 * LAYERS,
+    }  # fmt: skip
+    joined = {"rope_and_write": LAYERS, "silu_mul": LAYERS, "add_rms_norm": 2 * LAYERS}
+    wanted_names = few if rows <= HALF_KERNELS.few_rows.most else joined if name == "large" else many
+    assert wanted_names.items() <= launched.names.items() and "adapt" not in launched.names
+    wanted = run(exact, theirs)
+    plain = run(exact, batch._replace(inputs=batch.inputs._replace(adapters=None)).moved(F32, "cpu"))
+    assert error(plain[0][: batch.real], wanted[0][: batch.real]) > 10 * ADAPTED_LIMIT, "adapters change what follows"
+    for got, want in zip((*found, written(ours)[0]), (*wanted, written(theirs)[0]), strict=True):
+        assert error(got[: batch.real], want[: batch.real]) < ADAPTED_LIMIT
 
 
 def mixed(model, device):
@@ -120,24 +175,25 @@ def mixed(model, device):
     return torch.cat(found)
 
 
-def test_steps_with_chunks_are_those_of_plain_torch(family, tmp_path):
-    model, exact = models(family, HALF_KERNELS, tmp_path, "cuda")
+@on_cuda("name", FAMILIES)
+def test_steps_with_chunks_are_those_of_plain_torch(implementation, name, tmp_path):
+    model, exact = models(FAMILIES[name], HALF_KERNELS, tmp_path, "cuda")
     with Launched() as launched:
         found = mixed(model, "cuda")
     assert launched.names["prefill_attention"] == 2 * LAYERS and launched.names["decode_attention"] == LAYERS
     assert error(found, mixed(exact, "cpu")) < LIMIT
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("gpu", SMALLER)
-def test_a_step_on_a_gpu_of_smaller_blocks_equals_the_reference(gpu, rows, tmp_path, stand_for):
+@on_cuda("gpu, rows", [(gpu, rows) for gpu in SMALLER for rows in ROWS])
+def test_a_step_on_a_gpu_of_smaller_blocks_equals_the_reference(implementation, gpu, rows, tmp_path, stand_for):
     """What is chosen there, run here."""
     stand_for(gpu)
     assert path(130) == ANY
     check(FAMILIES["qwen3"], rows, tmp_path)
 
 
-def test_tiles_of_larger_blocks_are_refused_on_a_smaller_gpu(tmp_path, monkeypatch, forget):
+@on_cuda()
+def test_tiles_of_larger_blocks_are_refused_on_a_smaller_gpu(implementation, tmp_path, monkeypatch, forget):
     """The control of the test above: there the tiles for larger blocks do not load."""
     monkeypatch.setattr(facts, "shared_memory", lambda device: 227 << 10)
     monkeypatch.setattr(compiler, "max_shared_mem", lambda device: 99 << 10)
@@ -146,9 +202,10 @@ def test_tiles_of_larger_blocks_are_refused_on_a_smaller_gpu(tmp_path, monkeypat
         check(FAMILIES["qwen3"], 32, tmp_path)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_a_captured_step_is_the_eager_one(family, rows, tmp_path):
+@on_cuda("name, rows", EVERY)
+def test_a_captured_step_is_the_eager_one(implementation, name, rows, tmp_path):
     """In a graph, kernels that begin early stand right behind those whose results they wait for."""
+    family = FAMILIES[name]
     model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
     batch = batch_of(family.heads, ragged(rows)).moved(torch.bfloat16, "cuda")
     want = run(model, batch)
@@ -176,8 +233,9 @@ def others_changed(batch: Batch, kept: int) -> Batch:
     return batch._replace(inputs=inputs._replace(ids=ids % 512), cache=batch.cache._replace(data=cache))
 
 
-@pytest.mark.parametrize("rows", ROWS[1:])
-def test_what_neighbours_hold_changes_no_bit(family, rows, tmp_path):
+@on_cuda("name, rows", [(name, rows) for name, rows in EVERY if rows > 1])
+def test_tokens_and_keys_of_neighbours_change_no_bit(implementation, name, rows, tmp_path):
+    family = FAMILIES[name]
     model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
     kept, batch = rows // 3, batch_of(family.heads, ragged(rows))
     found = [run(model, one.moved(torch.bfloat16, "cuda")) for one in (batch, others_changed(batch, kept))]
@@ -185,17 +243,18 @@ def test_what_neighbours_hold_changes_no_bit(family, rows, tmp_path):
         assert torch.equal(got[:kept], want[:kept]) and not torch.equal(got[kept:], want[kept:])
 
 
-@pytest.mark.parametrize(("rows", "full"), [(3, 4), (5, 8), (9, 16), (17, 32)])
-def test_few_rows_do_not_depend_on_how_many_they_are_up_to_a_power_of_two(family, rows, full, tmp_path):
-    """With one split a row, as where the page table is short."""
+@on_cuda("name, rows, full", [(name, *pair) for name in FAMILIES for pair in ((3, 4), (5, 8), (9, 16), (17, 32))])
+def test_few_rows_do_not_depend_on_their_number_up_to_a_power_of_two(implementation, name, rows, full, tmp_path):
+    """With one split a row, as if the page table is short."""
+    family = FAMILIES[name]
     model, _ = models(family, HALF_KERNELS, tmp_path, "cuda")
     lengths = [2 + 13 * row for row in range(full)]
     whole = batch_of(family.heads, lengths).moved(torch.bfloat16, "cuda")
     assert torch.equal(run(model, whole.rows(0, rows))[0], run(model, whole)[0][:rows])
 
 
-@pytest.mark.parametrize("gpu", [None, *SMALLER])
-def test_batch_invariant_rows_are_those_of_each_alone(gpu, tmp_path, stand_for):
+@on_cuda("gpu", [None, *SMALLER])
+def test_batch_invariant_rows_are_those_of_each_alone(implementation, gpu, tmp_path, stand_for):
     """Without few or many rows' kernels, and whatever the lengths of the others."""
     family = FAMILIES["qwen3"]
     if gpu is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from implementations import BF16, F32, TRITON, runs
+from native_kernels import load_native, load_plain_variant
 from torch import Tensor
 
 from gapless.kernels import plain
@@ -27,7 +30,9 @@ from gapless.kernels.tables import Tables
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tables, Tensor, int, int], None]
 """`seam.Kernels.score`, of whichever kernels are looked at."""
 SLOTS, START, MARK = 3, 11, -77
-KINDS = ("plain", "ties", "all equal", "huge", "masked", "bad")
+PIECE = 1 << 14
+"""Tokens that native/scores.cpp sums at once."""
+KINDS = ("ties", "bad", "masked", "huge", "plain", "all equal")
 
 
 def hard_logits(kind: str, rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -151,3 +156,105 @@ def check_alone(score: Score, device: str, dtype: torch.dtype, vocab: int) -> No
         at = listed.index(6) * score_words(5)
         found.append(lines[0, at : at + score_words(5)].tolist())
     assert found[0] == found[1] == found[2]
+
+
+@runs(
+    "width, kind", [(5, kind) for kind in KINDS], on=("native", *TRITON), keep=6,
+    native=[(width, kind) for width in (0, 1, 20) for kind in KINDS],
+    interpreter=[(width, kind) for width in (0, 1, 20) for kind in KINDS],
+)  # fmt: skip
+def test_scores_equal_the_direct_computation(implementation, width, kind):
+    vocab = 4999 if implementation.name == "native" else 2600
+    for dtype in implementation.dtypes[: 1 if implementation.name == "interpreter" and width != 5 else 2]:
+        check_score(
+            implementation.kernels.score, kind, dtype, implementation.device, 7, vocab, [0, 2, 3, 4, 6, 6], width
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_several_pieces_is_scored_as_one(kind):
+    for vocab in (PIECE - 1, PIECE + 1, 2 * PIECE + 30):
+        check_score(load_native().score, kind, BF16, "cpu", 3, vocab, [0, 1, 2], 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@runs("listed", on=("cuda",), cuda=[[0], [0, 2, 5, 5], [*range(32)]])
+def test_scores_of_a_real_vocabulary_equal_the_direct_computation(implementation, listed, kind):
+    for width, pinned in ((0, False), (1, True), (5, True), (20, True)):
+        check_score(implementation.kernels.score, kind, BF16, "cuda", 33, 151_936, listed, width, pinned)
+
+
+@runs("vocab", [1, 3, 19], on=("native", *TRITON), native=[15, 16, 17, 33], interpreter=[2048, 2049], cuda=[4999])
+def test_scores_of_small_vocabularies_equal_the_direct_computation(implementation, vocab):
+    score, device = implementation.kernels.score, implementation.device
+    check_score(score, "ties", implementation.half, device, 5, vocab, [1, 4], 20)
+    check_score(score, "plain", F32, device, 1, vocab, [0], 5)
+
+
+@runs(on=("native", *TRITON))
+def test_every_token_that_a_row_with_drafts_got_is_scored(implementation):
+    listed = [place * 7 + row for row in (0, 2, 3, 4, 6) for place in range(3)]
+    listed = [*listed, listed[-1]]
+    score = implementation.kernels.score
+    check_score(score, "ties", implementation.half, implementation.device, 7, 999, listed, 5, places=3)
+
+
+@runs("vocab", on=TRITON, interpreter=[4500], cuda=[151_936])
+def test_a_row_does_not_depend_on_others(implementation, vocab):
+    check_alone(implementation.kernels.score, implementation.device, F32, vocab)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_row_does_not_depend_on_others_nor_on_threads(dtype):
+    score = load_native().score
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            check_alone(score, "cpu", dtype, 2 * PIECE + 30)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_give_the_same_bits():
+    score = load_native().score
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(lines_of(score, hard_logits("plain", 9, 3 * PIECE, torch.float32, "cpu"), 20))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
+def lines_of(score, logits, width):
+    """The lines of all rows, each with a token."""
+    rows = len(logits)
+    words, tokens, tables = world(rows, [[5 * row % logits.shape[1]] for row in range(rows)], "cpu")
+    lines = torch.zeros(2, rows * score_words(width), dtype=torch.int32)
+    score(logits, torch.arange(rows).int(), words, tokens, tables, lines, 0, width)
+    return lines[1].view(rows, -1)
+
+
+def test_ids_and_ranks_of_bad_rows_are_those_of_torch_too():
+    """NaN of both signs and infinities in the order of their bits."""
+    logits = hard_logits("bad", 4, 1000, torch.float32, "cpu")
+    logits[0, 5], logits[1, 0], logits[2, 10] = -torch.nan, -torch.inf, torch.nan
+    got, want = (lines_of(kernels.score, logits, 20) for kernels in (load_native(), plain.KERNELS))
+    real = torch.zeros(got.shape[1], dtype=torch.bool)
+    real[SCORE_LOGPROB] = real[SCORE_TOP + 20 :] = True
+    assert torch.equal(got[:, ~real], want[:, ~real])
+    assert bool(got[:, real].contiguous().view(torch.float32).isnan().all())
+
+
+@pytest.mark.process
+def test_scores_without_avx512_equal_the_direct_computation(tmp_path):
+    score = partial(by_operator, load_plain_variant(tmp_path).score)
+    for dtype in (F32, BF16):
+        for kind in KINDS:
+            check_score(score, kind, dtype, "cpu", 5, 4999, [0, 2, 3, 4], 5)
+
+
+def by_operator(operator, logits, index, words, tokens, tables, outboxes, start, width):
+    operator(logits, index, words, tokens, tables.state, outboxes, start, width)
